@@ -1,0 +1,41 @@
+# `make help` lists the targets. Everything a target needs is installed by it, into .venv and .tools.
+SHELL := /bin/bash
+PYTHON ?= python3
+SEED ?= 1
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(INSTALLED) ## install everything into .venv (about 5 GB: PyPI's torch carries CUDA)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@scripts/setup $(PYTHON) $(VENV)
+	@touch $@
+
+demo: $(INSTALLED) ## train examples/quickstart.yaml here: minutes on two CPU cores (SEED=2 for another seed)
+	@$(BIN)/rltrain run examples/quickstart.yaml --set seed=$(SEED) --out runs/quickstart --overwrite
+
+test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules
+	@scripts/test
+
+lint: $(INSTALLED) ## ruff, mypy --strict on the contract and the pure modules, import-linter
+	@scripts/lint
+
+bench: $(INSTALLED) ## measure against peers; tables on screen, JSON in bench/results
+	@scripts/bench
+
+docs: $(INSTALLED) ## regenerate docs/api-reference.md and the README's picture
+	@$(BIN)/python -m rl_api.reference > docs/api-reference.md
+
+browser:
+	@scripts/browser
+
+clean: ## remove run folders, benchmark environments and caches (the installation stays)
+	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+
+.PHONY: help setup demo test lint bench docs browser clean

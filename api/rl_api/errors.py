@@ -1,0 +1,72 @@
+"""The one family of errors that users see: each is a sentence, with the exit code of the command line.
+
+A message names what was found and what to do. Nothing else is ever shown to a user without `--debug`.
+"""
+
+from __future__ import annotations
+
+
+class RLTrainError(Exception):
+    """An error a user can act on. `str(error)` is the sentence; `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+
+class InvalidConfig(RLTrainError):
+    """The user's input is wrong: a field, a file or an option. Nothing was started."""
+
+    exit_code = 2
+
+
+class ModelError(RLTrainError):
+    """A model folder, hub id or URI cannot be loaded."""
+
+    exit_code = 2
+
+
+class TaskError(RLTrainError):
+    """A task, its data file, a prompt or its reward cannot be used."""
+
+    exit_code = 2
+
+
+class RewardError(RLTrainError):
+    """A reward function or environment raised, hung past its deadline, or returned something that is not a number."""
+
+
+class RunFolderBusy(RLTrainError):
+    """Another process is training in this run folder, or it holds a run that `--resume` was not asked for."""
+
+    exit_code = 2
+
+
+class PortInUse(RLTrainError):
+    """The status port is taken by another program."""
+
+    exit_code = 2
+
+
+class DeadlineExceeded(RLTrainError):
+    """A wait passed its deadline. The sentence names the phase, the actor, the node and what to do."""
+
+
+class PlacementError(DeadlineExceeded):
+    """The Ray cluster cannot hold the run's actors together within `placement.timeout`."""
+
+
+class ActorDied(RLTrainError):
+    """An actor the run cannot go on without has died. The run can be resumed from its last checkpoint."""
+
+
+class CheckpointError(RLTrainError):
+    """A checkpoint cannot be written or read."""
+
+
+class TrainingDiverged(RLTrainError):
+    """The loss was not a number several times in a row."""
+
+
+class Interrupted(RLTrainError):
+    """The run was asked to stop (Ctrl-C or SIGTERM), wrote a checkpoint and can be resumed."""
+
+    exit_code = 130
