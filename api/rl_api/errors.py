@@ -31,7 +31,7 @@ class TaskError(RLTrainError):
 
 
 class RewardError(RLTrainError):
-    """A reward function or environment raised, hung past its deadline, or returned something that is not a number."""
+    """A reward function or environment raised, hung past its deadline, or returned no number."""
 
 
 class RunFolderBusy(RLTrainError):

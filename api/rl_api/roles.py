@@ -1,0 +1,135 @@
+"""Who does the work and how it flows: samplers, learners, buffer, placement and weight synchronisation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rl_api.base import Duration, Model, ObjectName, PositiveDuration, Quantity, Text
+
+
+class ResourcesSpec(Model):
+    """What one replica of a role asks for."""
+
+    cpu: float | None = Field(
+        default=None, gt=0.0, description="CPU cores; null: as many as the role's threads."
+    )
+    accelerators: int | None = Field(
+        default=None,
+        ge=0,
+        description="Accelerators (GPUs); null: tensorParallelSize on an accelerator pool, else 0.",
+    )
+    memory: Quantity | None = Field(default=None, description="Memory of the pod; null: the profile's.")
+
+
+class SamplerSpec(Model):
+    """The role that generates completions."""
+
+    replicas: int = Field(default=1, ge=1, le=10_000, description="Number of samplers.")
+    min_replicas: int = Field(
+        default=1, ge=1, le=10_000, description="Samplers that must be there for training to start."
+    )
+    pool: ObjectName | None = Field(
+        default=None, description="Pool of the profile; null: the profile's first."
+    )
+    engine: Literal["torch", "vllm"] = Field(
+        default="torch", description="Inference engine: torch (plain PyTorch, also without GPU) or vllm."
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Accelerators that share one model copy."
+    )
+    max_sequences: int = Field(
+        default=64, ge=1, le=65_536, description="Sequences decoded at once by one sampler."
+    )
+    max_new_tokens: int = Field(default=256, ge=1, le=10_000_000, description="Longest completion in tokens.")
+    temperature: float = Field(
+        default=1.0, gt=0.0, le=100.0, description="Sampling temperature of training completions."
+    )
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Nucleus: smallest token set with this probability; 1: all."
+    )
+    top_k: int = Field(default=0, ge=0, description="Sample among this many most probable tokens; 0: all.")
+    stop: tuple[Text, ...] = Field(
+        default=(),
+        strict=False,
+        description="Texts that end a completion, besides the model's own end token.",
+    )
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per sampler.")
+    resources: ResourcesSpec | None = Field(
+        default=None, description="Resources of one sampler; null: by engine and pool."
+    )
+
+
+class LearnerSpec(Model):
+    """The role that computes gradients and owns the weights."""
+
+    replicas: int = Field(default=1, ge=1, le=4096, description="Data-parallel learners.")
+    pool: ObjectName | None = Field(
+        default=None, description="Pool of the profile; null: the profile's first."
+    )
+    parallelism: Literal["ddp"] = Field(
+        default="ddp", description="How learners share the work: ddp (whole model each)."
+    )
+    tokens_per_micro_batch: int = Field(
+        default=16_384,
+        ge=1,
+        description="Tokens of one forward and backward pass; a longer sequence is a pass of its own.",
+    )
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per learner.")
+
+
+class BufferSpec(Model):
+    """The queue of scored groups between samplers and learners."""
+
+    capacity: int = Field(
+        default=256, ge=1, le=100_000_000, description="Most groups held; >= algorithm.promptsPerStep."
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Weight versions the oldest token of a group may be behind; 0: strictly on-policy.",
+    )
+    order: Literal["fifo", "priority"] = Field(
+        default="fifo",
+        description="Which group is trained on first: fifo (oldest) or priority (by the group's priority).",
+    )
+    on_full: Literal["block", "dropOldest", "reject"] = Field(
+        default="block",
+        description="When full: block (samplers wait), dropOldest or reject (the new one); both count.",
+    )
+
+
+class PlacementSpec(Model):
+    """Where the roles' actors run."""
+
+    mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = Field(
+        default="auto",
+        description="collocated: samplers and learners share devices; disaggregated: each has its own; "
+        "hybrid: some share; auto: chosen for the run.",
+    )
+    strategy: Literal["PACK", "SPREAD"] = Field(
+        default="PACK", description="Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."
+    )
+    timeout: PositiveDuration = Field(
+        default=Duration(60), description="Deadline for reserving all actors together, all or nothing."
+    )
+
+
+class WeightSyncSpec(Model):
+    """How new weights get from the learners to the samplers."""
+
+    transport: Literal["auto", "objectStore"] = Field(
+        default="auto", description="How weights travel: objectStore (Ray's object store) or auto."
+    )
+    every_steps: int = Field(
+        default=1, ge=1, description="Training steps between two publications; <= buffer.maxStaleness + 1."
+    )
+    swap: Literal["betweenSteps", "betweenGroups"] = Field(
+        default="betweenSteps",
+        description="When a sampler takes new weights: between two decode steps, or between groups.",
+    )
+    timeout: PositiveDuration = Field(
+        default=Duration(60), description="Deadline of each phase of a publication."
+    )
