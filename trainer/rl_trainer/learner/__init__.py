@@ -1,0 +1,1 @@
+"""The learner: losses, advantages, packing and schedules (pure), and the data-parallel worker around them."""

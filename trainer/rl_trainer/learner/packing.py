@@ -1,0 +1,136 @@
+"""How a batch is cut: groups into mini-batches, tokens over ranks, sequences into micro-batches.
+
+Pure and deterministic.
+
+Order of use in one training step: `mini_batches` (one optimizer step each), `split_over_ranks` (data
+parallelism), `micro_batches` (what fits into memory at once). None of them changes the loss: its denominators
+are global (`losses.LossDenominators`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def micro_batches(
+    lengths: Sequence[int], tokens_per_micro_batch: int, *, overhead_tokens: int = 256
+) -> list[list[int]]:
+    """Cut sequences into micro-batches whose padded size, `members * longest`, is within a budget.
+
+    Sequences are sorted by length and the sorted row is cut where the total cost `sum(padded tokens +
+    overhead_tokens)` is least (dynamic programming over all contiguous cuts, exact). The overhead is the
+    price of one more
+    forward and backward pass in tokens: 0 gives the least padding, a large value the fewest micro-batches.
+
+    Args:
+        lengths: [N] tokens of each sequence (prompt and completion), each >= 1.
+        tokens_per_micro_batch: the budget in padded tokens, >= 1.
+        overhead_tokens: what one more micro-batch may cost at most in padding, >= 0.
+
+    Returns:
+        Lists of indices into `lengths`, a partition, longest sequences first (an allocation that fails, fails
+        at once). A sequence longer than the budget is a micro-batch of its own.
+
+    Raises:
+        ValueError: a length or the budget is below 1, or the overhead is negative.
+    """
+    if tokens_per_micro_batch < 1 or overhead_tokens < 0:
+        raise ValueError(
+            f"tokens_per_micro_batch is {tokens_per_micro_batch} (at least 1), "
+            f"overhead_tokens {overhead_tokens} (at least 0)"
+        )
+    order = _longest_first(lengths)
+    count = len(order)
+    ordered = np.array([lengths[index] for index in order], dtype=np.int64)
+    # best[i]: least cost of the sequences i.. ; next_cut[i]: where the micro-batch that starts at i ends.
+    best = np.zeros(count + 1, dtype=np.int64)
+    next_cut = np.zeros(count, dtype=np.int64)
+    for start in range(count - 1, -1, -1):
+        longest = int(ordered[start])
+        members = min(count - start, max(1, tokens_per_micro_batch // longest))
+        sizes = np.arange(1, members + 1, dtype=np.int64)
+        cost = sizes * longest + overhead_tokens + best[start + 1 : start + members + 1]
+        # The last of equal minima: the larger micro-batch, so fewer of them.
+        choice = members - 1 - int(np.argmin(cost[::-1]))
+        best[start] = cost[choice]
+        next_cut[start] = start + choice + 1
+    batches: list[list[int]] = []
+    start = 0
+    while start < count:
+        end = int(next_cut[start])
+        batches.append(order[start:end])
+        start = end
+    return batches
+
+
+def split_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Split sequences over data-parallel ranks so that all have nearly the same number of tokens.
+
+    Longest first, each to the rank with the fewest tokens (Graham's LPT rule, SIAM J. Appl. Math. 17(2),
+    1969): the fullest rank exceeds the emptiest by at most the longest sequence, and the best possible
+    maximum by at most a third. The number of sequences per rank may differ; with fewer sequences than ranks,
+    some ranks get none and must still take part in the collectives.
+
+    Args:
+        lengths: [N] tokens of each sequence, each >= 1.
+        ranks: number of ranks, >= 1.
+
+    Returns:
+        `ranks` lists of indices into `lengths`, a partition, each in ascending order.
+
+    Raises:
+        ValueError: a length or `ranks` is below 1.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}, must be at least 1")
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    load = [(0, rank) for rank in range(ranks)]  # a heap: ties go to the lowest rank
+    for index in _longest_first(lengths):
+        tokens, rank = load[0]
+        parts[rank].append(index)
+        heapq.heapreplace(load, (tokens + lengths[index], rank))
+    return [sorted(part) for part in parts]
+
+
+def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> list[list[int]]:
+    """Cut the groups of one step into mini-batches, one optimizer step each.
+
+    Groups stay whole: their samples are weighed against one another. One mini-batch keeps the given order;
+    several are drawn at random without replacement, so that no mini-batch holds only the groups that came
+    first (the short answers).
+
+    Args:
+        groups: number of groups, >= 0.
+        count: mini-batches wanted, >= 1.
+        seed: key of the shuffle, for example `(run seed, step, epoch)`; the same key gives the same cut.
+
+    Returns:
+        At most `count` non-empty lists of group indices, a partition; sizes differ by at most one.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if groups < 0 or count < 1:
+        raise ValueError(f"groups is {groups} (at least 0), count {count} (at least 1)")
+    if groups == 0:
+        return []
+    if count == 1:
+        return [list(range(groups))]
+    order = np.random.default_rng(seed).permutation(groups)
+    return [sorted(part.tolist()) for part in np.array_split(order, min(count, groups))]
+
+
+def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
+    """Tokens that `batches` compute, padding included: the sum of `members * longest`."""
+    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Indices by falling length, equal lengths by rising index."""
+    for index, length in enumerate(lengths):
+        if length < 1:
+            raise ValueError(f"sequence {index} has length {length}, must be at least 1")
+    return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
