@@ -1,0 +1,67 @@
+"""Small files of the run folder: written whole or not at all, read with a sentence when they are broken."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from rl_api.errors import RLTrainError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that a reader, or a crash, sees the old file or the new one, never half.
+
+    Raises:
+        RLTrainError: the folder cannot be written (disk full, no permission); the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> RLTrainError:
+    """Return the sentence for a file of the run folder that the operating system would not let us write."""
+    reason = error.strerror or str(error)
+    return RLTrainError(f"{path}: cannot be written ({reason}); free space or choose another folder with --out")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or None when there is no such file.
+
+    Raises:
+        RLTrainError: the file is there but is not JSON or cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RLTrainError(f"{path}: is not readable JSON ({error}); remove it and make the report again") from error
+
+
+def finite(value: Any) -> Any:
+    """Return `value` with every NaN and infinity inside replaced by None: strict JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def dump_json(value: Any, *, indent: int | None = None) -> str:
+    """Return strict JSON text (no NaN) of `value`; compact unless `indent` is given."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    return json.dumps(finite(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)

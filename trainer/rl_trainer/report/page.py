@@ -1,0 +1,242 @@
+"""`report.html`: a run on one page that opens anywhere, without network, from the files of the run folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_api.errors import RLTrainError
+from rl_trainer.report import fragments
+from rl_trainer.report.charts import (
+    PART_COLOURS,
+    SECTIONS,
+    Chart,
+    Columns,
+    build_columns,
+    chart_data,
+    outcome_charts,
+    visible,
+)
+from rl_trainer.report.examples import Example, read_examples
+from rl_trainer.report.files import dump_json, read_json, write_atomic
+from rl_trainer.report.metrics import METRICS_FILE, StepRecord, heldout_curve, read_events, read_metrics
+from rl_trainer.report.summary import SUMMARY_FILE, summarize
+from rl_trainer.report.timeline import DROPPED, TIMELINE_FILE, Span, read_timeline
+
+REPORT_FILE = "report.html"
+RUN_FILE = "run.yaml"
+MAX_SPANS = 2_500
+MAX_ACTORS = 32
+WINDOW_SECONDS = 60.0
+_OTHER_COLOURS = ("violet", "amber", "teal", "blue", "orange")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What the page shows, read from a run folder.
+
+    Attributes:
+        name: name of the run.
+        records: one record per step.
+        heldout: (step, held-out score) of every evaluation.
+        resumed: steps at which the run was resumed.
+        summary: as `summarize` returns it; None while the run goes on.
+        spans: the timeline.
+        examples: answers before and after.
+        run: the run's YAML as a dict, and `run_yaml` as text.
+    """
+
+    name: str
+    records: Sequence[StepRecord] = ()
+    heldout: Sequence[tuple[int, float]] = ()
+    resumed: Sequence[int] = ()
+    summary: Mapping[str, Any] | None = None
+    spans: Sequence[Span] = ()
+    examples: Sequence[Example] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+    run_yaml: str = ""
+
+
+def write_report(run_folder: Path | str) -> Path:
+    """Write `report.html` of a run folder, finished or not, and return its path. Can be repeated any time.
+
+    Raises:
+        RLTrainError: the folder holds no run, one of its files is broken, or the page cannot be written.
+    """
+    folder = Path(run_folder)
+    path = folder / REPORT_FILE
+    write_atomic(path, render(load_run(folder)))
+    return path
+
+
+def load_run(folder: Path) -> RunData:
+    """Read what the page shows from a run folder.
+
+    Raises:
+        RLTrainError: the folder holds no run or one of its files is broken.
+    """
+    metrics, run_file = folder / METRICS_FILE, folder / RUN_FILE
+    if not metrics.exists() and not run_file.exists():
+        raise RLTrainError(f"{folder}: holds no run (neither {METRICS_FILE} nor {RUN_FILE}); name the folder of a run")
+    run_yaml = run_file.read_text(encoding="utf-8") if run_file.exists() else ""
+    try:
+        run = yaml.safe_load(run_yaml)
+    except yaml.YAMLError as error:
+        raise RLTrainError(f"{run_file}: is not YAML ({' '.join(str(error).split())})") from error
+    run = run if isinstance(run, dict) else {}
+    summary = read_json(folder / SUMMARY_FILE)
+    resumed = [event["step"] for event in read_events(metrics, "resumed")]
+    return RunData(
+        name=str(_at(run, "metadata", "name") or (summary or {}).get("name") or folder.resolve().name),
+        records=read_metrics(metrics),
+        heldout=heldout_curve(metrics),
+        resumed=resumed,
+        summary=summary if isinstance(summary, dict) else None,
+        spans=read_timeline(folder / TIMELINE_FILE),
+        examples=read_examples(folder),
+        run=run,
+        run_yaml=run_yaml,
+    )
+
+
+def render(run: RunData) -> str:
+    """Return the page as HTML text."""
+    seed = _at(run.run, "spec", "seed")
+    computed = summarize(
+        run.records,
+        run.heldout,
+        name=run.name,
+        seed=seed or 0,
+        stop_reason="",
+        resumed_from=run.resumed[-1] if run.resumed else None,
+    )
+    summary = computed | dict(run.summary or {})
+    stop_reason = (run.summary or {}).get("stop_reason")
+    target = _at(run.run, "spec", "stop", "targetReward")
+    columns = build_columns(run.records, run.heldout)
+    sections = _sections(columns, target if isinstance(target, int | float) else None)
+    view = timeline_view(run.spans)
+    data = {
+        "columns": {name: _rounded(column) for name, column in _used(columns, sections).items()},
+        "sections": {title: [chart_data(chart) for chart in charts] for title, charts in sections},
+        "marks": {"resumed": list(run.resumed)},
+        "timeline": view,
+    }
+    steps = len({record.step for record in run.records} | {step for step, _ in run.heldout})
+    thinned = -(-steps // len(columns["step"])) if columns["step"] else 1
+    max_steps = _at(run.run, "spec", "stop", "maxSteps")
+    empty = '<p class="note">No step has been finished yet.</p>'
+    parts = {
+        "title": escape(f"{run.name} \u00b7 rltrain"),
+        "css": _asset("report.css"),
+        "name": escape(run.name),
+        "status": fragments.status_pill(stop_reason),
+        "what": fragments.what_was_trained(run.run, seed),
+        "tiles": fragments.tiles(summary, max_steps if isinstance(max_steps, int) else None),
+        "curves": fragments.curves(sections, thinned) if sections else empty,
+        "timeline": fragments.timeline_section(view),
+        "examples": fragments.examples_section(run.examples),
+        "groups": fragments.groups_section(summary) if run.records else "",
+        "config": fragments.config_section(run.run_yaml),
+        "footer": "Made by rltrain from the files beside it; <code>rltrain report FOLDER</code> makes it again.",
+        "data": _inline(data),
+        "script": "\n".join(_asset(name) for name in ("format.js", "charts.js", "timeline.js", "report.js")),
+    }
+    # One pass: a `{{name}}` inside a user's text is text, not a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
+
+
+def timeline_view(spans: Sequence[Span]) -> dict[str, Any] | None:
+    """Return the recent window of the timeline for the strip: at most a minute, `MAX_SPANS` spans, `MAX_ACTORS` rows.
+
+    Keys: `seconds` (length), `actors`, `hidden_actors` (rows left out), `names` ([name, colour]) and `spans`
+    ([actor, name, from, to, depth], seconds from the start of the window). None without spans.
+    """
+    real = [span for span in spans if span.name != DROPPED]
+    if not real:
+        return None
+    all_actors = sorted({span.actor for span in real}, key=_natural)
+    actors = all_actors[:MAX_ACTORS]
+    recent = sorted((span for span in real if span.actor in set(actors)), key=lambda span: (span.start, -span.end))
+    end = max(span.end for span in recent)
+    start = max(end - WINDOW_SECONDS, recent[0].start)
+    if len(recent) > MAX_SPANS:
+        start = max(start, recent[-MAX_SPANS].start)
+    recent = [span for span in recent if span.end >= start][-MAX_SPANS:]
+    names = sorted({span.name for span in recent}, key=lambda name: (_order(name), name))
+    colours = _colours(names)
+    open_ends: dict[str, list[float]] = {actor: [] for actor in actors}
+    rows = []
+    for span in recent:
+        stack = open_ends[span.actor]
+        while stack and stack[-1] <= span.start + 1e-6:
+            stack.pop()
+        times = [round(max(0.0, span.start - start), 5), round(max(0.0, span.end - start), 5)]
+        rows.append([actors.index(span.actor), names.index(span.name), *times, len(stack)])
+        stack.append(span.end)
+    return {
+        "seconds": max(end - start, 1e-3),
+        "actors": actors,
+        "hidden_actors": len(all_actors) - len(actors),
+        "names": [[name, colours[name]] for name in names],
+        "spans": rows,
+    }
+
+
+def _sections(columns: Columns, target: float | None) -> list[tuple[str, list[Chart]]]:
+    everything = [("Result", outcome_charts(columns, target)), *SECTIONS]
+    shown = [(title, visible(charts, columns)) for title, charts in everything]
+    return [(title, charts) for title, charts in shown if charts]
+
+
+def _used(columns: Columns, sections: Sequence[tuple[str, Sequence[Chart]]]) -> Columns:
+    used = {series.column for _, charts in sections for chart in charts for series in chart.series}
+    return {name: columns[name] for name in ["step", "elapsed", *sorted(used)]}
+
+
+def _rounded(column: Sequence[float | None]) -> list[float | None]:
+    """Six digits are more than a pixel can show and half the bytes."""
+    return [value if value is None or isinstance(value, int) else float(f"{value:.6g}") for value in column]
+
+
+def _inline(value: Any) -> str:
+    """Return JSON that may stand inside a script element: no `<`, so no `</script>` and no `<!--`."""
+    return dump_json(value).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("rl_trainer.report") / "assets" / name).read_text(encoding="utf-8").rstrip()
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _natural(actor: str) -> tuple[int, list[tuple[int, str]]]:
+    """Order rows as the data flows: driver, samplers, buffer, learners, the rest; `sampler-10` after `sampler-9`."""
+    roles = ("driver", "sampler", "buffer", "learner")
+    rank = next((place for place, role in enumerate(roles) if actor.startswith(role)), len(roles))
+    return rank, [(int(part or -1), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", actor)]
+
+
+def _order(name: str) -> int:
+    parts = list(PART_COLOURS)
+    return parts.index(name) if name in parts else len(parts)
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """Known parts of the loop have the colours of the charts; other names take turns with what is left."""
+    taken = {PART_COLOURS[name] for name in names if name in PART_COLOURS}
+    free = [colour for colour in _OTHER_COLOURS if colour not in taken] or ["grey"]
+    others = [name for name in names if name not in PART_COLOURS]
+    turns = {name: free[position % len(free)] for position, name in enumerate(others)}
+    return {name: PART_COLOURS.get(name) or turns[name] for name in names}

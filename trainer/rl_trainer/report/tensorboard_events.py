@@ -1,0 +1,54 @@
+"""TensorBoard event files without TensorFlow or torch: scalars framed by TensorBoard's own record writer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_NUMBERS = itertools.count()
+
+
+class EventWriter:
+    """Writes one event file into a folder; TensorBoard shows all files of the folder as one set of curves."""
+
+    def __init__(self, folder: Path) -> None:
+        # Half a second of imports that readers of this package need not pay.
+        # Its EventFileWriter is not used: it loads TensorFlow where that is installed, and writes from a thread.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # The reader takes files in the order of their names: seconds, host, process, number.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file = (folder / name).open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def scalars(self, step: int, when: float, values: Mapping[str, float | int | None]) -> None:
+        """Append one point per tag at `step` and time `when` (seconds since the epoch); no number, no point."""
+        points = [
+            self._summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value)
+        ]
+        if points:
+            self._write(self._event(wall_time=when, step=step, summary=self._summary(value=points)))
+
+    def purge(self, step: int) -> None:
+        """Tell TensorBoard to forget points of `step` and later from the files before: the run goes on from there."""
+        start = self._session(status=self._session.START)
+        self._write(self._event(wall_time=time.time(), step=step, session_log=start))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: object) -> None:
+        self._records.write(event.SerializeToString())  # type: ignore[attr-defined]
+        self._file.flush()
