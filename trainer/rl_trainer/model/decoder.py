@@ -1,0 +1,221 @@
+"""One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for sampling.
+
+The learner calls `forward` or `hidden` + `lm_head` on padded batches with gradients; the sampler's engine reads the
+same parameters in its decode loop. Parameters are fused (see `names`); Hugging Face names appear at the edges only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rl_trainer.model.config import DecoderConfig, read_config
+from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
+from rl_trainer.model.names import check_shapes, fuse, unfuse
+
+
+class Block(nn.Module):
+    """One layer: attention and SwiGLU, each behind an RMS norm and added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        qkv = (config.heads + 2 * config.kv_heads) * dim
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
+
+        self.attention_norm = parameter(hidden)
+        self.qkv_weight = parameter(qkv, hidden)
+        self.qkv_bias = parameter(qkv) if config.qkv_bias else None
+        self.q_norm = parameter(dim) if config.qk_norm else None
+        self.k_norm = parameter(dim) if config.qk_norm else None
+        self.output_weight = parameter(hidden, config.heads * dim)
+        self.output_bias = parameter(hidden) if config.output_bias else None
+        self.mlp_norm = parameter(hidden)
+        self.gate_up_weight = parameter(2 * inner, hidden)
+        self.gate_up_bias = parameter(2 * inner) if config.mlp_bias else None
+        self.down_weight = parameter(hidden, inner)
+        self.down_bias = parameter(hidden) if config.mlp_bias else None
+
+    def forward(self, x: torch.Tensor, rotations: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """x [B, T, H], rotations complex [B or 1, T, 1, D / 2], mask bool [B, 1, T, T] or None (causal) -> [B, T, H]."""
+        config = self.config
+        eps = config.norm_eps
+        batch, length, _ = x.shape
+        qkv = F.linear(rms_norm(x, self.attention_norm, eps), self.qkv_weight, self.qkv_bias)
+        heads = qkv.view(batch, length, -1, config.head_dim)
+        qk, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split((config.heads, config.kv_heads), dim=2)
+            qk = torch.cat((rms_norm(q, self.q_norm, eps), rms_norm(k, self.k_norm, eps)), dim=2)
+        q, k = rotate(qk, rotations).split((config.heads, config.kv_heads), dim=2)
+        attended = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=config.groups > 1,
+        )
+        attended = attended.transpose(1, 2).reshape(batch, length, -1)
+        x = x + F.linear(attended, self.output_weight, self.output_bias)
+        gate_up = F.linear(rms_norm(x, self.mlp_norm, eps), self.gate_up_weight, self.gate_up_bias)
+        return x + F.linear(swiglu(gate_up), self.down_weight, self.down_bias)
+
+
+class Decoder(nn.Module):
+    """The whole model. Parameters start as zeros: load weights, or call `initialize`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__()
+        device = torch.device(device)
+        self.config = config
+        self.embed = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size, dtype=dtype, device=device))
+        self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.layers))
+        self.norm = nn.Parameter(torch.zeros(config.hidden_size, dtype=dtype, device=device))
+        self.head = None
+        if not config.tied_embeddings:
+            self.head = nn.Parameter(torch.zeros_like(self.embed))
+        self._rotations = torch.empty(0, config.head_dim // 2, dtype=torch.complex64, device=device)
+
+    def initialize(self, std: float, seed: int) -> None:
+        """Normal weights of the given standard deviation, zero biases, unit norms; the same for a seed everywhere."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("norm"):
+                    parameter.fill_(1.0)
+                elif name.endswith("bias"):
+                    parameter.zero_()
+                else:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, T, V] of every position; arguments as for `hidden`."""
+        return self.lm_head(self.hidden(input_ids, attention_mask, position_ids, segment_ids))
+
+    def hidden(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Final hidden states after the last norm, [B, T, H].
+
+        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding: padding after the tokens costs
+        nothing, padding before them a mask. `segment_ids` int [B, T] marks packed sequences (equal id = same sequence, ids
+        run consecutively): tokens see their own segment only and positions restart with each. Rows at padding are arbitrary
+        but finite. `position_ids` [B, T] overrides the positions that follow from these.
+        """
+        mask, positions = _mask_and_positions(input_ids, attention_mask, segment_ids)
+        if position_ids is not None:
+            positions = position_ids
+        rotations = self.rotations(input_ids.shape[1] if positions is None else int(positions.max()) + 1)
+        rotations = rotations[: input_ids.shape[1]].unsqueeze(0) if positions is None else rotations[positions]
+        x = F.embedding(input_ids, self.embed)
+        for layer in self.layers:
+            x = layer(x, rotations.unsqueeze(-2), mask)
+        return rms_norm(x, self.norm, self.config.norm_eps)
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
+        return F.linear(hidden, self.embed if self.head is None else self.head)
+
+    def rotations(self, length: int) -> torch.Tensor:
+        """The first `length` (or more) rows of the rotary table, complex64 [>= length, D / 2]; grown on demand."""
+        table = self._rotations
+        if table.shape[0] < length or table.device != self.embed.device:
+            # Doubling keeps the number of rebuilds logarithmic when sequences grow slowly.
+            size = max(length, 2 * table.shape[0], 64)
+            table = rotation_table(self.config.rope, self.config.head_dim, size, self.embed.device)
+            self._rotations = table
+        return table
+
+    def hf_state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters under Hugging Face names, detached and contiguous; most share memory with the model.
+
+        Copy them before the next optimizer step if they must not change.
+        """
+        return unfuse(self.config, {name: value.detach() for name, value in self.named_parameters()})
+
+    def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
+        """Copy Hugging Face tensors into the parameters, in place; all or none.
+
+        Raises ModelError that begins with `where` when a tensor is missing, unknown or of another shape.
+        """
+        check_shapes(self.config, {name: tuple(value.shape) for name, value in tensors.items()}, where)
+        with torch.no_grad():
+            fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
+
+
+def _mask_and_positions(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, segment_ids: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The attention mask bool [B, 1, T, T] and positions [B, T]; None stands for plain causal and 0..T-1."""
+    if segment_ids is None and (attention_mask is None or _pads_come_last(attention_mask)):
+        return None, None
+    batch, length = input_ids.shape
+    device = input_ids.device
+    index = torch.arange(length, device=device)
+    mask = (index[None, :] <= index[:, None]).expand(batch, 1, length, length)
+    positions: torch.Tensor
+    if segment_ids is not None:
+        mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
+        starts = torch.ones_like(segment_ids, dtype=torch.bool)
+        starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+        positions = index - torch.where(starts, index, 0).cummax(dim=1).values
+    else:
+        assert attention_mask is not None
+        positions = (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
+    if attention_mask is not None:
+        mask = mask & attention_mask.bool()[:, None, None, :]
+        # A row of nothing but padding would be a softmax over the empty set: let it see itself.
+        mask = mask | torch.eye(length, dtype=torch.bool, device=device)
+    return mask, positions
+
+
+def _pads_come_last(attention_mask: torch.Tensor) -> bool:
+    """Whether padding only follows tokens, so that no token's causal view holds any."""
+    return bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
+
+
+def load_decoder(
+    folder: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Decoder:
+    """Open a Hugging Face folder as a Decoder.
+
+    Raises UnsupportedModel for other families (use `library_model` then) and ModelError for a broken folder.
+    """
+    from rl_trainer.model.folder import read_tensors
+
+    config = read_config(folder)
+    decoder = Decoder(config, dtype=dtype, device=device)
+    decoder.load_hf_state_dict(read_tensors(Path(folder)), where=f"model folder {folder}")
+    return decoder
+
+
+def save_hf_folder(model: Decoder, source_folder: str | Path, target_folder: str | Path) -> None:
+    """Write `model` as a Hugging Face folder: configuration and tokenizer of `source_folder`, weights of `model`."""
+    from rl_trainer.model.folder import write_folder
+
+    write_folder(model.hf_state_dict(), Path(source_folder), Path(target_folder))

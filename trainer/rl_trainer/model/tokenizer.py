@@ -1,0 +1,227 @@
+"""Text to token ids and back, from a model folder's `tokenizer.json`, without importing the library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_api.errors import ModelError
+
+from rl_trainer.model.config import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer:
+    """A folder's tokenizer; get one from `load_tokenizer`.
+
+    `stop_ids` are the ids that end a completion (from generation_config.json, config.json and tokenizer_config.json),
+    `pad_id` fills padded batches, `vocab_size` counts the ids the tokenizer knows (a model's may be larger).
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        stop_ids: frozenset[int],
+        pad_id: int,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        where: str = "tokenizer",
+    ) -> None:
+        self._backend = backend
+        self._template: Any = None
+        self._chat_template = chat_template
+        self._special_tokens = dict(special_tokens or {})
+        self._where = where
+        self.stop_ids = stop_ids
+        self.pad_id = pad_id
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` uses the model's own template."""
+        return self._chat_template is not None
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text) if wanted.
+
+        Raises ModelError when the tokenizer has no token for a character.
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+        except Exception as error:  # the tokenizers package raises plain Exception
+            raise ModelError(f"{self._where}: {self._why_not(text, error)}") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens (end of text, padding) left out."""
+        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
+
+    def token_text(self, token: int) -> str:
+        """One token as the vocabulary spells it, special tokens included; for reports and error messages."""
+        return self._backend.id_to_token(int(token)) or f"<{int(token)}>"
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """Messages ({"role", "content"}) as the model's chat template writes them.
+
+        Without a template: the contents, one per line. Raises ModelError when the template refuses the messages.
+        """
+        if self._chat_template is None:
+            return "\n".join(message["content"] for message in messages)
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._compiled().render(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special_tokens,
+                )
+            )
+        except TemplateError as error:
+            roles = [message.get("role") for message in messages]
+            raise ModelError(f"{self._where}: the chat template refuses messages of roles {roles} ({error})") from None
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of `render_chat`; a template writes its own special tokens, so none are added then."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, special_tokens=self._chat_template is None)
+
+    def _compiled(self) -> Any:
+        if self._template is None:
+            from jinja2 import TemplateError
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+            def refuse(message: str) -> None:
+                raise TemplateError(message)
+
+            def to_json(value: Any, indent: int | None = None) -> str:
+                return json.dumps(value, ensure_ascii=False, indent=indent)
+
+            # A template comes with the model: it is run in the sandbox, with what the library offers it.
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            )
+            environment.filters["tojson"] = to_json
+            environment.globals["raise_exception"] = refuse
+            environment.globals["strftime_now"] = _now
+            try:
+                self._template = environment.from_string(self._chat_template or "")
+            except TemplateError as error:
+                raise ModelError(f"{self._where}: the chat template does not compile ({error})") from None
+        return self._template
+
+    def _why_not(self, text: str, error: Exception) -> str:
+        for character in dict.fromkeys(text):
+            try:
+                self._backend.encode(character, add_special_tokens=False)
+            except Exception:
+                return f"no token for the character {character!r} (U+{ord(character):04X}); remove it from the text"
+        return f"the text cannot be encoded ({error})"
+
+
+def _now(pattern: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(pattern)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Open the tokenizer of a model folder; ModelError when it is missing or broken.
+
+    A folder with only a sentencepiece or vocab/merges tokenizer is converted by the library, which takes seconds.
+    """
+    import tokenizers
+
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the tokenizers package raises plain Exception
+            raise ModelError(f"model folder {folder}: tokenizer.json cannot be read ({error})") from None
+    else:
+        backend = _convert(folder)
+    backend.no_padding()
+    backend.no_truncation()
+    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    special = _special_tokens(config)
+    model = read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+
+    stop: set[int] = set()
+    for source in (generation.get("eos_token_id"), model.get("eos_token_id")):
+        stop.update(_ids(source))
+    for text in (special.get("eos_token"),):
+        token = backend.token_to_id(text) if text else None
+        if token is not None:
+            stop.add(token)
+    return Tokenizer(
+        backend,
+        stop_ids=frozenset(stop),
+        pad_id=_pad_id(backend, special, model, stop),
+        chat_template=_chat_template(folder, config),
+        special_tokens=special,
+        where=f"tokenizer of {folder}",
+    )
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    """Let the library make a fast tokenizer of older files."""
+    if not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
+        raise ModelError(f"model folder {folder}: tokenizer.json is missing; save the tokenizer beside the model")
+    try:
+        from transformers import AutoTokenizer
+
+        backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    except Exception as error:
+        raise ModelError(
+            f"model folder {folder}: tokenizer.json is missing, and the library cannot make one of the other files ({error})"
+        ) from None
+    return backend
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and so on as plain text; the file may hold them as objects."""
+    found: dict[str, str] = {}
+    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+
+
+def _pad_id(
+    backend: tokenizers.Tokenizer, special: Mapping[str, str], model: Mapping[str, Any], stop: set[int]
+) -> int:
+    token = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
+    if token is not None:
+        return int(token)
+    configured = _ids(model.get("pad_token_id"))
+    if configured and configured[0] >= 0:
+        return configured[0]
+    return min(stop, default=0)
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: the one called default is meant for chats
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
