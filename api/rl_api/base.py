@@ -184,7 +184,7 @@ Quantity = Annotated[
 ]
 """Amount of a Kubernetes resource as text, such as `16Gi`."""
 
-ServerMetadata: Final = frozenset(
+_SERVER_METADATA: Final = frozenset(
     {
         "uid",
         "resourceVersion",
@@ -199,4 +199,10 @@ ServerMetadata: Final = frozenset(
         "generateName",
     }
 )
-"""Metadata that only the API server writes. Forgotten, so that `kubectl get -o yaml` output can be run."""
+
+
+def forget_server_fields(data: Any) -> Any:
+    """Metadata without what only the API server writes, so that `kubectl get -o yaml` output can be run."""
+    if isinstance(data, dict):
+        return {key: value for key, value in data.items() if key not in _SERVER_METADATA}
+    return data

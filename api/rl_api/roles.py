@@ -26,9 +26,9 @@ class ResourcesSpec(Model):
 class SamplerSpec(Model):
     """The role that generates completions."""
 
-    replicas: int = Field(default=1, ge=1, le=10_000, description="Number of samplers.")
+    replicas: int = Field(default=1, ge=1, description="Number of samplers.")
     min_replicas: int = Field(
-        default=1, ge=1, le=10_000, description="Samplers that must be there for training to start."
+        default=1, ge=1, description="Samplers that must be there for training to start."
     )
     pool: ObjectName | None = Field(
         default=None, description="Pool of the profile; null: the profile's first."
@@ -36,15 +36,11 @@ class SamplerSpec(Model):
     engine: Literal["torch", "vllm"] = Field(
         default="torch", description="Inference engine: torch (plain PyTorch, also without GPU) or vllm."
     )
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, le=64, description="Accelerators that share one model copy."
-    )
-    max_sequences: int = Field(
-        default=64, ge=1, le=65_536, description="Sequences decoded at once by one sampler."
-    )
-    max_new_tokens: int = Field(default=256, ge=1, le=10_000_000, description="Longest completion in tokens.")
+    tensor_parallel_size: int = Field(default=1, ge=1, description="Accelerators that share one model copy.")
+    max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once by one sampler.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest completion in tokens.")
     temperature: float = Field(
-        default=1.0, gt=0.0, le=100.0, description="Sampling temperature of training completions."
+        default=1.0, gt=0.0, description="Sampling temperature of training completions."
     )
     top_p: float = Field(
         default=1.0, gt=0.0, le=1.0, description="Nucleus: smallest token set with this probability; 1: all."
@@ -55,7 +51,7 @@ class SamplerSpec(Model):
         strict=False,
         description="Texts that end a completion, besides the model's own end token.",
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per sampler.")
+    threads: int = Field(default=1, ge=1, description="CPU threads per sampler.")
     resources: ResourcesSpec | None = Field(
         default=None, description="Resources of one sampler; null: by engine and pool."
     )
@@ -64,7 +60,7 @@ class SamplerSpec(Model):
 class LearnerSpec(Model):
     """The role that computes gradients and owns the weights."""
 
-    replicas: int = Field(default=1, ge=1, le=4096, description="Data-parallel learners.")
+    replicas: int = Field(default=1, ge=1, description="Data-parallel learners.")
     pool: ObjectName | None = Field(
         default=None, description="Pool of the profile; null: the profile's first."
     )
@@ -76,19 +72,16 @@ class LearnerSpec(Model):
         ge=1,
         description="Tokens of one forward and backward pass; a longer sequence is a pass of its own.",
     )
-    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads per learner.")
+    threads: int = Field(default=1, ge=1, description="CPU threads per learner.")
 
 
 class BufferSpec(Model):
     """The queue of scored groups between samplers and learners."""
 
-    capacity: int = Field(
-        default=256, ge=1, le=100_000_000, description="Most groups held; >= algorithm.promptsPerStep."
-    )
+    capacity: int = Field(default=256, ge=1, description="Most groups held; >= algorithm.promptsPerStep.")
     max_staleness: int = Field(
         default=0,
         ge=0,
-        le=1_000_000,
         description="Weight versions the oldest token of a group may be behind; 0: strictly on-policy.",
     )
     order: Literal["fifo", "priority"] = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -24,8 +24,8 @@ from rl_api.base import (
     PositiveDuration,
     ResourceName,
     RunName,
-    ServerMetadata,
     Text,
+    forget_server_fields,
 )
 from rl_api.progress import RunStatus
 from rl_api.roles import (
@@ -75,16 +75,12 @@ __all__ = [
 class TinyModelSpec(Model):
     """Shape of the model preset `tiny`: a small random Qwen2-type model with a character tokenizer."""
 
-    hidden_size: int = Field(default=128, ge=8, le=8192, description="Width; a multiple of 2 * heads.")
-    layers: int = Field(default=2, ge=1, le=128, description="Decoder layers.")
-    heads: int = Field(default=4, ge=1, le=256, description="Query heads; a multiple of kvHeads.")
-    kv_heads: int = Field(default=2, ge=1, le=256, description="Key and value heads.")
-    intermediate_size: int = Field(
-        default=256, ge=8, le=65_536, description="Width of the feed-forward layer."
-    )
-    max_positions: int = Field(
-        default=512, ge=8, le=1_048_576, description="Longest prompt plus completion in tokens."
-    )
+    hidden_size: int = Field(default=128, ge=8, description="Width; a multiple of 2 * heads.")
+    layers: int = Field(default=2, ge=1, description="Decoder layers.")
+    heads: int = Field(default=4, ge=1, description="Query heads; a multiple of kvHeads.")
+    kv_heads: int = Field(default=2, ge=1, description="Key and value heads.")
+    intermediate_size: int = Field(default=256, ge=8, description="Width of the feed-forward layer.")
+    max_positions: int = Field(default=512, ge=8, description="Longest prompt plus completion in tokens.")
 
 
 class ModelSpec(Model):
@@ -118,7 +114,7 @@ class CheckpointSpec(Model):
     """When checkpoints are written, where, and how many are kept."""
 
     every_steps: int = Field(default=20, ge=1, description="Training steps between two checkpoints.")
-    keep: int = Field(default=3, ge=1, le=10_000, description="Newest checkpoints that are kept.")
+    keep: int = Field(default=3, ge=1, description="Newest checkpoints that are kept.")
     storage: StorageSpec | None = Field(
         default=None,
         description="Where; null: the run folder. Required on a cluster, whose pods lose their disks.",
@@ -157,7 +153,7 @@ class SchedulingSpec(Model):
 class RetrySpec(Model):
     """What happens after a failure that a new attempt can mend."""
 
-    limit: int = Field(default=3, ge=0, le=1000, description="Attempts after the first.")
+    limit: int = Field(default=3, ge=0, description="Attempts after the first.")
 
 
 class CleanupSpec(Model):
@@ -227,12 +223,7 @@ class Metadata(Model):
     labels: dict[ResourceName, LabelValue] = Field(default_factory=dict, description="Kubernetes labels.")
     annotations: dict[ResourceName, str] = Field(default_factory=dict, description="Kubernetes annotations.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _forget_server_fields(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if key not in ServerMetadata}
-        return data
+    _forget = model_validator(mode="before")(forget_server_fields)
 
 
 class RLTrainingRun(Model):

@@ -1,0 +1,325 @@
+"""The rules across fields of a run, each one function; its docstring is the rule as a sentence.
+
+Rules of one field (type, range, choices) stand with the field. Cluster rules hold only where a run's pods
+come and go: the same file may break them and still run on one machine.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, NamedTuple
+
+from rl_api.algorithm import GROUP_BASELINES
+from rl_api.paths import Path, parse_path
+from rl_api.run import RunSpec, TinyModelSpec
+
+Target = Literal["local", "cluster"]
+"""Where a run is checked for: this machine, or a Kubernetes cluster."""
+
+TEMPLATE_KEYS: Final = ("question", "answer", "metadata")
+"""What `task.promptTemplate` and `task.answerTemplate` may refer to."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: the field, the sentence, and the other fields the rule looked at."""
+
+    path: Path
+    sentence: str
+    others: tuple[Path, ...] = ()
+
+
+def _problem(path: str, sentence: str, *others: str) -> Problem:
+    return Problem(
+        parse_path(f"spec.{path}"), sentence, tuple(parse_path(f"spec.{other}") for other in others)
+    )
+
+
+def group_of_two(spec: RunSpec) -> Iterator[Problem]:
+    """`algorithm.groupSize` is >= 2 for grpo, whose baseline is the mean reward of a prompt's group."""
+    algorithm = spec.algorithm
+    if algorithm.name in GROUP_BASELINES and algorithm.group_size < 2:
+        yield _problem(
+            "algorithm.groupSize",
+            f"found {algorithm.group_size}, allowed: a whole number >= 2, as the baseline of "
+            f"{algorithm.name} is the mean of a prompt's group",
+            "algorithm.name",
+        )
+
+
+def even_shares(spec: RunSpec) -> Iterator[Problem]:
+    """`algorithm.promptsPerStep` * `groupSize` is a multiple of `learner.replicas` * `miniBatches`."""
+    algorithm, replicas = spec.algorithm, spec.learner.replicas
+    sequences = algorithm.sequences_per_step
+    product = f"algorithm.promptsPerStep * algorithm.groupSize = {sequences}"
+    if sequences % replicas:
+        yield _problem(
+            "learner.replicas",
+            f"found {replicas}, allowed: a divisor of {product}",
+            "algorithm.promptsPerStep",
+            "algorithm.groupSize",
+        )
+    elif sequences % (replicas * algorithm.mini_batches):
+        per_learner = (
+            f"algorithm.promptsPerStep * algorithm.groupSize / learner.replicas = {sequences // replicas}"
+        )
+        yield _problem(
+            "algorithm.miniBatches",
+            f"found {algorithm.mini_batches}, allowed: a divisor of {per_learner}",
+            "algorithm.promptsPerStep",
+            "algorithm.groupSize",
+            "learner.replicas",
+        )
+
+
+def room_for_a_step(spec: RunSpec) -> Iterator[Problem]:
+    """`buffer.capacity` is >= `algorithm.promptsPerStep`: the buffer holds the groups of one step."""
+    capacity, prompts = spec.buffer.capacity, spec.algorithm.prompts_per_step
+    if capacity < prompts:
+        yield _problem(
+            "buffer.capacity",
+            f"found {capacity}, allowed: a whole number >= algorithm.promptsPerStep = {prompts}, "
+            "as the buffer must hold one step's groups",
+            "algorithm.promptsPerStep",
+        )
+
+
+def fresh_enough_weights(spec: RunSpec) -> Iterator[Problem]:
+    """`weightSync.everySteps` is <= `buffer.maxStaleness` + 1; else samplers wait for weights for ever."""
+    every, staleness = spec.weight_sync.every_steps, spec.buffer.max_staleness
+    if every > staleness + 1:
+        yield _problem(
+            "weightSync.everySteps",
+            f"found {every}, allowed: a whole number >= 1 and <= buffer.maxStaleness + 1 = {staleness + 1}, "
+            "as samplers would wait for newer weights for ever",
+            "buffer.maxStaleness",
+        )
+
+
+def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.minReplicas` is <= `sampler.replicas`."""
+    sampler = spec.sampler
+    if sampler.min_replicas > sampler.replicas:
+        yield _problem(
+            "sampler.minReplicas",
+            f"found {sampler.min_replicas}, allowed: a whole number >= 1 and <= sampler.replicas = "
+            f"{sampler.replicas}",
+            "sampler.replicas",
+        )
+
+
+def tiny_only_with_tiny(spec: RunSpec) -> Iterator[Problem]:
+    """`model.tiny` is set only with `model.source` tiny."""
+    if spec.model.tiny is not None and spec.model.source != "tiny":
+        yield _problem(
+            "model.tiny",
+            f"found an object, allowed: null, as model.source is {spec.model.source!r}, not the preset tiny",
+            "model.source",
+        )
+
+
+def tiny_shape(spec: RunSpec) -> Iterator[Problem]:
+    """`model.tiny.hiddenSize` is a multiple of 2 * `heads` (rotary pairs), and `heads` of `kvHeads`."""
+    tiny = spec.model.tiny
+    if tiny is None:
+        return
+    if tiny.hidden_size % (2 * tiny.heads):
+        yield _problem(
+            "model.tiny.hiddenSize",
+            f"found {tiny.hidden_size}, allowed: a multiple of 2 * model.tiny.heads = {2 * tiny.heads}",
+            "model.tiny.heads",
+        )
+    if tiny.heads % tiny.kv_heads:
+        yield _problem(
+            "model.tiny.kvHeads",
+            f"found {tiny.kv_heads}, allowed: a divisor of model.tiny.heads = {tiny.heads}",
+            "model.tiny.heads",
+        )
+
+
+def answers_fit(spec: RunSpec) -> Iterator[Problem]:
+    """With the preset tiny, `maxNewTokens` of `sampler` and `task.evaluation` is < `model.tiny.maxPositions`."""
+    if spec.model.source != "tiny":
+        return
+    positions = (spec.model.tiny or TinyModelSpec()).max_positions
+    lengths = {"sampler.maxNewTokens": spec.sampler.max_new_tokens}
+    if spec.task.evaluation is not None and spec.task.evaluation.max_new_tokens is not None:
+        lengths["task.evaluation.maxNewTokens"] = spec.task.evaluation.max_new_tokens
+    for path, length in lengths.items():
+        if length >= positions:
+            yield _problem(
+                path,
+                f"found {length}, allowed: a whole number < model.tiny.maxPositions = {positions}, "
+                "which must hold prompt and answer",
+                "model.tiny.maxPositions",
+                "model.source",
+            )
+
+
+def task_source(spec: RunSpec) -> Iterator[Problem]:
+    """`task.file` is set for prompts, not for reasoning-gym; `task.name` for reasoning-gym and tool-use."""
+    task = spec.task
+    environment = task.environment
+    if environment == "prompts" and task.file is None:
+        yield _problem(
+            "task.file", "missing, required with task.environment prompts: a JSONL file", "task.environment"
+        )
+    if environment == "reasoning-gym" and task.file is not None:
+        yield _problem(
+            "task.file",
+            f"found {task.file!r}, allowed: null with task.environment reasoning-gym, which makes prompts",
+            "task.environment",
+        )
+    if environment != "prompts" and task.name is None:
+        kind = "the generator, such as chain_sum" if environment == "reasoning-gym" else "such as calculator"
+        yield _problem(
+            "task.name", f"missing, required with task.environment {environment}: {kind}", "task.environment"
+        )
+
+
+def reward_parts(spec: RunSpec) -> Iterator[Problem]:
+    """A reward of rule regex has `pattern`, one of rule function has `function`, and no other has them."""
+    for index, reward in enumerate(spec.task.rewards):
+        path = f"task.rewards[{index}]"
+        for field, rule, value, what in (
+            ("pattern", "regex", reward.pattern, "a regular expression"),
+            ("function", "function", reward.function, "module:function"),
+        ):
+            if reward.rule == rule and value is None:
+                yield _problem(
+                    f"{path}.{field}", f"missing, required with rule {rule}: {what}", f"{path}.rule"
+                )
+            if reward.rule != rule and value is not None:
+                yield _problem(
+                    f"{path}.{field}",
+                    f"found {value!r}, allowed: null with rule {reward.rule}, as only rule {rule} uses it",
+                    f"{path}.rule",
+                )
+
+
+def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
+    """`pattern` of a reward is a regular expression that Python can compile."""
+    for index, reward in enumerate(spec.task.rewards):
+        if reward.pattern is not None:
+            try:
+                re.compile(reward.pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                yield _problem(
+                    f"task.rewards[{index}].pattern",
+                    f"found {reward.pattern!r}, allowed: a Python regular expression ({error})",
+                )
+
+
+def own_scorer(spec: RunSpec) -> Iterator[Problem]:
+    """A reward of rule task needs an environment with a scorer of its own: reasoning-gym or tool-use."""
+    if spec.task.environment == "prompts":
+        for index, reward in enumerate(spec.task.rewards):
+            if reward.rule == "task":
+                yield _problem(
+                    f"task.rewards[{index}].rule",
+                    "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment "
+                    "prompts has no scorer of its own",
+                    "task.environment",
+                )
+
+
+def templates(spec: RunSpec) -> Iterator[Problem]:
+    """`task.promptTemplate` and `task.answerTemplate` refer to question, answer and metadata only."""
+    keys = ", ".join(f"{{{key}}}" for key in TEMPLATE_KEYS)
+    for path, template in (
+        ("task.promptTemplate", spec.task.prompt_template),
+        ("task.answerTemplate", spec.task.answer_template),
+    ):
+        if template is None:
+            continue
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        except ValueError as error:
+            yield _problem(
+                path, f"found a broken template ({error}), allowed: text with {keys}; write {{{{ for a brace"
+            )
+            continue
+        for name in names:
+            if re.split(r"[.\[]", name)[0] not in TEMPLATE_KEYS:
+                yield _problem(path, f"found {{{name}}}, allowed: {keys}; write {{{{ for a brace")
+
+
+def constant_length(spec: RunSpec) -> Iterator[Problem]:
+    """`algorithm.loss.constantLength` is set with aggregation constant and with no other."""
+    loss = spec.algorithm.loss
+    path, other = "algorithm.loss.constantLength", "algorithm.loss.aggregation"
+    if loss.aggregation == "constant" and loss.constant_length is None:
+        yield _problem(path, "missing, required with aggregation constant: a whole number >= 1", other)
+    if loss.aggregation != "constant" and loss.constant_length is not None:
+        yield _problem(
+            path,
+            f"found {loss.constant_length}, allowed: null with aggregation {loss.aggregation}, as only "
+            "constant uses it",
+            other,
+        )
+
+
+def one_storage(spec: RunSpec) -> Iterator[Problem]:
+    """`checkpoint.storage` has exactly one of persistentVolumeClaim, s3 and path; s3 begins with s3://."""
+    storage = spec.checkpoint.storage if spec.checkpoint is not None else None
+    if storage is None:
+        return
+    chosen = [
+        name
+        for name, value in (
+            ("persistentVolumeClaim", storage.persistent_volume_claim),
+            ("s3", storage.s3),
+            ("path", storage.path),
+        )
+        if value is not None
+    ]
+    if len(chosen) != 1:
+        yield _problem(
+            "checkpoint.storage",
+            f"found {' and '.join(chosen) or 'an empty object'}, allowed: exactly one of "
+            "persistentVolumeClaim, s3 and path",
+        )
+    if storage.s3 is not None and not storage.s3.startswith("s3://"):
+        yield _problem("checkpoint.storage.s3", f"found {storage.s3!r}, allowed: s3://bucket/folder")
+
+
+def storage_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `checkpoint` has `storage`, as pods lose their disks; or `checkpoint` is null."""
+    if spec.checkpoint is not None and spec.checkpoint.storage is None:
+        yield _problem(
+            "checkpoint.storage",
+            "missing, required on a cluster, whose pods lose their disks: persistentVolumeClaim, s3 or path "
+            "(or checkpoint: null)",
+        )
+
+
+Rule = Callable[[RunSpec], Iterator[Problem]]
+
+RULES: Final[tuple[Rule, ...]] = (
+    group_of_two,
+    even_shares,
+    room_for_a_step,
+    fresh_enough_weights,
+    fewer_samplers_to_start,
+    tiny_only_with_tiny,
+    tiny_shape,
+    answers_fit,
+    task_source,
+    reward_parts,
+    reward_patterns,
+    own_scorer,
+    templates,
+    constant_length,
+    one_storage,
+)
+"""Rules that hold everywhere."""
+
+CLUSTER_RULES: Final[tuple[Rule, ...]] = (storage_on_a_cluster,)
+"""Rules that hold only on a cluster."""
+
+
+def check_rules(spec: RunSpec, target: Target = "local") -> list[Problem]:
+    """All rules across fields that `spec` breaks, for `target`; an empty list when it keeps them."""
+    rules = RULES + (CLUSTER_RULES if target == "cluster" else ())
+    return [problem for rule in rules for problem in rule(spec)]
