@@ -119,7 +119,9 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> DecoderConf
             f"({', '.join(SUPPORTED_MODEL_TYPES)})"
         )
     if "quantization_config" in raw:
-        raise UnsupportedModel(f"{where}: quantization_config is set; the built-in decoder runs unquantised models")
+        raise UnsupportedModel(
+            f"{where}: quantization_config is set; the built-in decoder runs unquantised models"
+        )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act is {activation!r}; the built-in decoder runs 'silu'")
@@ -129,7 +131,9 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> DecoderConf
     kv_heads = _positive(raw, "num_key_value_heads", where, default=heads)
     head_dim = _positive(raw, "head_dim", where, default=128 if model_type == "qwen3" else hidden // heads)
     if heads % kv_heads:
-        raise ModelError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise ModelError(
+            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
     if head_dim % 2:
         raise ModelError(f"{where}: head_dim is {head_dim}; rotary positions need an even number")
     max_positions = _positive(raw, "max_position_embeddings", where)
@@ -169,7 +173,9 @@ def _refuse_sliding_window(raw: dict[str, Any], model_type: str, max_positions: 
     """Sliding windows change the mask; one that is as long as the context, or switched off, does not."""
     layer_types = raw.get("layer_types") or []
     if any(kind != "full_attention" for kind in layer_types):
-        raise UnsupportedModel(f"{where}: layer_types holds other than 'full_attention'; the built-in decoder has no other")
+        raise UnsupportedModel(
+            f"{where}: layer_types holds other than 'full_attention'; the built-in decoder has no other"
+        )
     window = raw.get("sliding_window")
     if model_type == "mistral":
         # The library's default is a window of 4096 when the field is absent, none when it is null.

@@ -81,7 +81,9 @@ class Decoder(nn.Module):
         super().__init__()
         device = torch.device(device)
         self.config = config
-        self.embed = nn.Parameter(torch.zeros(config.vocab_size, config.hidden_size, dtype=dtype, device=device))
+        self.embed = nn.Parameter(
+            torch.zeros(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        )
         self.layers = nn.ModuleList(Block(config, dtype, device) for _ in range(config.layers))
         self.norm = nn.Parameter(torch.zeros(config.hidden_size, dtype=dtype, device=device))
         self.head = None
@@ -129,7 +131,9 @@ class Decoder(nn.Module):
         if position_ids is not None:
             positions = position_ids
         rotations = self.rotations(input_ids.shape[1] if positions is None else int(positions.max()) + 1)
-        rotations = rotations[: input_ids.shape[1]].unsqueeze(0) if positions is None else rotations[positions]
+        rotations = (
+            rotations[: input_ids.shape[1]].unsqueeze(0) if positions is None else rotations[positions]
+        )
         x = F.embedding(input_ids, self.embed)
         for layer in self.layers:
             x = layer(x, rotations.unsqueeze(-2), mask)

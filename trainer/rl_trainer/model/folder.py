@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from rl_api.errors import ModelError
 
+from rl_api.errors import ModelError
 from rl_trainer.model.config import read_json
 
 WEIGHTS = "model.safetensors"

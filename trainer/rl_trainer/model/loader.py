@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rl_api.errors import ModelError
 from torch import nn
 
+from rl_api.errors import ModelError
 from rl_trainer.model.config import UnsupportedModel, read_config, read_json
 from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES, weight_files
 from rl_trainer.model.presets import DefaultTiny, TinyShape, write_tiny
@@ -69,7 +69,9 @@ def check_folder(folder: Path) -> None:
     weight_files(folder)
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any((folder / name).is_file() for name in tokenizers):
-        raise ModelError(f"model folder {folder}: tokenizer.json is missing; save the tokenizer beside the model")
+        raise ModelError(
+            f"model folder {folder}: tokenizer.json is missing; save the tokenizer beside the model"
+        )
 
 
 def load_model(
@@ -111,7 +113,9 @@ def _preset(cache: Path, tiny: TinyShape, seed: int) -> Path:
             f"model.tiny: hiddenSize {sizes['hidden_size']} over heads {sizes['heads']} gives no even head size"
         )
     if sizes["heads"] % sizes["kv_heads"]:
-        raise ModelError(f"model.tiny: heads {sizes['heads']} is not a multiple of kvHeads {sizes['kv_heads']}")
+        raise ModelError(
+            f"model.tiny: heads {sizes['heads']} is not a multiple of kvHeads {sizes['kv_heads']}"
+        )
     key = hashlib.sha256(json.dumps({**sizes, "seed": seed}, sort_keys=True).encode()).hexdigest()[:10]
     folder = cache / f"tiny-{key}"
     if not folder.is_dir():
@@ -149,7 +153,9 @@ def _remote(source: str, cache: Path) -> Path:
         raise ModelError(f"model.source: {source} cannot be listed ({_first_line(error)})") from None
     wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
     if not wanted:
-        raise ModelError(f"model.source: the folder at {source} holds no model files (config.json and safetensors)")
+        raise ModelError(
+            f"model.source: the folder at {source} holds no model files (config.json and safetensors)"
+        )
     listing = sorted((Path(entry["name"]).name, entry.get("size"), str(_stamp(entry))) for entry in wanted)
     key = hashlib.sha256(json.dumps([source, listing]).encode()).hexdigest()[:10]
     folder = cache / f"{re.sub(r'[^A-Za-z0-9]+', '-', source.split('://', 1)[1]).strip('-')[-40:]}-{key}"
@@ -169,7 +175,11 @@ def _remote(source: str, cache: Path) -> Path:
 
 
 def _is_model_file(name: str) -> bool:
-    return name in CONFIG_FILES or name in TOKENIZER_FILES or name.endswith((".safetensors", ".safetensors.index.json"))
+    return (
+        name in CONFIG_FILES
+        or name in TOKENIZER_FILES
+        or name.endswith((".safetensors", ".safetensors.index.json"))
+    )
 
 
 def _stamp(entry: dict[str, Any]) -> Any:

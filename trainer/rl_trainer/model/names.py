@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from rl_api.errors import ModelError
 
+from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
 
 # Written by old library versions; they are computed, not learned.
@@ -53,7 +53,9 @@ def check_shapes(config: DecoderConfig, found: Mapping[str, tuple[int, ...]], wh
     expected = expected_shapes(config)
     for name, shape in expected.items():
         if name not in found:
-            raise ModelError(f"{where}: tensor {name} is missing; a {config.model_type} model of this config.json has it")
+            raise ModelError(
+                f"{where}: tensor {name} is missing; a {config.model_type} model of this config.json has it"
+            )
         if tuple(found[name]) != shape:
             raise ModelError(
                 f"{where}: tensor {name} has shape {list(found[name])}, but config.json asks for {list(shape)}"
@@ -80,7 +82,9 @@ def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def fuse(config: DecoderConfig, tensors: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+def fuse(
+    config: DecoderConfig, tensors: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]
+) -> None:
     """Copy Hugging Face tensors into the fused parameters `target` (names of `Decoder.named_parameters`), in place.
 
     Names and shapes must have been checked. Values are converted to the target's dtype and device.

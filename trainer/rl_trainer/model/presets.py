@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.folder import WEIGHTS, publish
+from rl_trainer.model.tokenizer import byte_letter
 
 PAD, EOS = "<pad>", "<eos>"
 # Ids 0 and 1 are the special tokens; then newline and the printable ASCII characters in order.
@@ -75,9 +74,10 @@ def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0
             "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0, "do_sample": True},
             "tokenizer.json": tiny_tokenizer(),
             "tokenizer_config.json": {
-                "tokenizer_class": "PreTrainedTokenizerFast",
+                "tokenizer_class": "Qwen2Tokenizer",
                 "eos_token": EOS,
                 "pad_token": PAD,
+                "unk_token": None,
                 "clean_up_tokenization_spaces": False,
                 "model_max_length": shape.max_positions,
             },
@@ -119,25 +119,34 @@ def tiny_config(shape: TinyShape) -> dict[str, Any]:
 
 
 def tiny_tokenizer() -> dict[str, Any]:
-    """The preset's `tokenizer.json`: one token per character, text comes back exactly."""
+    """The preset's `tokenizer.json`: one token per character, text comes back exactly.
+
+    A byte-level BPE without merges, as every Qwen2 tokenizer is a byte-level BPE: the library insists on that for this
+    model type. Byte-level alphabets spell a space and a newline with printable stand-ins.
+    """
     vocabulary = {PAD: 0, EOS: 1}
     for index, character in enumerate(CHARACTERS, start=2):
-        vocabulary[character] = index
+        vocabulary[byte_letter(ord(character))] = index
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [{"id": 0, "content": PAD, **special}, {"id": 1, "content": EOS, **special}],
         "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"Regex": "[\\s\\S]"},
-            "behavior": "Isolated",
-            "invert": False,
-        },
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        # The unknown token names no entry on purpose: a character without token is an error, not a silent loss.
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unknown>"},
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": vocabulary,
+            "merges": [],
+        },
     }

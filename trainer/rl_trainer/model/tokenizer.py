@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_api.errors import ModelError
-
 from rl_trainer.model.config import read_json
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ class Tokenizer:
         self.stop_ids = stop_ids
         self.pad_id = pad_id
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self._missing_bytes = _missing_bytes(backend)
 
     @property
     def has_chat_template(self) -> bool:
@@ -51,10 +51,17 @@ class Tokenizer:
 
         Raises ModelError when the tokenizer has no token for a character.
         """
+        if self._missing_bytes:
+            for character in text:
+                if not self._missing_bytes.isdisjoint(character.encode("utf-8", "replace")):
+                    raise ModelError(
+                        f"{self._where}: there is no token for the character {character!r} (U+{ord(character):04X}); "
+                        "take it out of the text or use a model that knows it"
+                    )
         try:
             return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
         except Exception as error:  # the tokenizers package raises plain Exception
-            raise ModelError(f"{self._where}: {self._why_not(text, error)}") from None
+            raise ModelError(f"{self._where}: the text {text[:40]!r} cannot be encoded ({error})") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens (end of text, padding) left out."""
@@ -64,7 +71,9 @@ class Tokenizer:
         """One token as the vocabulary spells it, special tokens included; for reports and error messages."""
         return self._backend.id_to_token(int(token)) or f"<{int(token)}>"
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
         """Messages ({"role", "content"}) as the model's chat template writes them.
 
         Without a template: the contents, one per line. Raises ModelError when the template refuses the messages.
@@ -83,7 +92,9 @@ class Tokenizer:
             )
         except TemplateError as error:
             roles = [message.get("role") for message in messages]
-            raise ModelError(f"{self._where}: the chat template refuses messages of roles {roles} ({error})") from None
+            raise ModelError(
+                f"{self._where}: the chat template refuses messages of roles {roles} ({error})"
+            ) from None
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -117,13 +128,22 @@ class Tokenizer:
                 raise ModelError(f"{self._where}: the chat template does not compile ({error})") from None
         return self._template
 
-    def _why_not(self, text: str, error: Exception) -> str:
-        for character in dict.fromkeys(text):
-            try:
-                self._backend.encode(character, add_special_tokens=False)
-            except Exception:
-                return f"no token for the character {character!r} (U+{ord(character):04X}); remove it from the text"
-        return f"the text cannot be encoded ({error})"
+
+def byte_letter(value: int) -> str:
+    """The printable letter that stands for a byte in byte-level vocabularies (GPT-2's table): `A` for A, `Ġ` for a space."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    if value in printable:
+        return chr(value)
+    return chr(256 + sum(1 for other in range(value) if other not in printable))
+
+
+def _missing_bytes(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Bytes that a byte-level BPE has no token for. It would drop them without a word, so `encode` looks first."""
+    description = json.loads(backend.to_str())
+    if '"ByteLevel"' not in json.dumps(description["pre_tokenizer"]) or description["model"].get("unk_token"):
+        return frozenset()
+    vocabulary = description["model"].get("vocab", {})
+    return frozenset(value for value in range(256) if byte_letter(value) not in vocabulary)
 
 
 def _now(pattern: str) -> str:
@@ -150,7 +170,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         backend = _convert(folder)
     backend.no_padding()
     backend.no_truncation()
-    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    config = (
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    )
     special = _special_tokens(config)
     model = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
@@ -176,7 +198,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 def _convert(folder: Path) -> tokenizers.Tokenizer:
     """Let the library make a fast tokenizer of older files."""
     if not any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
-        raise ModelError(f"model folder {folder}: tokenizer.json is missing; save the tokenizer beside the model")
+        raise ModelError(
+            f"model folder {folder}: tokenizer.json is missing; save the tokenizer beside the model"
+        )
     try:
         from transformers import AutoTokenizer
 

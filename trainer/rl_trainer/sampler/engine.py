@@ -144,4 +144,6 @@ def create_engine(
         )
     from rl_trainer.sampler.library_engine import LibraryEngine
 
-    return LibraryEngine.open(folder, slots=slots, dtype=dtype, device=device, max_length=max_length, **options)
+    return LibraryEngine.open(
+        folder, slots=slots, dtype=dtype, device=device, max_length=max_length, **options
+    )

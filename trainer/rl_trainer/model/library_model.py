@@ -1,0 +1,122 @@
+"""Models of families that our decoder does not run: the library's own, behind the same methods.
+
+Importing the library takes seconds of CPU time, so this module is imported only where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_api.errors import ModelError
+
+
+class LibraryModel(nn.Module):
+    """`AutoModelForCausalLM` with the decoder's methods.
+
+    `hidden` returns the logits and `lm_head` passes them on: families differ in what they do between the last
+    hidden state and the logits (scaling, soft-capping), and only the library's forward knows.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> LibraryModel:
+        """Open a folder with the library, without running code from it; ModelError when the library cannot either."""
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+        except Exception as error:  # every family raises its own kinds
+            lines = str(error).strip().splitlines()
+            raise ModelError(
+                f"model folder {folder}: neither the built-in decoder nor the Hugging Face library can open it "
+                f"({lines[0] if lines else type(error).__name__})"
+            ) from None
+        return cls(model.to(device).eval())
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the model knows."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model was made for, in tokens."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, T, V]; arguments as for `Decoder.hidden`, but packed sequences are refused (ValueError)."""
+        if segment_ids is not None:
+            raise ValueError("packed sequences need the built-in decoder; pad the batch instead")
+        extra = {} if position_ids is None else {"position_ids": position_ids}
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **extra
+        ).logits
+        return logits
+
+    def hidden(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The logits [B, T, V] (see the class): select positions from them as from hidden states."""
+        return self.forward(input_ids, attention_mask, position_ids, segment_ids)
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Its argument: `hidden` has applied the head."""
+        return hidden
+
+    def hf_state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters under Hugging Face names, detached, tied ones once; they share memory with the model."""
+        tied = self._tied()
+        return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
+
+    def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
+        """Copy tensors into the parameters, in place; ModelError when one is missing, unknown or of another shape."""
+        tied = self._tied()
+        own = {name: value for name, value in self.model.state_dict().items() if name not in tied}
+        given = {name: value for name, value in tensors.items() if name not in tied}
+        for name, value in own.items():
+            if name not in given:
+                raise ModelError(f"{where}: tensor {name} is missing")
+            if given[name].shape != value.shape:
+                raise ModelError(
+                    f"{where}: tensor {name} has shape {list(given[name].shape)}, the model's has {list(value.shape)}"
+                )
+        unknown = sorted(set(given) - set(own))
+        if unknown:
+            raise ModelError(f"{where}: tensor {unknown[0]} is not part of the model")
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(given[name])
+
+    def _tied(self) -> set[str]:
+        """Names that share memory with an earlier one: published and saved once."""
+        seen: dict[int, str] = {}
+        tied = set()
+        for name, value in self.model.state_dict().items():
+            if value.data_ptr() in seen and value.numel():
+                tied.add(name)
+            seen.setdefault(value.data_ptr(), name)
+        return tied
