@@ -1,0 +1,77 @@
+"""What passes between buffer, samplers and learners: configuration, tickets, metadata. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_api.errors import RLTrainError
+from rl_trainer.channel.policies import OnFull, Order
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What a buffer is made with (the contract's defaults); `samplers` will register."""
+
+    groups_per_step: int
+    capacity: int = 256
+    max_staleness: int = 0
+    order: Order = "fifo"
+    on_full: OnFull = "block"
+    samplers: int = 1
+    steps_per_version: int = 1
+    alarm_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.capacity < self.groups_per_step:
+            raise RLTrainError(
+                f"buffer.capacity is {self.capacity}, but one step trains on {self.groups_per_step} groups "
+                "(algorithm.promptsPerStep): the capacity must be at least that"
+            )
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Leave to sample one group. `group_id` is the prompt's index; `version` the weights to use, or newer."""
+
+    group_id: int
+    version: int
+    reissued: bool = False
+
+
+@dataclass(frozen=True)
+class GroupMeta:
+    """What the buffer knows of a group; the tokens are in the payload.
+
+    `rewards`, `lengths` (completion tokens): one per trajectory. `min_version`, `max_version`: oldest and
+    newest weight version among its tokens. `tokens`: prompt and completion tokens of all trajectories (for
+    token budgets). `extra`: anything JSON-able the sampler wants to hand to the learner or the report.
+    """
+
+    group_id: int
+    rewards: list[float]
+    lengths: list[int]
+    min_version: int
+    max_version: int
+    tokens: int = 0
+    priority: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TakenGroup:
+    """A group of a batch: metadata, the version at dispatch, and the payload (bytes or a reference)."""
+
+    meta: GroupMeta
+    version: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """What became of a `put`: `accepted`, or the reason it was not (`duplicate`, `late`, `rejected`)."""
+
+    accepted: bool
+    reason: str | None = None
+    dropped: tuple[int, ...] = ()

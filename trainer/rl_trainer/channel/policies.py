@@ -1,0 +1,133 @@
+"""Order and full policies: the one queue under the channel and under the buffer. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Order = Literal["fifo", "priority"]
+OnFull = Literal["block", "dropOldest", "reject"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Entry(Generic[K, V]):
+    """One thing in a store. `weight`: how much of the capacity it fills. `arrival`: place in fifo order."""
+
+    key: K
+    value: V
+    priority: float
+    weight: int
+    arrival: int
+
+
+class OrderedStore(Generic[K, V]):
+    """Keyed entries handed out by order policy: `fifo` by arrival, `priority` by highest priority, then
+    arrival.
+
+    `weight` is the sum of the entries' weights. All operations are O(1) (`fifo`) or O(log n) (`priority`).
+    """
+
+    def __init__(self, order: Order = "fifo") -> None:
+        self.order = order
+        self.weight = 0
+        self._entries: OrderedDict[K, Entry[K, V]] = OrderedDict()
+        self._heap: list[tuple[float, int, K]] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[Entry[K, V]]:
+        """Entries in arrival order."""
+        return iter(self._entries.values())
+
+    def push(self, key: K, value: V, *, priority: float = 0.0, weight: int = 1) -> Entry[K, V]:
+        """Add an entry behind all others. The key must be new."""
+        if key in self._entries:
+            raise KeyError(f"{key!r} is in the store already")
+        entry = Entry(key, value, priority, weight, self._arrivals)
+        self._arrivals += 1
+        self._insert(entry)
+        return entry
+
+    def give_back(self, entries: Sequence[Entry[K, V]]) -> None:
+        """Put entries popped in this order back where they were: before everything that came later."""
+        for entry in reversed(entries):
+            self._insert(entry)
+            self._entries.move_to_end(entry.key, last=False)
+
+    def peek(self) -> Entry[K, V] | None:
+        """The entry that `pop` would hand out, or None."""
+        if self.order == "fifo":
+            return next(iter(self._entries.values()), None)
+        while self._heap:
+            _, arrival, key = self._heap[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.arrival == arrival:
+                return entry
+            heapq.heappop(self._heap)  # removed by key meanwhile
+        return None
+
+    def pop(self) -> Entry[K, V] | None:
+        """Hand out the next entry by order policy, or None when empty."""
+        entry = self.peek()
+        return None if entry is None else self.remove(entry.key)
+
+    def oldest(self) -> Entry[K, V] | None:
+        """The entry that arrived first, whatever the order policy, or None."""
+        return next(iter(self._entries.values()), None)
+
+    def remove(self, key: K) -> Entry[K, V]:
+        """Take out one entry by key; KeyError where there is none."""
+        entry = self._entries.pop(key)
+        self.weight -= entry.weight
+        return entry
+
+    def _insert(self, entry: Entry[K, V]) -> None:
+        self._entries[entry.key] = entry
+        self.weight += entry.weight
+        if self.order == "priority":
+            heapq.heappush(self._heap, (-entry.priority, entry.arrival, entry.key))
+
+
+def on_arrival(
+    on_full: OnFull, filled: int, capacity: int, weight: int = 1
+) -> Literal["accept", "wait", "drop", "reject"]:
+    """What to do with an arrival of `weight` when `filled` of `capacity` is in use.
+
+    `accept`; `wait` (policy block: the producer waits); `drop` (the oldest entry goes, then ask again);
+    `reject` (the arrival goes). Something heavier than the whole capacity is accepted when nothing else is
+    there: it could wait for ever.
+    """
+    if filled + weight <= capacity or filled == 0:
+        return "accept"
+    if on_full == "block":
+        return "wait"
+    return "drop" if on_full == "dropOldest" else "reject"
+
+
+def batch_by_tokens(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices 0..n-1 in order, cut into batches of at most `max_tokens` each; `sizes[i]` is the tokens of
+    item i.
+
+    An item above the budget gets a batch of its own: whoever sets the budget decides whether that is an
+    error.
+    """
+    batches: list[list[int]] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if not batches or filled + size > max_tokens:
+            batches.append([])
+            filled = 0
+        batches[-1].append(index)
+        filled += size
+    return batches
