@@ -69,6 +69,11 @@ class Type:
         return Type(arguments[1] if self.is_mapping else arguments[0])
 
     @property
+    def key(self) -> Type:
+        """Type of a mapping's keys."""
+        return Type(get_args(self.core)[0])
+
+    @property
     def fixed_length(self) -> int | None:
         """Length of a list whose length is given by its type, else None."""
         arguments = get_args(self.core)

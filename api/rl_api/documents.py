@@ -98,6 +98,12 @@ def load_documents(text: str, source: str) -> list[tuple[int, Any]]:
     return [(number, document) for number, document in enumerate(loaded, 1) if document is not None]
 
 
+def load_value(text: str) -> Any:
+    """The value that `text` is as YAML; InvalidConfig, without a source, if it is none."""
+    documents = load_documents(text, "")
+    return documents[0][1] if documents else None
+
+
 def dump_yaml(document: Any) -> str:
     """Plain data as YAML text that `load_documents` and the Kubernetes tools read back unchanged."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -5,6 +5,8 @@ A message names what was found and what to do. Nothing else is ever shown to a u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class RLTrainError(Exception):
     """An error a user can act on. `str(error)` is the sentence; `exit_code` is the process's exit status."""
@@ -16,6 +18,14 @@ class InvalidConfig(RLTrainError):
     """The user's input is wrong: a field, a file or an option. Nothing was started."""
 
     exit_code = 2
+
+
+class InvalidDocuments(InvalidConfig):
+    """Files, documents or options of the user are wrong: `problems` has a sentence for each thing."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
 
 
 class ModelError(RLTrainError):

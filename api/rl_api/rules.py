@@ -139,7 +139,7 @@ def tiny_shape(spec: RunSpec) -> Iterator[Problem]:
 
 
 def answers_fit(spec: RunSpec) -> Iterator[Problem]:
-    """With the preset tiny, `maxNewTokens` of `sampler` and `task.evaluation` is < `model.tiny.maxPositions`."""
+    """With preset tiny, `maxNewTokens` of `sampler` and `task.evaluation` is < `model.tiny.maxPositions`."""
     if spec.model.source != "tiny":
         return
     positions = (spec.model.tiny or TinyModelSpec()).max_positions

@@ -1,0 +1,281 @@
+"""Files to checked objects. What is wrong is a sentence: file, field, what was found, what is allowed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from pathlib import Path as FilePath
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rl_api.base import API_VERSION, Model
+from rl_api.describe import allowed, choice, found, lookup, nearest, unknown_field
+from rl_api.documents import load_documents
+from rl_api.errors import InvalidConfig, InvalidDocuments
+from rl_api.overrides import Override, apply_override, parse_override
+from rl_api.paths import Path, render_path, touches
+from rl_api.profile import RLTrainingProfile, check_profile_rules
+from rl_api.rules import Problem, Target, check_rules
+from rl_api.run import RLTrainingRun, RunSpec
+
+Resource = RLTrainingRun | RLTrainingProfile
+"""An object of the contract."""
+
+KINDS: Final[dict[str, type[RLTrainingRun] | type[RLTrainingProfile]]] = {
+    "RLTrainingRun": RLTrainingRun,
+    "RLTrainingProfile": RLTrainingProfile,
+}
+"""The objects a file may hold, by `kind`."""
+
+M = TypeVar("M", bound=Model)
+
+
+class Checked(NamedTuple):
+    """A valid object and where it is from."""
+
+    source: str
+    resource: Resource
+
+
+class Report(NamedTuple):
+    """What is in some files: the valid objects, and a sentence for each thing that is wrong."""
+
+    valid: tuple[Checked, ...]
+    problems: tuple[str, ...]
+
+
+def check_document(document: object, target: Target = "local") -> tuple[Resource | None, list[Problem]]:
+    """The object that plain data stands for, or None, and everything that is wrong with it."""
+    if not isinstance(document, dict):
+        return None, [
+            Problem(
+                (), f"found {found(document)}, allowed: an object with apiVersion, kind, metadata and spec"
+            )
+        ]
+    kind = document.get("kind")
+    if kind is None:
+        return None, [Problem(("kind",), f"missing, required: {choice(list(KINDS))}")]
+    if not isinstance(kind, str) or kind not in KINDS:
+        meant = nearest(kind, KINDS) if isinstance(kind, str) else None
+        hint = f", did you mean {meant}?" if meant else ""
+        return None, [Problem(("kind",), f"found {found(kind)}, allowed: {choice(list(KINDS))}{hint}")]
+    problems = []
+    if "apiVersion" not in document:
+        problems.append(Problem(("apiVersion",), f"missing, required: {API_VERSION}"))
+    if kind == "RLTrainingRun":
+        run, more = _check(RLTrainingRun, document)
+        rules = check_rules(run.spec, target) if run is not None else []
+        resource: Resource | None = run
+    else:
+        profile, more = _check(RLTrainingProfile, document)
+        rules = check_profile_rules(profile.spec) + _check_defaults(profile) if profile is not None else []
+        resource = profile
+    unsure = [path for problem in more for path in problem.others]
+    rules = [
+        rule
+        for rule in rules
+        if not any(touches(path, seen) for path in unsure for seen in (rule.path, *rule.others))
+    ]
+    problems += [problem._replace(others=()) for problem in more] + rules
+    return (None if problems else resource), problems
+
+
+def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Problem]]:
+    """The object without the fields that are wrong, for the rules (None if it needs them), and those fields."""
+    try:
+        return model.model_validate(document, by_alias=True, by_name=False), []
+    except ValidationError as error:
+        problems = [_field_problem(model, details) for details in error.errors(include_url=False)]
+    rest = deepcopy(document)
+    for problem in reversed(problems):
+        _remove(rest, problem.path)
+    try:
+        return model.model_validate(rest, by_alias=True, by_name=False), problems
+    except ValidationError:
+        return None, problems
+
+
+def _field_problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
+    """Problem of one field. `others` holds the paths whose values are not known because of it."""
+    location: Path = details["loc"]
+    parent = location[:-1]
+    if location[-1] == "[key]":
+        sentence = f"found this key, allowed: {allowed_key(model, location)}"
+        return Problem(parent, sentence, (parent[:-1],))
+    if details["type"] == "extra_forbidden":
+        # The unknown field may be any of its neighbours, misspelt: rules about those would be guesses.
+        return Problem(location, unknown_field(model, location), (parent,))
+    kind = lookup(model, location)
+    words = allowed(kind) if kind is not None else "any value"
+    if details["type"] == "missing":
+        return Problem(location, f"missing, required: {words}", (location,))
+    where = parent if isinstance(location[-1], int) else location
+    return Problem(location, f"found {found(details['input'])}, allowed: {words}", (where,))
+
+
+def allowed_key(model: type[BaseModel], location: Path) -> str:
+    """What a key of the free object at `location` (…, key, "[key]") may be."""
+    kind = lookup(model, location[:-2])
+    return allowed(kind.key) if kind is not None else "text"
+
+
+def _remove(document: Any, path: Path) -> None:
+    """Take the value at `path` out of `document`, if it is there."""
+    for part in path[:-1]:
+        document = document[part] if _has(document, part) else None
+    if _has(document, path[-1]):
+        del document[path[-1]]
+
+
+def _has(container: Any, part: str | int) -> bool:
+    if isinstance(container, list):
+        return isinstance(part, int) and part < len(container)
+    return isinstance(container, dict) and part in container
+
+
+def _check_defaults(profile: RLTrainingProfile) -> list[Problem]:
+    """What is wrong with `spec.defaults`, which holds a part of a run's spec."""
+    needed = {"model": {"source": "any"}, "task": {"environment": "prompts"}}
+    _, problems = _check(RunSpec, _merge(needed, profile.spec.defaults))
+    if "profile" in profile.spec.defaults:
+        problems.append(Problem(("profile",), "found a profile, allowed: any other field of a run's spec"))
+    return [Problem(("spec", "defaults", *problem.path), problem.sentence) for problem in problems]
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_file(path: str) -> tuple[str, str]:
+    """Label and text of a file, or of standard input for `-`. Raises InvalidConfig when it cannot be read."""
+    label = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else FilePath(path).read_bytes()
+        return label, data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InvalidConfig(f"{label}: no such file, allowed: a YAML file or - for standard input") from None
+    except IsADirectoryError:
+        raise InvalidConfig(
+            f"{label}: found a folder, allowed: a YAML file or - for standard input"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"{label}: not valid YAML: byte {error.start} is not UTF-8 text") from None
+    except OSError as error:
+        raise InvalidConfig(f"{label}: cannot be read: {error.strerror or error}") from None
+
+
+def _documents(path: str) -> list[tuple[str, Any]]:
+    """All documents of a file with their labels. Raises InvalidConfig when there are none."""
+    label, text = read_file(path)
+    documents = load_documents(text, label)
+    if not documents:
+        raise InvalidConfig(f"{label}: found nothing, allowed: a document with kind {choice(list(KINDS))}")
+    if len(documents) == 1:
+        return [(label, documents[0][1])]
+    return [(f"{label} (document {number})", document) for number, document in documents]
+
+
+def _sentence(label: str, problem: Problem) -> str:
+    where = f"{render_path(problem.path)}: " if problem.path else ""
+    return f"{label}: {where}{problem.sentence}"
+
+
+def check_files(paths: Iterable[str], target: Target = "local") -> Report:
+    """Check every document of every file (`-`: standard input), and that no two objects collide."""
+    valid: list[Checked] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            documents = _documents(path)
+        except InvalidConfig as error:
+            problems.append(str(error))
+            continue
+        for label, document in documents:
+            resource, wrong = check_document(document, target)
+            problems += [_sentence(label, problem) for problem in wrong]
+            if resource is not None:
+                valid.append(Checked(label, resource))
+    return Report(tuple(valid), (*problems, *_conflicts(valid)))
+
+
+def _conflicts(checked: Sequence[Checked]) -> list[str]:
+    """Objects with the same name, and profiles that are the default as well."""
+    problems: list[str] = []
+    first: dict[tuple[str, ...], str] = {}
+    for source, resource in checked:
+        kind, metadata = resource.kind, resource.metadata
+        namespace = resource.metadata.namespace or "" if isinstance(resource, RLTrainingRun) else ""
+        place = first.setdefault((kind, namespace, metadata.name), source)
+        if place is not source:
+            problems.append(
+                f"{source}: metadata.name: found {metadata.name!r}, which the {kind} of {place} has already"
+            )
+        if isinstance(resource, RLTrainingProfile) and resource.spec.default:
+            place = first.setdefault((kind,), source)
+            if place is not source:
+                problems.append(
+                    f"{source}: spec.default: found true, allowed: false, as {place} has the default"
+                )
+    return problems
+
+
+def validate_files(paths: Iterable[str], target: Target = "local") -> list[Checked]:
+    """All objects of the files. Raises InvalidDocuments with every problem of every file."""
+    report = check_files(paths, target)
+    if report.problems:
+        raise InvalidDocuments(report.problems)
+    return list(report.valid)
+
+
+def parse_run(document: object, source: str = "document", target: Target = "local") -> RLTrainingRun:
+    """The run that plain data (of a ConfigMap, a checkpoint, a test) stands for. Raises InvalidDocuments."""
+    resource, problems = check_document(document, target)
+    if not isinstance(resource, RLTrainingRun):
+        problems = problems or [Problem(("kind",), "found 'RLTrainingProfile', allowed: RLTrainingRun")]
+        raise InvalidDocuments([_sentence(source, problem) for problem in problems])
+    return resource
+
+
+def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target = "local") -> RLTrainingRun:
+    """The one RLTrainingRun of a file, with the changes of `--set` texts.
+
+    Other documents of the file are left alone. A problem of a value that `--set` gave is said of the option,
+    not of the file. Raises InvalidDocuments (exit code 2) with a sentence for everything that is wrong.
+    """
+    documents = _documents(str(path))
+    runs = [pair for pair in documents if len(documents) == 1 or _is_run(pair[1])]
+    if len(runs) != 1:
+        raise InvalidDocuments(
+            [f"{path}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one"]
+        )
+    label, document = runs[0]
+    changes: list[Override] = []
+    problems: list[str] = []
+    for text in overrides:
+        try:
+            change = parse_override(text)
+            if isinstance(document, dict):
+                apply_override(document, change)
+            changes.append(change)
+        except InvalidConfig as error:
+            problems.append(str(error))
+    resource, wrong = check_document(document, target)
+    for problem in wrong:
+        blame = [c for c in changes if problem.path[: len(c.path)] == c.path]
+        problems.append(_sentence(f"--set {blame[-1].text}" if blame else label, problem))
+    if isinstance(resource, RLTrainingProfile):
+        problems.append(f"{label}: kind: found 'RLTrainingProfile', allowed: RLTrainingRun")
+    if problems or not isinstance(resource, RLTrainingRun):
+        raise InvalidDocuments(problems)
+    return resource
+
+
+def _is_run(document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == "RLTrainingRun"
