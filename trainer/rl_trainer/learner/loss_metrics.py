@@ -1,4 +1,4 @@
-"""Metrics of the losses as sums, so that micro-batches and ranks reduce by addition (and a few by maximum)."""
+"""Metrics of the losses as sums: micro-batches and ranks reduce by addition (a few by maximum)."""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# One chunk's fp32 copy of the logits: 2^23 numbers, 32 MiB (55 rows of a vocabulary of 152,000).
-_CHUNK_NUMBERS = 2**23
+# fp32 numbers of one chunk. On a CPU 256 KiB, which stay in its cache (measured: twice as fast as 32 MiB).
+# On an accelerator, and through the output head, 64 MiB: enough to fill the device.
+_CHUNK_CPU = 2**16
+_CHUNK_LARGE = 2**24
 # Stands for -inf where it would meet a probability of 0.
 _LOWEST = -1e30
 
@@ -30,7 +32,7 @@ def token_log_probs(
         logits: [..., V], any floating type; -inf marks tokens that cannot be sampled.
         targets: [...] integers, the tokens sampled; entries of padding may be any valid index.
         temperature: the sampling temperature, > 0.
-        chunk: rows at a time; default: as many as make 32 MiB.
+        chunk: rows at a time; default: as many as make 256 KiB in fp32 on a CPU, 64 MiB elsewhere.
 
     Returns:
         (log-probs, entropy in nats), float32, the shape of `targets`. A gradient that nobody asks for costs
@@ -44,7 +46,8 @@ def token_log_probs(
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
     vocabulary = logits.shape[-1]
-    rows = chunk or max(1, _CHUNK_NUMBERS // max(1, vocabulary))
+    numbers = _CHUNK_CPU if logits.device.type == "cpu" else _CHUNK_LARGE
+    rows = chunk or max(1, numbers // max(1, vocabulary))
     flat = logits.reshape(-1, vocabulary)
     log_probs, entropy = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
         flat, targets.reshape(-1).long(), float(temperature), rows
@@ -73,10 +76,10 @@ def head_token_log_probs(
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be [N, H] and targets {tuple(targets.shape)} [N]"
         )
-    rows = chunk or max(1, _CHUNK_NUMBERS // head_weight.shape[0])
+    rows = chunk or max(1, _CHUNK_LARGE // head_weight.shape[0])
 
     def part(states: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return token_log_probs(F.linear(states, weight), tokens, temperature, rows)
+        return token_log_probs(F.linear(states, weight), tokens, temperature, chunk)
 
     if len(targets) <= rows:
         return part(hidden, head_weight, targets)
@@ -118,13 +121,17 @@ class _TokenLogProbs(torch.autograd.Function):
             part = slice(start, start + ctx.rows)
             log_p = _log_softmax(logits[part], ctx.temperature)
             probabilities = log_p.exp()
-            grad = torch.zeros_like(log_p)
-            if grad_entropy is not None:
-                surprise = log_p.clamp_(min=_LOWEST).add_(entropy[part].unsqueeze(1))
-                grad.addcmul_(surprise.mul_(probabilities), grad_entropy[part].unsqueeze(1), value=-1.0)
+            if grad_entropy is None:
+                grad = probabilities
+            else:
+                grad = log_p.clamp_(min=_LOWEST).add_(entropy[part].unsqueeze(1))
+                grad.mul_(probabilities).mul_(-grad_entropy[part].unsqueeze(1))
             if grad_log_probs is not None:
                 scale = grad_log_probs[part].unsqueeze(1)
-                grad.addcmul_(probabilities, scale, value=-1.0)
+                if grad_entropy is None:
+                    grad.mul_(-scale)
+                else:
+                    grad.addcmul_(probabilities, scale, value=-1.0)
                 grad.scatter_add_(1, targets[part].unsqueeze(1), scale)
             grad_logits[part] = grad.div_(ctx.temperature)
         return grad_logits, None, None, None

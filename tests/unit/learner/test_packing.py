@@ -1,0 +1,136 @@
+"""Cuts of a batch: always a partition, within the budget, balanced, and as cheap as any other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_trainer.learner.packing import micro_batches, mini_batches, padded_tokens, split_over_ranks
+
+lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
+
+
+def flat(parts: list[list[int]]) -> list[int]:
+    return sorted(itertools.chain.from_iterable(parts))
+
+
+def test_micro_batches_by_hand() -> None:
+    """Budget 12, no overhead: 6 alone with 5 (2 * 6 = 12, one padded), 2 2 2 and 1 1 with no padding."""
+    lengths = [2, 6, 1, 2, 5, 1, 2]
+    assert micro_batches(lengths, 12, overhead_tokens=0) == [[1], [4], [0, 3, 6], [2, 5]]
+    assert micro_batches(lengths, 12, overhead_tokens=1) == [[1, 4], [0, 3, 6], [2, 5]]
+    # 12 padded tokens in the first, 5 * 2 = 10 in the second: two are the fewest that fit.
+    assert micro_batches(lengths, 12, overhead_tokens=100) == [[1, 4], [0, 3, 6, 2, 5]]
+
+
+def test_a_long_tail_is_not_padded_to_its_longest() -> None:
+    lengths = [1000] * 2 + [100] * 100
+    batches = micro_batches(lengths, 200_000)
+    assert len(batches) == 2
+    assert padded_tokens(lengths, batches) == sum(lengths)
+
+
+def test_a_sequence_over_the_budget_is_alone() -> None:
+    assert micro_batches([5, 50, 7, 60], 14, overhead_tokens=100) == [[3], [1], [2, 0]]
+
+
+@given(lengths=lengths_strategy, budget=st.integers(1, 200), overhead=st.sampled_from([0, 5, 50]))
+def test_micro_batches_are_a_partition_within_the_budget(
+    lengths: list[int], budget: int, overhead: int
+) -> None:
+    batches = micro_batches(lengths, budget, overhead_tokens=overhead)
+    assert flat(batches) == list(range(len(lengths)))
+    for batch in batches:
+        longest = max(lengths[index] for index in batch)
+        assert len(batch) * longest <= budget or len(batch) == 1
+    assert batches == micro_batches(list(lengths), budget, overhead_tokens=overhead)
+    firsts = [max(lengths[index] for index in batch) for batch in batches]
+    assert firsts == sorted(firsts, reverse=True)
+
+
+@given(lengths=st.lists(st.integers(1, 9), max_size=7), budget=st.integers(1, 30), overhead=st.integers(0, 9))
+def test_no_other_partition_is_cheaper(lengths: list[int], budget: int, overhead: int) -> None:
+    """Against every partition into sets, not only the contiguous ones."""
+
+    def cost(parts: list[list[int]]) -> int:
+        return padded_tokens(lengths, parts) + overhead * len(parts)
+
+    def partitions(items: list[int]) -> list[list[list[int]]]:
+        if not items:
+            return [[]]
+        found = []
+        for rest in partitions(items[1:]):
+            found.append([[items[0]], *rest])
+            for at, part in enumerate(rest):
+                found.append([*rest[:at], [items[0], *part], *rest[at + 1 :]])
+        return found
+
+    def fits(part: list[int]) -> bool:
+        return len(part) == 1 or padded_tokens(lengths, [part]) <= budget
+
+    best = min(
+        (cost(parts) for parts in partitions(list(range(len(lengths)))) if all(map(fits, parts))), default=0
+    )
+    assert cost(micro_batches(lengths, budget, overhead_tokens=overhead)) == best
+
+
+def test_split_by_hand() -> None:
+    """7 6 | 5 4 | 3 2 longest first to the emptier rank: 7 4 3 = 14 and 6 5 2 = 13."""
+    assert split_over_ranks([2, 3, 4, 5, 6, 7], 2) == [[1, 2, 5], [0, 3, 4]]
+
+
+def test_fewer_sequences_than_ranks() -> None:
+    assert split_over_ranks([3], 3) == [[0], [], []]
+    assert split_over_ranks([], 2) == [[], []]
+
+
+@given(lengths=lengths_strategy, ranks=st.integers(1, 6))
+def test_ranks_are_a_balanced_partition(lengths: list[int], ranks: int) -> None:
+    parts = split_over_ranks(lengths, ranks)
+    assert len(parts) == ranks
+    assert flat(parts) == list(range(len(lengths)))
+    loads = [sum(lengths[index] for index in part) for part in parts]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), ranks=st.integers(1, 3))
+def test_the_fullest_rank_is_within_a_third_of_the_best(lengths: list[int], ranks: int) -> None:
+    def fullest(assignment: tuple[int, ...]) -> int:
+        return max(
+            sum(length for length, rank in zip(lengths, assignment, strict=True) if rank == r)
+            for r in range(ranks)
+        )
+
+    best = min(fullest(assignment) for assignment in itertools.product(range(ranks), repeat=len(lengths)))
+    found = max(sum(lengths[index] for index in part) for part in split_over_ranks(lengths, ranks))
+    assert 3 * found <= 4 * best
+
+
+@given(groups=st.integers(0, 40), count=st.integers(1, 10), seed=st.integers(0, 5))
+def test_mini_batches_are_an_even_partition(groups: int, count: int, seed: int) -> None:
+    parts = mini_batches(groups, count, seed=(seed, 7))
+    assert flat(parts) == list(range(groups))
+    assert len(parts) == min(count, groups)
+    sizes = [len(part) for part in parts]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert parts == mini_batches(groups, count, seed=(seed, 7))
+
+
+def test_mini_batches_are_shuffled_by_their_key_and_one_is_not() -> None:
+    assert mini_batches(20, 1) == [list(range(20))]
+    assert mini_batches(20, 2, seed=(1, 0)) != mini_batches(20, 2, seed=(1, 1))
+    assert mini_batches(20, 2, seed=(1, 0)) != [list(range(10)), list(range(10, 20))]
+
+
+def test_misuse_is_named() -> None:
+    with pytest.raises(ValueError, match="sequence 1 has length 0"):
+        micro_batches([1, 0], 8)
+    with pytest.raises(ValueError, match="tokens_per_micro_batch is 0"):
+        micro_batches([1], 0)
+    with pytest.raises(ValueError, match="ranks is 0"):
+        split_over_ranks([1], 0)
+    with pytest.raises(ValueError, match="count 0"):
+        mini_batches(1, 0)
