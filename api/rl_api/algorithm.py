@@ -51,7 +51,7 @@ class KlSpec(Model):
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k3",
-        description="Per-token estimator, d = log p - log p_ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.",
+        description="Per-token estimate, d = log p_ref - log p: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.",
     )
 
 
@@ -63,10 +63,12 @@ class OptimizerSpec(Model):
     )
     epsilon: float = Field(default=1e-8, gt=0.0, description="Added to the root of the second moment.")
     weight_decay: float = Field(default=0.0, ge=0.0, description="Decoupled weight decay.")
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps over which the learning rate rises."
+    )
     decay: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
-        description="Shape of the learning rate from the end of the warm-up to stop.maxSteps.",
+        description="Shape of the learning rate from the end of the warm-up to the end of the run.",
     )
     min_ratio: float = Field(
         default=0.0,
@@ -107,8 +109,8 @@ class AlgorithmSpec(Model):
     ratio_bound: float | None = Field(
         default=None,
         gt=1.0,
-        description="Skip the rest of a step's minibatches once the mean importance ratio of one leaves "
-        "[1 / bound, bound]; null: never.",
+        description="Drop a minibatch and the rest of its step's when its mean importance ratio is above this; "
+        "null: never.",
     )
     gradient_clip: float = Field(
         default=1.0, gt=0.0, description="Largest norm of the gradient; larger ones are scaled."

@@ -82,7 +82,7 @@ class BufferSpec(Model):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="Weight versions the oldest token of a group may be behind; 0: strictly on-policy.",
+        description="Weight versions the oldest token of a group may be behind the learner's; 0: on-policy.",
     )
     order: Literal["fifo", "priority"] = Field(
         default="fifo",
@@ -117,7 +117,9 @@ class WeightSyncSpec(Model):
         default="auto", description="How weights travel: objectStore (Ray's object store) or auto."
     )
     every_steps: int = Field(
-        default=1, ge=1, description="Training steps between two publications; <= buffer.maxStaleness + 1."
+        default=1,
+        ge=1,
+        description="Training steps between two publications; each gives the next weight version.",
     )
     swap: Literal["betweenSteps", "betweenGroups"] = Field(
         default="betweenSteps",

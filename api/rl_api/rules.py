@@ -85,18 +85,6 @@ def room_for_a_step(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def fresh_enough_weights(spec: RunSpec) -> Iterator[Problem]:
-    """`weightSync.everySteps` is <= `buffer.maxStaleness` + 1; else samplers wait for weights for ever."""
-    every, staleness = spec.weight_sync.every_steps, spec.buffer.max_staleness
-    if every > staleness + 1:
-        yield _problem(
-            "weightSync.everySteps",
-            f"found {every}, allowed: a whole number >= 1 and <= buffer.maxStaleness + 1 = {staleness + 1}, "
-            "as samplers would wait for newer weights for ever",
-            "buffer.maxStaleness",
-        )
-
-
 def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
     """`sampler.minReplicas` is <= `sampler.replicas`."""
     sampler = spec.sampler
@@ -300,7 +288,6 @@ RULES: Final[tuple[Rule, ...]] = (
     group_of_two,
     even_shares,
     room_for_a_step,
-    fresh_enough_weights,
     fewer_samplers_to_start,
     tiny_only_with_tiny,
     tiny_shape,

@@ -84,7 +84,7 @@ def check_document(document: object, target: Target = "local") -> tuple[Resource
 
 
 def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Problem]]:
-    """The object without the fields that are wrong, for the rules (None if it needs them), and those fields."""
+    """The object without its wrong fields, for the rules (None if it needs them), and those fields."""
     try:
         return model.model_validate(document, by_alias=True, by_name=False), []
     except ValidationError as error:
