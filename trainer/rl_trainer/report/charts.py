@@ -27,7 +27,7 @@ MAX_POINTS = 1200
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One curve: the column it draws, its legend and its look (`line`, `faint` for raw noise, `points`)."""
+    """One curve: the column it draws, its legend and its look (`line`, or `points` when measured now and then)."""
 
     column: str
     label: str
@@ -65,7 +65,7 @@ class Chart:
 
 
 _HELDOUT = Series("heldout_score", "held-out score", "orange", "points")
-_REWARD = (Series("reward_mean", "reward of each step", "blue", "faint"), Series("reward_smooth", "reward", "blue"))
+_REWARD = Series("reward_mean", "reward")
 _HELDOUT_HINT = "Exact answers to prompts never trained on, greedy"
 
 SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
@@ -85,13 +85,6 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
                 "fraction",
                 "Answers that reached the token limit",
                 (Series("truncated_fraction", "cut", "teal"),),
-            ),
-            Chart(
-                "zero-variance",
-                "Groups without signal",
-                "groups",
-                "All answers to the prompt earned the same",
-                (Series("zero_variance_groups", "groups", "grey"),),
             ),
         ),
     ),
@@ -127,6 +120,13 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
                 "nats",
                 "KL between sampler's and trainer's log-probs",
                 (Series("mismatch_kl", "mismatch", "orange"),),
+            ),
+            Chart(
+                "zero-variance",
+                "Groups without signal",
+                "groups",
+                "All answers to the prompt earned the same",
+                (Series("zero_variance_groups", "groups", "grey"),),
             ),
         ),
     ),
@@ -218,7 +218,7 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
     bounds = (0.0, 1.0) if unit_scale else None
     if evaluated and unit_scale:
         hint = _HELDOUT_HINT + "; reward is that of the sampled answers"
-        both = (*_REWARD, _HELDOUT)
+        both = (_REWARD, _HELDOUT)
         return (
             Chart("reward", "Reward and held-out score", "", hint, both, wide=True, bounds=bounds, target=target),
         )
@@ -227,7 +227,7 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
         "Reward",
         "",
         "Mean over the answers trained on",
-        _REWARD,
+        (_REWARD,),
         floor=unit_scale,
         wide=True,
         bounds=bounds,
@@ -245,8 +245,8 @@ def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, fl
     """Return the numbers of the page by column, one row per step; None where there is no number.
 
     Rows are step records by step, and steps at which only an evaluation happened (step 0). Besides the fields
-    of `StepRecord` there are `elapsed` (seconds of training until the end of the step, all attempts together),
-    `reward_smooth` (from 30 steps on) and `time_other` (wall time that no part accounts for).
+    of `StepRecord` there are `elapsed` (seconds of training until the end of the step, all attempts together)
+    and `time_other` (wall time that no part accounts for).
     """
     by_step = {record.step: record for record in records}
     scores = dict(heldout)
@@ -265,33 +265,12 @@ def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, fl
         columns["time_other"].append(_other(record) if record else None)
     if sum(present(columns["time_other"])) < 0.02 * elapsed:
         columns["time_other"] = [None] * len(columns["step"])
-    columns["reward_smooth"] = smooth(columns["reward_mean"])
     return thin(columns, MAX_POINTS)
 
 
 def present(column: Sequence[float | None] | None) -> list[float]:
     """Return the numbers of a column without the gaps."""
     return [value for value in column or () if value is not None]
-
-
-def smooth(column: Column) -> Column:
-    """Return an exponential mean over about a twentieth of the steps; all None for fewer than 30 numbers.
-
-    Bias-corrected as in Adam, so that the first points are means of what there is, not of an assumed zero.
-    """
-    count = len(present(column))
-    if count < 30:
-        return [None] * len(column)
-    keep = 1 - 1 / max(4.0, count / 20)
-    mean, weight = 0.0, 0.0
-    result: Column = []
-    for value in column:
-        if value is None:
-            result.append(None)
-            continue
-        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
-        result.append(mean / weight)
-    return result
 
 
 def thin(columns: Columns, limit: int) -> Columns:
@@ -311,10 +290,6 @@ def visible(charts: Sequence[Chart], columns: Columns) -> list[Chart]:
     shown = []
     for chart in charts:
         series = tuple(s for s in chart.series if _worth_drawing(chart, columns.get(s.column)))
-        if len(series) == 1 and series[0].style == "faint":  # no smoothed curve beside it: it is the curve
-            series = (dataclasses.replace(series[0], style="line"),)
-        elif series and series[0].style == "faint" and series[1].column != "reward_smooth":
-            series = (dataclasses.replace(series[0], style="line", label="reward"), *series[1:])
         if series:
             shown.append(dataclasses.replace(chart, series=series))
     return shown

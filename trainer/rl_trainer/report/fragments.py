@@ -107,33 +107,39 @@ def _tiles(summary: Mapping[str, Any], max_steps: int | None) -> list[tuple[str,
     stale = summary["max_staleness_seen"]
     stale_note = "always on-policy" if not stale else f"at most {number(stale)} version{'s' * (stale != 1)} old"
     tokens = summary.get("completion_tokens") or 0
+    samples = summary["samples_per_second"]
+    per_answer = f"{number(summary['completion_tokens_per_second'] / samples, 1)} per answer" if samples else ""
     return [
         _outcome_tile(summary),
         ("Steps", f"{steps:,}{of}", step_note),
         ("Time", duration(summary["wall_seconds"]), _per_step(summary)),
         ("Speed", f"{number(summary['completion_tokens_per_second'], 1)} <small>tokens/s</small>",
          f"{number(summary['samples_per_second'], 1)} answers/s"),
-        ("Groups trained", f"{summary['groups_trained']:,}", drop_note),
-        ("Completion tokens", _compact(tokens), stale_note),
+        ("Groups trained", f"{summary['groups_trained']:,}", f"{drop_note}; {stale_note}"),
+        ("Completion tokens", _compact(tokens), per_answer),
     ]  # fmt: skip
 
 
 def _outcome_tile(summary: Mapping[str, Any]) -> tuple[str, str, str]:
-    start, end, best = (summary.get(key) for key in ("heldout_start", "heldout_end", "best_heldout"))
-    rewards = [value for value in summary["reward_curve"] if value is not None]
-    label, note = "Held-out score", ""
-    if end is None:
-        label = "Reward, first to last step"
-        start, end = (rewards[0], rewards[-1]) if rewards else (None, None)
-    elif best is not None and best > end:
-        note = f", best {number(best)} at step {summary.get('best_heldout_step')}"
-    if start is None or end is None:
+    curve = [score for _, score in summary["heldout_curve"]]
+    label, best, at = "Held-out score", summary.get("best_heldout"), summary.get("best_heldout_step")
+    if not curve:
+        label, best = "Reward, first to last step", None
+        curve = [value for value in summary["reward_curve"] if value is not None]
+    if not curve:
         return label, "\u2013", "nothing measured yet"
-    change = end - start
-    look = "up" if change > 0 else "down" if change < 0 else ""
-    sign = "+" if change > 0 else ""
-    value = f'<span class="from">{number(start)}</span><span class="arrow">\u2192</span>{number(end)}'
-    return label, value, f'<span class="{look}">{sign}{number(change)}</span>{note}'
+    if len(curve) == 1:
+        return label, _score(curve[0]), "measured once"
+    start, end = curve[0], curve[-1]
+    change = round(end - start, 2)
+    look, sign = ("up", "+") if change > 0 else ("down", "") if change < 0 else ("", "\u00b1")
+    note = f", best {_score(best)} at step {at}" if best is not None and best > end else ""
+    value = f'<span class="from">{_score(start)}</span><span class="arrow">\u2192</span>{_score(end)}'
+    return label, value, f'<span class="{look}">{sign}{_score(change)}</span>{note}'
+
+
+def _score(value: float) -> str:
+    return f"{value:.2f}".replace("-", "\u2212")
 
 
 def _per_step(summary: Mapping[str, Any]) -> str:
@@ -142,9 +148,9 @@ def _per_step(summary: Mapping[str, Any]) -> str:
 
 
 def _compact(value: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / min(size, 1e9 if unit == 'G' else 1e6 if unit == 'M' else 1e3):.1f}{unit}"
+    for size, unit, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):
+        if value >= least:
+            return f"{value / size:.1f}{unit}"
     return f"{value:,.0f}"
 
 
@@ -158,10 +164,10 @@ def curves(sections: Sequence[tuple[str, Sequence[Chart]]], thinned: int) -> str
     blocks = []
     for position, (title, charts) in enumerate(sections):
         small = sum(not chart.wide for chart in charts)
-        pairs = " pairs" if small in (2, 4) else ""
+        shape = (" pairs" if small in (2, 4) else "") + (" odd" if small % 2 else "")
         tools = switch if position == 0 else ""
         head = f'<div class="bar"><h2>{escape(title)}</h2>{tools}</div>'
-        blocks.append(f'<section>{head}<div class="charts{pairs}" data-charts="{escape(title)}"></div></section>')
+        blocks.append(f'<section>{head}<div class="charts{shape}" data-charts="{escape(title)}"></div></section>')
     if thinned > 1:
         blocks.append(f'<p class="note">Each point stands for {thinned} steps; metrics.jsonl has them all.</p>')
     return "\n".join(blocks)
@@ -232,6 +238,29 @@ def groups_section(summary: Mapping[str, Any]) -> str:
     )
     table = f'<div class="drops">{bars}</div>' if bars else ""
     return f'<section><h2>Groups</h2><div class="card panel" id="groups"><p>{text}.</p>{table}</div></section>'
+
+
+def warm_start_note(event: Mapping[str, Any] | None) -> str:
+    """Return a line about the supervised warm start from its metrics event, nothing when there was none."""
+    if event is None:
+        return ""
+    steps, score, seconds = (event.get(key) for key in ("steps", "score", "seconds"))
+    parts = [f"{steps:,} supervised steps" if isinstance(steps, int) else "a supervised start"]
+    parts += [f"to a sampled score of {_score(score)}"] if isinstance(score, int | float) else []
+    parts += [f"in {duration(seconds)}"] if isinstance(seconds, int | float) else []
+    return f'<p class="note">Before reinforcement learning: {" ".join(parts)}; not part of the curves.</p>'
+
+
+def events_section(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return what happened besides steps: every event with a `text`, and resumes; the last 50."""
+    rows = []
+    for event in events:
+        text = "Resumed from a checkpoint" if event["event"] == "resumed" else event.get("text")
+        if text:
+            rows.append(f"<li><b>step {event['step']:,}</b><span>{escape(str(text))}</span></li>")
+    if not rows:
+        return ""
+    return f'<section><h2>Events</h2><div class="card panel"><ul class="events">{"".join(rows[-50:])}</ul></div></section>'
 
 
 def config_section(yaml_text: str) -> str:

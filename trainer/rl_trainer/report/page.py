@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -32,10 +33,10 @@ from rl_trainer.report.timeline import DROPPED, TIMELINE_FILE, Span, read_timeli
 
 REPORT_FILE = "report.html"
 RUN_FILE = "run.yaml"
-MAX_SPANS = 2_500
 MAX_ACTORS = 32
+MAX_SPANS_PER_ACTOR = 150
 WINDOW_SECONDS = 60.0
-_OTHER_COLOURS = ("violet", "amber", "teal", "blue", "orange")
+_OTHER_COLOURS = ("sky", "rose", "moss", "violet", "amber")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class RunData:
         name: name of the run.
         records: one record per step.
         heldout: (step, held-out score) of every evaluation.
-        resumed: steps at which the run was resumed.
+        events: the other lines of the metrics (`resumed`, `warm_start`, `note`, ...).
         summary: as `summarize` returns it; None while the run goes on.
         spans: the timeline.
         examples: answers before and after.
@@ -56,7 +57,7 @@ class RunData:
     name: str
     records: Sequence[StepRecord] = ()
     heldout: Sequence[tuple[int, float]] = ()
-    resumed: Sequence[int] = ()
+    events: Sequence[Mapping[str, Any]] = ()
     summary: Mapping[str, Any] | None = None
     spans: Sequence[Span] = ()
     examples: Sequence[Example] = ()
@@ -92,12 +93,11 @@ def load_run(folder: Path) -> RunData:
         raise RLTrainError(f"{run_file}: is not YAML ({' '.join(str(error).split())})") from error
     run = run if isinstance(run, dict) else {}
     summary = read_json(folder / SUMMARY_FILE)
-    resumed = [event["step"] for event in read_events(metrics, "resumed")]
     return RunData(
         name=str(_at(run, "metadata", "name") or (summary or {}).get("name") or folder.resolve().name),
         records=read_metrics(metrics),
         heldout=heldout_curve(metrics),
-        resumed=resumed,
+        events=read_events(metrics),
         summary=summary if isinstance(summary, dict) else None,
         spans=read_timeline(folder / TIMELINE_FILE),
         examples=read_examples(folder),
@@ -109,13 +109,15 @@ def load_run(folder: Path) -> RunData:
 def render(run: RunData) -> str:
     """Return the page as HTML text."""
     seed = _at(run.run, "spec", "seed")
+    resumed = [event["step"] for event in run.events if event["event"] == "resumed"]
+    warm_start = next((event for event in reversed(run.events) if event["event"] == "warm_start"), None)
     computed = summarize(
         run.records,
         run.heldout,
         name=run.name,
         seed=seed or 0,
         stop_reason="",
-        resumed_from=run.resumed[-1] if run.resumed else None,
+        resumed_from=resumed[-1] if resumed else None,
     )
     summary = computed | dict(run.summary or {})
     stop_reason = (run.summary or {}).get("stop_reason")
@@ -126,7 +128,7 @@ def render(run: RunData) -> str:
     data = {
         "columns": {name: _rounded(column) for name, column in _used(columns, sections).items()},
         "sections": {title: [chart_data(chart) for chart in charts] for title, charts in sections},
-        "marks": {"resumed": list(run.resumed)},
+        "marks": {"resumed": resumed},
         "timeline": view,
     }
     steps = len({record.step for record in run.records} | {step for step, _ in run.heldout})
@@ -139,6 +141,8 @@ def render(run: RunData) -> str:
         "name": escape(run.name),
         "status": fragments.status_pill(stop_reason),
         "what": fragments.what_was_trained(run.run, seed),
+        "warm_start": fragments.warm_start_note(warm_start),
+        "events": fragments.events_section(run.events),
         "tiles": fragments.tiles(summary, max_steps if isinstance(max_steps, int) else None),
         "curves": fragments.curves(sections, thinned) if sections else empty,
         "timeline": fragments.timeline_section(view),
@@ -154,40 +158,58 @@ def render(run: RunData) -> str:
 
 
 def timeline_view(spans: Sequence[Span]) -> dict[str, Any] | None:
-    """Return the recent window of the timeline for the strip: at most a minute, `MAX_SPANS` spans, `MAX_ACTORS` rows.
+    """Return the recent window of the timeline for the strip: what can be told apart on a screen.
 
+    That is at most `WINDOW_SECONDS`, `MAX_SPANS_PER_ACTOR` spans of the busiest actor, `MAX_ACTORS` rows.
     Keys: `seconds` (length), `actors`, `hidden_actors` (rows left out), `names` ([name, colour]) and `spans`
     ([actor, name, from, to, depth], seconds from the start of the window). None without spans.
     """
-    real = [span for span in spans if span.name != DROPPED]
-    if not real:
+    by_actor: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.name != DROPPED:
+            by_actor[span.actor].append(span)
+    if not by_actor:
         return None
-    all_actors = sorted({span.actor for span in real}, key=_natural)
-    actors = all_actors[:MAX_ACTORS]
-    recent = sorted((span for span in real if span.actor in set(actors)), key=lambda span: (span.start, -span.end))
-    end = max(span.end for span in recent)
-    start = max(end - WINDOW_SECONDS, recent[0].start)
-    if len(recent) > MAX_SPANS:
-        start = max(start, recent[-MAX_SPANS].start)
-    recent = [span for span in recent if span.end >= start][-MAX_SPANS:]
-    names = sorted({span.name for span in recent}, key=lambda name: (_order(name), name))
+    actors = sorted(by_actor, key=_natural)[:MAX_ACTORS]
+    rows = [sorted(by_actor[actor], key=lambda span: (span.start, -span.end)) for actor in actors]
+    end = max(span.end for row in rows for span in row)
+    first = min(row[0].start for row in rows)
+    busiest = max((row[-MAX_SPANS_PER_ACTOR].start for row in rows if len(row) > MAX_SPANS_PER_ACTOR), default=first)
+    start = max(end - WINDOW_SECONDS, busiest)
+    rows = [[span for span in row if span.end >= start] for row in rows]
+    names = sorted({span.name for row in rows for span in row}, key=lambda name: (_order(name), name))
     colours = _colours(names)
-    open_ends: dict[str, list[float]] = {actor: [] for actor in actors}
-    rows = []
-    for span in recent:
-        stack = open_ends[span.actor]
-        while stack and stack[-1] <= span.start + 1e-6:
-            stack.pop()
-        times = [round(max(0.0, span.start - start), 5), round(max(0.0, span.end - start), 5)]
-        rows.append([actors.index(span.actor), names.index(span.name), *times, len(stack)])
-        stack.append(span.end)
     return {
         "seconds": max(end - start, 1e-3),
         "actors": actors,
-        "hidden_actors": len(all_actors) - len(actors),
+        "hidden_actors": len(by_actor) - len(actors),
         "names": [[name, colours[name]] for name in names],
-        "spans": rows,
+        "spans": [
+            [
+                position,
+                names.index(span.name),
+                round(max(0.0, span.start - start), 5),
+                round(max(0.0, span.end - start), 5),
+                depth,
+            ]
+            for position, row in enumerate(rows)
+            for span, depth in zip(row, _depths(row), strict=True)
+        ],
     }
+
+
+def _depths(row: Sequence[Span]) -> list[int]:
+    """Return in how many other spans of its actor each span lies; a partial overlap is not inside."""
+    ends: list[float] = []
+    depths = []
+    for span in row:
+        while ends and ends[-1] < span.end:
+            ends.pop()
+        while ends and ends[-1] <= span.start:
+            ends.pop()
+        depths.append(len(ends))
+        ends.append(span.end)
+    return depths
 
 
 def _sections(columns: Columns, target: float | None) -> list[tuple[str, list[Chart]]]:

@@ -13,7 +13,15 @@ class Chart {
     const title = html("h3", "", spec.title);
     const unit = spec.unit === "fraction" ? "%" : spec.unit;
     if (unit) title.append(html("span", "unit", unit));
-    this.figure.append(html("figcaption", "", html("div", "top", title, this.legend), html("p", "hint", spec.hint)));
+    const caption = html("figcaption", "", html("div", "top", title));
+    if (spec.wide || spec.series.length === 1) {
+      caption.firstChild.append(this.legend);
+      caption.append(html("p", "hint", spec.hint));
+    } else {
+      title.title = spec.hint; // the legend takes the place of the hint, so that neighbours stay level
+      caption.append(this.legend);
+    }
+    this.figure.append(caption);
     this.svg = svg("svg", { role: "img", tabindex: 0 });
     this.figure.append(this.svg);
     this.fillLegend();
@@ -25,10 +33,10 @@ class Chart {
   }
 
   fillLegend() {
-    const shown = this.spec.series.filter((series) => series.style !== "faint");
+    const shown = this.spec.series;
     for (const series of shown) {
       const value = this.values(series).findLast((v) => v !== null);
-      const item = html("li", "", html("b", "", quantity(value, this.spec.unit)));
+      const item = html("li", "", html("b", "", this.spec.unit === "fraction" ? quantity(value, "fraction") : number(value)));
       if (shown.length > 1) item.prepend(html("i", "swatch c-" + series.colour), series.label + " ");
       item.title = series.label + ", last value";
       this.legend.append(item);
@@ -59,7 +67,7 @@ class Chart {
     const width = Math.max(180, this.figure.clientWidth - 32);
     const height = this.spec.wide ? HEIGHT.wide : HEIGHT.small;
     const [lo, hi] = this.range();
-    const rows = ticks(lo, hi, height / 45);
+    const rows = ticks(lo, hi, height / (this.spec.wide ? 45 : 36));
     const labels = rows.map((value) => (this.spec.unit === "fraction" ? number(value * 100) : number(value)));
     const left = Math.max(...labels.map((label) => label.length)) * 6.8 + 10;
     const [right, top, bottom] = [10, 10, 24];
@@ -145,8 +153,10 @@ class Chart {
       else if (!sparse && runs[runs.length - 1].length) runs.push([]);
     }
     const group = svg("g", { class: "c-" + series.colour, "data-series": series.column });
-    const path = runs.filter((run) => run.length > 1).map((run) => "M" + run.map(pair).join("L")).join("");
-    if (path) group.append(svg("path", { class: "series " + series.style, d: path }));
+    const noisy = !sparse && isNoisy(points);
+    const path = lines(runs);
+    if (path) group.append(svg("path", { class: noisy ? "series raw" : "series", d: path }));
+    if (noisy) group.append(svg("path", { class: "series trend", d: lines(runs.map(trend)) }));
     const all = points.filter(Boolean);
     const dots = sparse && all.length <= 80 ? all : runs.filter((run) => run.length === 1).flat();
     const radius = sparse || all.length < 30 ? 3.5 : 2;
@@ -235,13 +245,36 @@ class Chart {
     if (this.spec.kind === "stack") return;
     for (const series of this.spec.series) {
       const value = this.values(series)[row];
-      if (value === null || series.style === "faint") continue;
+      if (value === null) continue;
       const dot = svg("circle", { class: "dot", cx: x, cy: this.y(value), r: 4 });
       this.heads.append(svg("g", { class: "c-" + series.colour }, dot));
     }
   }
 }
 
-function pair([x, y]) {
-  return x.toFixed(2) + "," + y.toFixed(2);
+function lines(runs) {
+  const text = ([x, y]) => x.toFixed(2) + "," + y.toFixed(2);
+  return runs.filter((run) => run.length > 1).map((run) => "M" + run.map(text).join("L")).join("");
+}
+
+/** Whether a curve goes up and down so much that its trend is worth a line of its own. */
+function isNoisy(points) {
+  const y = points.filter(Boolean).map((point) => point[1]);
+  if (y.length < 40) return false;
+  const way = y.reduce((sum, value, i) => sum + (i ? Math.abs(value - y[i - 1]) : 0), 0);
+  return way > 4 * (Math.max(...y) - Math.min(...y));
+}
+
+/** Mean of the neighbours (a twentieth of the run), nearer ones counting more: centred, so that it does not lag. */
+function trend(run) {
+  const reach = Math.max(2, Math.round(run.length / 40));
+  return run.map(([x], i) => {
+    let [sum, weights] = [0, 0];
+    for (let j = Math.max(0, i - reach); j <= Math.min(run.length - 1, i + reach); j++) {
+      const weight = 1 - Math.abs(i - j) / (reach + 1);
+      sum += weight * run[j][1];
+      weights += weight;
+    }
+    return [x, sum / weights];
+  });
 }
