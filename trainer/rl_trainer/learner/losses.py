@@ -22,6 +22,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rl_trainer.learner.loss_metrics import MAX_METRICS as MAX_METRICS
+from rl_trainer.learner.loss_metrics import SUM_METRICS as SUM_METRICS
 from rl_trainer.learner.loss_metrics import empty_metrics as empty_metrics
 from rl_trainer.learner.loss_metrics import merge_metrics as merge_metrics
 from rl_trainer.learner.loss_metrics import metric_means as metric_means
@@ -312,12 +314,13 @@ def supervised_loss(log_probs: Tensor, mask: Tensor, denominators: LossDenominat
         log_probs: [B, T] or [N], with gradient. mask: the same shape. denominators: over the global batch.
 
     Returns:
-        The loss in sum form; of the metrics only `loss` and `tokens`.
+        The loss in sum form; of the metrics only `loss` and `tokens` are not 0.
     """
     trained = mask != 0
     weights = aggregation_weights(trained, "tokenMean", denominators)
     loss = -(weights * _masked(log_probs, trained)).sum()
-    return LossOutput(loss, {"loss": loss.detach(), "tokens": trained.sum().float()})
+    measured = {"loss": loss.detach(), "tokens": trained.sum().float()}
+    return LossOutput(loss, {**empty_metrics(log_probs.device), **measured})
 
 
 def _masked(values: Tensor, trained: Tensor) -> Tensor:
