@@ -93,7 +93,7 @@ def pack_group(trajectories: Sequence[Trajectory]) -> GroupPayload:
 
 
 def unpack_group(data: Any) -> GroupPayload:
-    """The payload in `data` (bytes-like, from `to_bytes`), as views. Raises RLTrainError when it is damaged."""
+    """The payload in `data` (bytes-like), as views of it. Raises RLTrainError when it is damaged."""
     view = memoryview(data).cast("B")
     if len(view) < _HEADER.size:
         raise RLTrainError(f"a group's payload has only {len(view)} bytes")

@@ -54,9 +54,6 @@ class BufferState:
         self.leased: list[_Ready] | None = None
         self.released: set[int] = set()
         self.registered: set[int] = set()
-        self.lost_versions: dict[
-            int, int
-        ] = {}  # released but not finished: group id -> version of the first dispatch
         self.counts: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
         self.max_staleness_seen = 0
@@ -106,7 +103,7 @@ class BufferState:
         """A sampler is gone: its unfinished groups will be reissued under the same ids. Returns those ids."""
         lost = sorted(group_id for group_id, (holder, _) in self.running.items() if holder == sampler)
         for group_id in lost:
-            _, self.lost_versions[group_id] = self.running.pop(group_id)
+            del self.running[group_id]
             bisect.insort(self.pending, group_id)
             self.reissue.add(group_id)
         self.counts["released"] += len(lost)
@@ -170,11 +167,9 @@ class BufferState:
             return PutResult(False, "duplicate")
         holder, version = self.running.get(group_id, (None, -1))
         if holder != sampler:
-            # The result of a sampler that was given up came after all: take it if it can still be trained in
-            # time.
-            if group_id not in self.lost_versions:
-                raise RLTrainError(f"sampler {sampler} put group {group_id}, which sampler {holder} holds")
-            version = self.lost_versions[group_id]
+            # The result of a sampler that was given up came after all. Its ticket is forgotten, so its oldest
+            # token says how old it is; take it if it can still be trained in time.
+            version = meta.min_version
             others = self._outstanding_versions()
             if group_id in self.running:
                 others.remove(self.running[group_id][1])
@@ -217,7 +212,6 @@ class BufferState:
 
     def _forget_ticket(self, group_id: int) -> None:
         self.running.pop(group_id, None)
-        self.lost_versions.pop(group_id, None)
         if group_id in self.reissue:
             self.reissue.discard(group_id)
             self.pending.remove(group_id)
