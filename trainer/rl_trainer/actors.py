@@ -1,0 +1,62 @@
+"""Calls to actors with a deadline, and their failures as sentences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+
+RESUME_HINT = "add --resume to the same command to go on from the last checkpoint"
+
+
+def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
+    """The result of one actor call, waited for at most `timeout` seconds.
+
+    Raises:
+        ActorDied: the process behind the call is gone.
+        DeadlineExceeded: no result in time.
+        RLTrainError: what the actor itself said, or what it failed with.
+    """
+    try:
+        return ray.get(call, timeout=timeout)
+    except GetTimeoutError:
+        raise DeadlineExceeded(
+            f"{actor}: no answer after {timeout:.0f} s while {phase}; look for a node that is overloaded, out of memory "
+            f"or unreachable, then {RESUME_HINT}"
+        ) from None
+    except RayActorError as error:
+        raise ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RLTrainError):
+            raise error.cause from None
+        raise RLTrainError(
+            f"{actor} failed while {phase}: {type(error.cause).__name__}: {error.cause}; --debug shows the traceback"
+        ) from error
+
+
+def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeout: float) -> list[Any]:
+    """Results of `calls`, in order; as soon as all are there, or one has failed.
+
+    One failure must be seen although the other actors go on waiting for the failed one in a collective.
+    Raises as `answer` does.
+    """
+    deadline = time.monotonic() + timeout
+    pending = list(calls)
+    while pending:
+        done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        answer(done[0] if done else pending[0], actors, phase, 60.0 if done else 0.0)
+    return [answer(call, actors, phase, 60.0) for call in calls]
+
+
+def _why(error: RayActorError) -> str:
+    text = str(error).lower()
+    if "out of memory" in text or "oom" in text:
+        return "the node ran out of memory"
+    if "node failure" in text or "node was terminated" in text or "its node has died" in text:
+        return "its node was lost"
+    return "its process was killed or crashed"

@@ -1,0 +1,153 @@
+"""What a checkpoint of a run holds, how it is gathered from the actors, and how they get it back.
+
+One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot. Killed at any
+time, a resumed run goes on from the newest one: weights, optimizer and counters as they were, every prompt that was
+ready, running or waiting comes again under its own index, and metrics written after it are cut off.
+
+    model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
+    optimizer.safetensors    AdamW moments by parameter
+    groups.npz               payloads of the groups that were ready
+    state.json               counters, buffer state, position in metrics.jsonl, seeds
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_api import CheckpointStatus, RunSpec
+from rl_api.errors import CheckpointError
+from rl_trainer.channel.buffer import Buffer
+from rl_trainer.checkpoint import Checkpoint, CheckpointStore
+from rl_trainer.counters import Counters
+from rl_trainer.learner.actor import Learners
+from rl_trainer.model.folder import write_folder
+from rl_trainer.report.metrics import MetricsWriter
+from rl_trainer.run_folder import RunFolder
+
+# What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream or another batch.
+_FIXED = ("seed", "model", "task", "algorithm.group_size", "algorithm.prompts_per_step")
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, spec: RunSpec, folder: RunFolder):
+        self.spec, self.folder = spec, folder
+        storage = spec.checkpoint.storage if spec.checkpoint else None
+        place = folder.path / storage.path if storage and storage.path else folder.checkpoints
+        self.remote = storage.s3 if storage else None
+        self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest good checkpoint; damaged ones are passed over, with a warning each.
+
+        Raises:
+            CheckpointError: it belongs to another run.
+        """
+        if self.remote is not None:
+            self.store.fetch(self.remote)
+        found = self.store.load_latest()
+        if found is None:
+            return None
+        for sentence in found.skipped:
+            warn(sentence)
+        saved = json.loads((found.path / "state.json").read_text())["fixed"]
+        for name, value in self._fixed().items():
+            if saved.get(name) != value:
+                raise CheckpointError(
+                    f"spec.{name}: the checkpoint at step {found.step} was made with {saved.get(name)}, found {value}; "
+                    "resume with the value the run had, or start anew with --overwrite"
+                )
+        return found
+
+    def save(
+        self,
+        counters: Counters,
+        learners: Learners,
+        buffer: Buffer,
+        metrics: MetricsWriter,
+        model_folder: Path,
+    ) -> CheckpointStatus:
+        """Writes the checkpoint of `counters.step`.
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is untouched.
+        """
+        snapshot, payloads = buffer.snapshot()
+        weights, moments, optimizer_steps = learners.state()
+        state = {
+            "counters": counters.dump(),
+            "buffer": snapshot,
+            "optimizer_steps": optimizer_steps,
+            "metrics_position": metrics.position(),
+            "fixed": self._fixed(),
+        }
+        info = self.store.save(
+            counters.step,
+            {
+                "model": lambda target: _write_model(weights, model_folder, target),
+                "optimizer.safetensors": lambda target: _write_tensors(moments, target),
+                "groups.npz": lambda target: _write_payloads(payloads, target),
+                "state.json": json.dumps(state, indent=1).encode(),
+            },
+            {"run": self.spec.seed},
+        )
+        if self.remote is not None:
+            self.store.mirror(self.remote)
+        return CheckpointStatus(step=info.step, uri=self.remote or str(info.path), time=datetime.now(UTC))
+
+    def restore(
+        self, checkpoint: Checkpoint, learners: Learners, buffer: Buffer, metrics: MetricsWriter
+    ) -> Counters:
+        """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
+        from safetensors.numpy import load_file
+
+        state = json.loads((checkpoint.path / "state.json").read_text())
+        moments = load_file(checkpoint.path / "optimizer.safetensors")
+        learners.restore(moments, state["optimizer_steps"], self.folder.initial)
+        with np.load(checkpoint.path / "groups.npz") as arrays:
+            payloads = [arrays[str(index)].tobytes() for index in range(len(arrays.files))]
+        buffer.restore(state["buffer"], payloads)
+        metrics.truncate(state["metrics_position"])
+        return Counters.load(state["counters"])
+
+    def export(self, learners: Learners, model_folder: Path, target: Path) -> None:
+        """Writes the policy as it is now as a Hugging Face folder."""
+        weights, _, _ = learners.state()
+        _write_model(weights, model_folder, target)
+
+    def _fixed(self) -> dict[str, Any]:
+        document = self.spec.model_dump(mode="json")
+        found: dict[str, Any] = {}
+        for name in _FIXED:
+            value: Any = document
+            for part in name.split("."):
+                value = value[part]
+            found[name] = value
+        # How often to look does not change what is learned.
+        found["task"] = {key: value for key, value in found["task"].items() if key != "evaluation"}
+        return found
+
+
+def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Path) -> None:
+    write_folder({name: torch.from_numpy(value) for name, value in weights.items()}, source, target)
+
+
+def _write_tensors(tensors: dict[str, npt.NDArray[Any]], target: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(tensors, target)
+
+
+def _write_payloads(payloads: list[bytes], target: Path) -> None:
+    arrays = {str(index): np.frombuffer(payload, np.uint8) for index, payload in enumerate(payloads)}
+    with target.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)

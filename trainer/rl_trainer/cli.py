@@ -1,0 +1,141 @@
+"""The command `rltrain`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_api.cli import add_validate_parser, run_validate
+from rl_api.errors import Interrupted, RLTrainError
+
+EXAMPLES = """examples:
+  rltrain run examples/quickstart.yaml
+  rltrain run examples/quickstart.yaml --set seed=2 --set stop.maxSteps=50 --out runs/short
+  rltrain run examples/quickstart.yaml --resume
+  RAY_ADDRESS=auto rltrain run examples/async.yaml     # on the Ray cluster this machine belongs to
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0 done, 2 wrong input, 130 interrupted with a checkpoint, else 1."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.command(args))
+    except Interrupted as error:
+        print(f"rltrain: {error}", file=sys.stderr)
+        return error.exit_code
+    except RLTrainError as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"rltrain: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("rltrain: stopped at once; add --resume to go on from the last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left, for instance `| head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rltrain",
+        description="Reinforcement learning of language models: here, or on a Kubernetes cluster.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and Ray's own log lines")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    run = commands.add_parser(
+        "run",
+        help="train a run on this machine, or on the Ray cluster at RAY_ADDRESS",
+        description="Trains an RLTrainingRun on this machine, or on the Ray cluster named by RAY_ADDRESS.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("file", metavar="FILE", help="YAML file with one RLTrainingRun; - for standard input")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="overrides",
+        help="override a field of spec, such as algorithm.learningRate=1e-4; may be given several times",
+    )
+    run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME)")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest good checkpoint in the run folder; start anew when there is none",
+    )
+    run.add_argument("--overwrite", action="store_true", help="remove an earlier run from the run folder first")
+    run.set_defaults(command=_run)
+
+    validate = add_validate_parser(commands)
+    validate.set_defaults(command=run_validate)
+
+    report = commands.add_parser(
+        "report",
+        help="make report.html of a run folder anew",
+        description="Makes report.html of a run folder anew, also while the run goes on.",
+        epilog="example:\n  rltrain report runs/quickstart",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("folder", type=Path, metavar="DIR", help="run folder")
+    report.set_defaults(command=_report)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rl_api import load_run
+
+    run = load_run(args.file, args.overrides)
+    if args.resume and args.overwrite:
+        from rl_api.errors import InvalidConfig
+
+        raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
+    # Only now: importing torch and Ray takes seconds, and a mistake in the file should not.
+    from rl_trainer.console import Console
+    from rl_trainer.run_folder import RunFolder
+    from rl_trainer.stopping import StopRequest
+
+    search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
+    out = args.out or Path("runs") / run.name
+    spec = run.spec
+    with (
+        RunFolder(out, resume=args.resume, overwrite=args.overwrite, search=search) as folder,
+        Console(
+            run.name,
+            max_steps=spec.stop.max_steps,
+            target=spec.stop.target_reward,
+            buffer_capacity=spec.buffer.capacity,
+        ) as console,
+    ):
+        console.phase("starting")
+        from rl_trainer.driver import train
+
+        stop = StopRequest()
+        try:
+            train(run, folder, console, stop, debug=args.debug)
+        except Interrupted as error:
+            console.close()
+            print(f"rltrain: {error}", file=sys.stderr)
+            return stop.exit_code
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from rl_trainer.report.page import write_report
+
+    print(write_report(args.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The training loop: generate, score, advantage, update, evaluate, publish.
+
+Synchronous and asynchronous training are this same loop; `buffer.maxStaleness` decides how far the samplers may run ahead
+(`rl_trainer.channel.admission`). They generate and score all the time, as far as the buffer admits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rl_api import RLTrainingRun
+from rl_api.errors import Interrupted
+from rl_trainer.actors import RESUME_HINT
+from rl_trainer.console import Console
+from rl_trainer.learner.advantages import group_advantages
+from rl_trainer.run_folder import RunFolder
+from rl_trainer.session import Session
+from rl_trainer.stopping import StopRequest, check_divergence
+from rl_trainer.warm_start import warm_start
+
+
+def train(
+    run: RLTrainingRun,
+    folder: RunFolder,
+    console: Console,
+    stop: StopRequest,
+    open_session: Callable[..., Session] = Session,
+) -> dict[str, Any]:
+    """Trains until `spec.stop` is reached; returns the summary.
+
+    Raises:
+        Interrupted: `stop` was requested; a checkpoint was written.
+        RLTrainError: anything else that ends the run; what was checkpointed can be resumed.
+    """
+    algorithm = run.spec.algorithm
+    with open_session(run, folder, console) as session:
+        stop.listen()
+        if not session.resumed:
+            warm_start(session, stop)
+            session.begin()
+        session.publish()
+
+        reason = session.stop_reason()
+        while reason is None and not stop.requested:
+            batch = session.next_batch()
+            advantages, rewards = group_advantages(
+                [reward for group in batch.groups for reward in group.meta.rewards],
+                [group.meta.group_id for group in batch.groups for _ in group.meta.rewards],
+                normalize_by_std=algorithm.advantage.normalize_by_std,
+                epsilon=algorithm.advantage.epsilon,
+            )
+            update = session.update(batch, advantages)
+            session.evaluate_if_due()
+            session.publish()
+            session.record(batch, rewards, update)
+            check_divergence(session.counters.skipped_in_a_row)
+            session.checkpoint_if_due()
+            reason = session.stop_reason()
+
+        session.checkpoint()
+        if reason is None:
+            raise Interrupted(
+                f"stopped at step {session.counters.step} of {run.spec.stop.max_steps}, checkpoint written; {RESUME_HINT}"
+            )
+        return session.finish(reason)

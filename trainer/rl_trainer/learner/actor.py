@@ -1,0 +1,211 @@
+"""The Ray actor around one `Learner`, and the driver's handle on all of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_api import RunSpec
+from rl_trainer.actors import answer, answers
+from rl_trainer.channel.buffer import fetch_payloads
+from rl_trainer.channel.payload import unpack_group
+from rl_trainer.channel.state import TakenGroup
+from rl_trainer.learner.batch import Sample
+from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
+from rl_trainer.placement.groups import Reservation
+from rl_trainer.report.timeline import Span, SpanRecorder
+from rl_trainer.weights.payload import WeightsPayload, pack_weights
+
+# Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+START_TIMEOUT = 300.0
+
+
+class LearnerActor:
+    """One rank in its own process."""
+
+    def __init__(self, rank: int, ranks: int, spec: RunSpec):
+        torch.set_num_threads(spec.learner.threads)
+        self.rank, self.ranks, self.spec = rank, ranks, spec
+        self.spans = SpanRecorder(f"learner {rank}")
+        self.learner: Learner
+
+    def rendezvous(self) -> str:
+        """Address at which the ranks meet; asked of rank 0."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def start(self, folder: Path, address: str | None) -> None:
+        """Loads the model and joins the other ranks."""
+        with self.spans.span("load model"):
+            if address is not None:
+                backend = "nccl" if torch.cuda.is_available() else "gloo"
+                dist.init_process_group(
+                    backend,
+                    init_method=address,
+                    rank=self.rank,
+                    world_size=self.ranks,
+                    timeout=COLLECTIVE_TIMEOUT,
+                )
+            self.learner = Learner(folder, self.spec, rank=self.rank, ranks=self.ranks)
+
+    def start_reinforcement(self) -> None:
+        """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
+        self.learner.start_reinforcement()
+
+    def restore(self, optimizer: Mapping[str, npt.NDArray[Any]], steps: int, reference: Path) -> None:
+        """Optimizer state and KL reference of a checkpoint; the weights came with `start`."""
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in optimizer.items()}
+        self.learner.load_optimizer_state(tensors, steps)
+        self.learner.load_reference(reference)
+
+    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+        """One supervised step on this rank's samples; the mean loss over all ranks."""
+        return self.learner.supervise(samples, denominators, rate)
+
+    def update(
+        self, groups: Sequence[TakenGroup], plan: Sequence[tuple[Sequence[Member], LossDenominators]]
+    ) -> tuple[UpdateResult, list[Span]]:
+        """One training step on this rank's members of `groups`."""
+        with self.spans.span("train"):
+            needed = sorted({member.group for members, _ in plan for member in members})
+            payloads = fetch_payloads([groups[index].payload for index in needed])
+            trajectories = {
+                index: unpack_group(payload).trajectories()
+                for index, payload in zip(needed, payloads, strict=True)
+            }
+            batches = [
+                MiniBatch(
+                    [
+                        Sample(t.tokens, t.mask, t.logprobs, member.advantage)
+                        for member in members
+                        for t in [trajectories[member.group][member.member]]
+                    ],
+                    denominators,
+                )
+                for members, denominators in plan
+            ]
+            result = self.learner.update(batches)
+        return result, self.spans.drain()
+
+    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+        """The weights in the object store, in the run's number format; asked of rank 0."""
+        with self.spans.span("publish", version=version):
+            dtype = getattr(torch, self.spec.model.dtype)
+            tensors = {name: value.to(dtype) for name, value in self._weights().items()}
+            reference = ray.put(pack_weights(tensors, version))
+        return [reference], self.spans.drain()
+
+    def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int]:
+        """Weights (fp32, Hugging Face names), optimizer moments, optimizer steps; asked of rank 0."""
+        weights = {name: value.cpu().numpy().copy() for name, value in self._weights().items()}
+        moments = {name: value.numpy().copy() for name, value in self.learner.optimizer_state().items()}
+        return weights, moments, self.learner.optimizer_steps
+
+    def _weights(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.learner.model.hf_state_dict()  # type: ignore[operator]
+        return state
+
+
+@dataclass
+class Learners:
+    """All ranks, as the driver sees them: every call goes to all and has a deadline."""
+
+    actors: list[Any]
+    spec: RunSpec
+    timeout: float = 3600.0
+
+    @classmethod
+    def launch(cls, spec: RunSpec, reservation: Reservation) -> Learners:
+        """Starts the processes; returns at once."""
+        remote = ray.remote(LearnerActor)
+        ranks = spec.learner.replicas
+        actors = [
+            remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec)
+            for rank in range(ranks)
+        ]
+        return cls(actors, spec)
+
+    def start(self, folder: Path) -> None:
+        """Loads the model on every rank and joins them."""
+        address = None
+        if len(self.actors) > 1:
+            address = answer(self.actors[0].rendezvous.remote(), "learner 0", "starting", START_TIMEOUT)
+        self._all("start", [(folder, address)] * len(self.actors), "loading the model", START_TIMEOUT)
+
+    def start_reinforcement(self) -> None:
+        """See `LearnerActor.start_reinforcement`."""
+        self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
+
+    def restore(self, optimizer: Mapping[str, npt.NDArray[Any]], steps: int, reference: Path) -> None:
+        """See `LearnerActor.restore`."""
+        shared = ray.put(dict(optimizer))
+        self._all("restore", [(shared, steps, reference)] * len(self.actors), "restoring the optimizer")
+
+    def supervise(self, samples: Sequence[Sample], rate: float) -> float:
+        """One supervised step on `samples`, dealt out over the ranks."""
+        denominators = LossDenominators.from_lengths([int(s.sampled[1:].sum()) for s in samples])
+        ranks = len(self.actors)
+        arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
+        return float(self._all("supervise", arguments, "warm start")[0])
+
+    def update(
+        self, groups: Sequence[TakenGroup], advantages: npt.NDArray[np.float32], step: int
+    ) -> tuple[UpdateResult, list[Span]]:
+        """One training step on all members of `groups`; `advantages` in their order."""
+        algorithm = self.spec.algorithm
+        plan = plan_update(
+            [group.meta.extra["total_lengths"] for group in groups],
+            [group.meta.lengths for group in groups],
+            advantages,
+            ranks=len(self.actors),
+            mini_batch_count=algorithm.mini_batches,
+            epochs=algorithm.epochs,
+            constant_length=algorithm.loss.constant_length,
+            seed=(self.spec.seed, step),
+        )
+        results = self._all(
+            "update", [(groups, _rank_plan(plan, r)) for r in range(len(self.actors))], "update"
+        )
+        return results[0][0], [span for _, spans in results for span in spans]
+
+    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+        """Weights of `version` as a wrapped reference."""
+        timeout = self.spec.weight_sync.timeout.seconds
+        reply: tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]] = answer(
+            self.actors[0].publish.remote(version), "learner 0", "publishing weights", timeout
+        )
+        return reply
+
+    def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int]:
+        """See `LearnerActor.state`."""
+        reply: tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int] = answer(
+            self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
+        )
+        return reply
+
+    def _all(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None
+    ) -> list[Any]:
+        calls = [
+            getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
+        ]
+        return answers(calls, "learner", phase, timeout or self.timeout)
+
+
+def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:
+    return [(part.ranks[rank], part.denominators) for part in plan]

@@ -1,0 +1,84 @@
+"""Trajectories as tensors: right-padded token ids, and flat rows for the positions that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory as the learner sees it.
+
+    Attributes:
+        tokens: int32 [T], prompt, completion and tool observations.
+        sampled: bool [T], true for tokens that the policy produced: those are trained on.
+        log_probs: float32 [sampled.sum()], the sampler's log-probs of the sampled tokens, in order.
+        advantage: one number for all its tokens.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    sampled: npt.NDArray[np.bool_]
+    log_probs: npt.NDArray[np.float32]
+    advantage: float = 0.0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass needs. N is the number of trained tokens in it.
+
+    Attributes:
+        input_ids: int64 [B, T], right-padded with 0.
+        attention_mask: int64 [B, T].
+        positions: int64 [N], index into the flattened [B * T] hidden states that predict the trained tokens.
+        targets: int64 [N].
+        sampler_log_probs: float32 [N].
+        advantages: float32 [N].
+        sequence_ids: int64 [N], row of each trained token.
+        old_log_probs: float32 [N] from before the batch's first update; None: one update, the current ones serve.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    positions: Tensor
+    targets: Tensor
+    sampler_log_probs: Tensor
+    advantages: Tensor
+    sequence_ids: Tensor
+    old_log_probs: Tensor | None = None
+
+
+def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> MicroBatch:
+    """Pads on the right to the longest. A first token is never trained on: nothing predicts it."""
+    longest = max(len(sample.tokens) for sample in samples)
+    ids = np.zeros((len(samples), longest), dtype=np.int64)
+    mask = np.zeros((len(samples), longest), dtype=np.int64)
+    trained = np.zeros((len(samples), longest), dtype=np.bool_)
+    log_probs = np.zeros((len(samples), longest), dtype=np.float32)
+    for row, sample in enumerate(samples):
+        length = len(sample.tokens)
+        ids[row, :length] = sample.tokens
+        mask[row, :length] = 1
+        trained[row, :length] = sample.sampled
+        log_probs[row, :length][sample.sampled] = sample.log_probs
+    trained[:, 0] = False
+    rows, columns = np.nonzero(trained)
+    advantages = np.asarray([sample.advantage for sample in samples], dtype=np.float32)
+
+    def tensor(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return MicroBatch(
+        input_ids=tensor(ids),
+        attention_mask=tensor(mask),
+        positions=tensor(rows * longest + columns - 1),
+        targets=tensor(ids[rows, columns]),
+        sampler_log_probs=tensor(log_probs[rows, columns]),
+        advantages=tensor(advantages[rows]),
+        sequence_ids=tensor(rows),
+    )

@@ -1,0 +1,267 @@
+"""The learner of one rank: forward, backward, all-reduce, AdamW. No Ray here: `learner.actor` carries it.
+
+Gradients of all parameters live in one flat buffer, so that ranks exchange them in one collective. Losses are in sum form
+with global denominators (`losses`): ranks add, whatever the split.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rl_api import RunSpec
+from rl_trainer.learner import losses
+from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.learner.losses import LossDenominators, LossOutput, PolicyLossConfig
+from rl_trainer.learner.packing import micro_batches
+from rl_trainer.learner.schedule import learning_rate
+from rl_trainer.model.loader import load_model
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """This rank's part of one optimizer step."""
+
+    samples: Sequence[Sample]
+    denominators: LossDenominators
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one training step did; the same on every rank.
+
+    Attributes:
+        metrics: means over trained tokens (`losses.metric_means`), over all ranks and mini-batches.
+        grad_norm: norm before clipping, mean over optimizer steps.
+        learning_rate: of the last optimizer step.
+        optimizer_steps: steps taken.
+        skipped: steps not taken because loss or gradient was not a number.
+        stopped_early: mini-batches left out because the importance ratio passed `algorithm.ratioBound`.
+    """
+
+    metrics: dict[str, float]
+    grad_norm: float
+    learning_rate: float
+    optimizer_steps: int
+    skipped: int
+    stopped_early: int
+
+
+class Learner:
+    """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
+
+    def __init__(self, folder: Path, spec: RunSpec, *, rank: int = 0, ranks: int = 1):
+        self.spec = spec
+        self.rank = rank
+        self.ranks = ranks
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
+        self.model: nn.Module = load_model(folder, torch.float32, self.device)
+        self.reference: nn.Module | None = None
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._gradients = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
+        offset = 0
+        for parameter in self.parameters:
+            parameter.grad = self._gradients[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        self.optimizer_steps = 0
+        self._new_optimizer()
+        algorithm = spec.algorithm
+        self._loss = PolicyLossConfig(
+            clip_low=algorithm.clip.low,
+            clip_high=algorithm.clip.high,
+            aggregation=algorithm.loss.aggregation,
+            kl_coefficient=algorithm.kl.coefficient,
+            kl_estimator=algorithm.kl.estimator,
+            entropy_coefficient=algorithm.entropy_coefficient,
+            importance_cap=algorithm.importance_cap,
+        )
+
+    def start_reinforcement(self) -> None:
+        """Forgets the warm start's optimizer and keeps the policy as KL reference if the run has a penalty."""
+        self.optimizer_steps = 0
+        self._new_optimizer()
+        if self.spec.algorithm.kl.coefficient:
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+
+    def load_reference(self, folder: Path) -> None:
+        """Opens the KL reference of a resumed run, if it has a penalty."""
+        if self.spec.algorithm.kl.coefficient:
+            self.reference = load_model(folder, torch.float32, self.device).requires_grad_(False)
+
+    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+        """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
+
+        def loss(batch: MicroBatch) -> LossOutput:
+            log_probs, _ = self._log_probs(self.model, batch, temperature=1.0)
+            return losses.supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
+
+        metrics = self._backward(self._cut(samples), loss)
+        self._step(metrics["loss"], rate)
+        return metrics["loss"]
+
+    def update(self, plan: Sequence[MiniBatch]) -> UpdateResult:
+        """One training step: one optimizer step per mini-batch of `plan`, in order."""
+        prepared = [self._cut(part.samples) for part in plan]
+        if len(plan) > 1:
+            prepared = [[self._with_old_log_probs(batch) for batch in batches] for batches in prepared]
+        merged: list[dict[str, float]] = []
+        norms: list[float] = []
+        skipped = stopped = 0
+        rate = 0.0
+        for index, (part, batches) in enumerate(zip(plan, prepared, strict=True)):
+            metrics = self._backward(batches, self._policy_loss(part.denominators))
+            if losses.passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
+                stopped = len(plan) - index
+                break
+            rate = self._rate(len(plan))
+            norm = self._step(metrics["loss"], rate)
+            if norm is None:
+                skipped += 1
+                continue
+            merged.append(metrics)
+            norms.append(norm)
+        return UpdateResult(
+            metrics=losses.metric_means(losses.merge_metrics(merged)) if merged else {},
+            grad_norm=sum(norms) / len(norms) if norms else math.nan,
+            learning_rate=rate,
+            optimizer_steps=len(norms),
+            skipped=skipped,
+            stopped_early=stopped,
+        )
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """First and second moments by parameter name, and the step counts; empty before the first step."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"{key}/{name}"] = value.detach().cpu()
+        return tensors
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer_steps: int) -> None:
+        """The inverse of `optimizer_state`."""
+        self.optimizer_steps = optimizer_steps
+        state: dict[int, dict[str, Tensor]] = {}
+        for index, (name, _) in enumerate(self._named_parameters()):
+            entries = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if tensors}
+            if entries:
+                state[index] = entries
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _new_optimizer(self) -> None:
+        options = self.spec.algorithm.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=0.0,
+            betas=options.betas,
+            eps=options.epsilon,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    def _rate(self, steps_per_batch: int) -> float:
+        algorithm = self.spec.algorithm
+        return learning_rate(
+            self.optimizer_steps,
+            base=algorithm.learning_rate,
+            total_steps=self.spec.stop.max_steps * steps_per_batch,
+            warmup_steps=algorithm.optimizer.warmup_steps,
+            decay=algorithm.optimizer.decay,
+            min_ratio=algorithm.optimizer.min_ratio,
+        )
+
+    def _policy_loss(self, denominators: LossDenominators) -> Callable[[MicroBatch], LossOutput]:
+        def loss(batch: MicroBatch) -> LossOutput:
+            log_probs, entropy = self._log_probs(self.model, batch, self.spec.sampler.temperature)
+            reference = None
+            if self.reference is not None:
+                with torch.no_grad():
+                    reference, _ = self._log_probs(self.reference, batch, self.spec.sampler.temperature)
+            return losses.policy_loss(
+                log_probs,
+                batch.advantages,
+                torch.ones_like(log_probs),
+                denominators,
+                self._loss,
+                old_log_probs=batch.old_log_probs,
+                sampler_log_probs=batch.sampler_log_probs,
+                reference_log_probs=reference,
+                entropy=entropy,
+                sequence_ids=batch.sequence_ids,
+            )
+
+        return loss
+
+    @torch.no_grad()
+    def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
+        log_probs, _ = self._log_probs(self.model, batch, self.spec.sampler.temperature)
+        return replace(batch, old_log_probs=log_probs)
+
+    def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        lengths = [len(sample.tokens) for sample in samples]
+        cuts = micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
+        return [collate([samples[index] for index in cut], self.device) for cut in cuts]
+
+    def _backward(
+        self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
+    ) -> dict[str, float]:
+        """Gradients of the global loss into the flat buffer; returns the metrics of all ranks together."""
+        self._gradients.zero_()
+        parts: list[dict[str, float]] = []
+        for batch in batches:
+            output = loss(batch)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            metrics = losses.empty_metrics() | output.metrics
+            parts.append({name: float(value) for name, value in metrics.items()})
+        merged = losses.merge_metrics(parts)
+        return self._reduce(merged) if self.ranks > 1 else merged
+
+    def _reduce(self, merged: dict[str, float]) -> dict[str, float]:
+        dist.all_reduce(self._gradients)
+        names = sorted(merged)
+        sums = torch.tensor([merged[name] for name in names], dtype=torch.float64)
+        largest = sums.clone()
+        sums, largest = sums.to(self.device), largest.to(self.device)
+        dist.all_reduce(sums)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return {
+            name: float(largest[i] if name in losses.MAX_METRICS else sums[i]) for i, name in enumerate(names)
+        }
+
+    def _step(self, loss: float, rate: float) -> float | None:
+        """Clips and applies the gradient; None, and nothing changed, when it is not a number."""
+        norm = float(self._gradients.norm())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return None
+        limit = self.spec.algorithm.gradient_clip
+        if norm > limit:
+            self._gradients.mul_(limit / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer_steps += 1
+        return norm
+
+    def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            hidden = model.hidden(batch.input_ids, batch.attention_mask)  # type: ignore[operator]
+            rows = hidden.flatten(0, 1).index_select(0, batch.positions)
+            logits = model.lm_head(rows)  # type: ignore[operator]
+        return losses.token_log_probs(logits, batch.targets, temperature)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.spec.model.dtype == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()

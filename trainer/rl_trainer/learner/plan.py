@@ -1,0 +1,77 @@
+"""Which rank learns from which trajectory, in which mini-batch: a pure function of lengths and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.packing import mini_batches, split_over_ranks
+
+
+@dataclass(frozen=True)
+class Member:
+    """One trajectory of the batch: position of its group in the batch, position in the group, its advantage."""
+
+    group: int
+    member: int
+    advantage: float
+
+
+@dataclass(frozen=True)
+class MiniBatchPlan:
+    """One optimizer step: what each rank computes, and the denominators of the whole of it."""
+
+    ranks: tuple[tuple[Member, ...], ...]
+    denominators: LossDenominators
+
+
+def plan_update(
+    lengths: Sequence[Sequence[int]],
+    sampled: Sequence[Sequence[int]],
+    advantages: npt.NDArray[np.float32],
+    *,
+    ranks: int,
+    mini_batch_count: int = 1,
+    epochs: int = 1,
+    constant_length: int | None = None,
+    seed: int | Sequence[int] = 0,
+) -> list[MiniBatchPlan]:
+    """Cuts a batch into mini-batches (per epoch) and each of them over ranks, balanced by tokens.
+
+    Args:
+        lengths: per group, per member: tokens of the trajectory, prompt included.
+        sampled: the same shape: tokens that are trained on.
+        advantages: [members of all groups], in the order of `lengths`.
+        ranks: data-parallel learners.
+        mini_batch_count: optimizer steps per pass over the batch.
+        epochs: passes over the batch.
+        constant_length: for the loss aggregation `constant`.
+        seed: key of the shuffle between mini-batches; epoch and seed give the cut.
+
+    Returns:
+        `epochs * mini_batch_count` plans (fewer when there are fewer groups).
+    """
+    starts = np.cumsum([0, *(len(group) for group in lengths)])
+    key = [seed] if isinstance(seed, int) else list(seed)
+    plans = []
+    for epoch in range(epochs):
+        for chosen in mini_batches(len(lengths), mini_batch_count, seed=[*key, epoch]):
+            members = [
+                Member(group, member, float(advantages[starts[group] + member]))
+                for group in chosen
+                for member in range(len(lengths[group]))
+            ]
+            parts = split_over_ranks([lengths[m.group][m.member] for m in members], ranks)
+            plans.append(
+                MiniBatchPlan(
+                    tuple(tuple(members[index] for index in part) for part in parts),
+                    LossDenominators.from_lengths(
+                        [sampled[m.group][m.member] for m in members], constant_length
+                    ),
+                )
+            )
+    return plans

@@ -1,0 +1,79 @@
+"""Placement group of a run: buffer, learners and samplers are reserved together, all or nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_api.errors import PlacementError
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Resources of one actor: `name` as in messages (`sampler 0`), CPU cores and whole or part GPUs."""
+
+    name: str
+    cpus: float
+    gpus: float = 0.0
+
+    def resources(self) -> dict[str, float]:
+        """As Ray names them."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+
+class Reservation:
+    """A placement group that is ready. Bundle `i` holds the i-th actor given to `reserve`."""
+
+    def __init__(self, group: PlacementGroup, bundles: list[Bundle]):
+        self._group = group
+        self.bundles = bundles
+
+    def options(self, name: str) -> dict[str, object]:
+        """Actor options that put the actor `name` into its bundle."""
+        index = next(i for i, bundle in enumerate(self.bundles) if bundle.name == name)
+        bundle = self.bundles[index]
+        return {
+            "num_cpus": bundle.cpus,
+            "num_gpus": bundle.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
+            ),
+        }
+
+    def release(self) -> None:
+        """Gives the resources back."""
+        remove_placement_group(self._group)
+
+
+def reserve(bundles: list[Bundle], strategy: str, timeout: float) -> Reservation:
+    """Reserves all bundles with Ray's `strategy` (PACK or SPREAD) or none.
+
+    Raises:
+        PlacementError: the cluster cannot hold them within `timeout` seconds; the sentence compares what is
+            asked for with what the cluster has.
+    """
+    started = time.monotonic()
+    group = placement_group([bundle.resources() for bundle in bundles], strategy=strategy)
+    if group.wait(timeout):
+        return Reservation(group, bundles)
+    remove_placement_group(group)
+    total = ray.cluster_resources()
+    free = ray.available_resources()
+    parts = []
+    for resource in ("CPU", "GPU"):
+        asked = sum(bundle.resources().get(resource, 0.0) for bundle in bundles)
+        if asked:
+            largest = max(bundle.resources().get(resource, 0.0) for bundle in bundles)
+            parts.append(
+                f"{asked:g} {resource} in all and {largest:g} on one node "
+                f"(cluster: {total.get(resource, 0.0):g}, free: {free.get(resource, 0.0):g})"
+            )
+    raise PlacementError(
+        f"placement: the Ray cluster could not hold the run's {len(bundles)} actors together within "
+        f"{time.monotonic() - started:.0f} s: they need {' and '.join(parts)}; "
+        "lower sampler.replicas or learner.replicas, add nodes, or raise placement.timeout"
+    )

@@ -1,0 +1,124 @@
+"""The run folder: who may write it, and what lies where."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from rl_api import RLTrainingRun
+from rl_api.errors import CheckpointError, RunFolderBusy
+
+# Everything a run writes; `--overwrite` removes these and nothing else.
+_OWN = (
+    "checkpoints",
+    "initial",
+    "final",
+    "model",
+    "tensorboard",
+    "metrics.jsonl",
+    "timeline.json",
+    "summary.json",
+    "examples.json",
+    "report.html",
+    "run.yaml",
+    "driver.log",
+)
+
+
+class RunFolder:
+    """One process's claim on a run folder, held until `close`.
+
+    Attributes:
+        checkpoints: folder of numbered checkpoints.
+        resume: go on from the newest good checkpoint, if there is one.
+        initial: Hugging Face folder of the policy that reinforcement learning started from (the KL reference).
+        final: Hugging Face folder of the trained policy.
+    """
+
+    def __init__(
+        self, path: Path, *, resume: bool = False, overwrite: bool = False, search: Path | None = None
+    ):
+        """Claims `path`, making it when it is missing.
+
+        `search` is the folder of the run's file: reward modules and relative data files are looked up there.
+
+        Raises:
+            RunFolderBusy: another process trains in it, or it holds a run and neither resume nor overwrite is asked for.
+            CheckpointError: it cannot be written.
+        """
+        self.path = path.resolve()
+        self.resume = resume
+        self.search = search
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise CheckpointError(
+                f"--out {path}: the run folder cannot be written ({error.strerror})"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "unknown"
+            self._lock.close()
+            raise RunFolderBusy(
+                f"--out {path}: process {owner} is training in this run folder; choose another --out or stop it first"
+            ) from None
+        self._lock.seek(0)
+        self._lock.truncate()
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+        if overwrite:
+            self._clear()
+        elif not resume and (path / "metrics.jsonl").exists():
+            self.close()
+            raise RunFolderBusy(
+                f"--out {path}: this folder holds an earlier run; add --resume to go on with it, --overwrite to "
+                "start anew, or choose another --out"
+            )
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of numbered checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def initial(self) -> Path:
+        """Hugging Face folder of the policy that reinforcement learning started from."""
+        return self.path / "initial"
+
+    @property
+    def final(self) -> Path:
+        """Hugging Face folder of the trained policy."""
+        return self.path / "final"
+
+    def write_run(self, run: RLTrainingRun) -> None:
+        """Keeps the run as it was resolved, overrides included."""
+        document = run.model_dump(by_alias=True, mode="json", exclude_none=True)
+        (self.path / "run.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+    def close(self) -> None:
+        """Gives the folder up."""
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _clear(self) -> None:
+        for name in _OWN:
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)

@@ -1,0 +1,338 @@
+"""What the training loop holds: actors, files and counters of one run, opened together and closed together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_api import CheckpointStatus, RLTrainingRun
+from rl_api.errors import ModelError, RLTrainError
+from rl_trainer.channel.buffer import Batch, Buffer
+from rl_trainer.channel.state import BufferConfig
+from rl_trainer.checkpointing import Checkpoints
+from rl_trainer.console import Console
+from rl_trainer.learner.actor import Learners
+from rl_trainer.learner.advantages import AdvantageStats
+from rl_trainer.learner.learner import UpdateResult
+from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.placement.groups import Bundle, reserve
+from rl_trainer.counters import Counters, step_record
+from rl_trainer.ray_session import ray_session
+from rl_trainer.report.examples import Example, read_examples, write_examples
+from rl_trainer.report.metrics import MetricsWriter
+from rl_trainer.report.page import write_report
+from rl_trainer.report.summary import write_summary
+from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
+from rl_trainer.run_folder import RunFolder
+from rl_trainer.sampler.actor import Answer
+from rl_trainer.sampler.samplers import Samplers
+from rl_trainer.status_server import StatusServer
+from rl_trainer.stopping import stop_reason
+from rl_trainer.tasks import load_task
+
+# No batch for this long: samplers hang.
+STALL_SECONDS = 3600.0
+EXAMPLES = 16
+
+
+class Session:
+    """One run under way."""
+
+    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console):
+        self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
+        self.counters = Counters()
+        self.resumed = False
+        self.spans = SpanRecorder("driver")
+        self._step_spans: list[Span] = []
+        self._step_ended = 0.0
+        self._weights: list[Any] = []
+        self._weights_version = -1
+        self._checkpoint: CheckpointStatus | None = None
+        self._checkpoint_wanted = threading.Event()
+        self._stack = ExitStack()
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.timeline.write(self.spans.drain())
+            write_report(self.folder.path)
+        except RLTrainError as problem:
+            self.console.warning(str(problem))
+        finally:
+            self._stack.close()
+
+    def _open(self) -> None:
+        spec = self.spec
+        self.checkpoints = Checkpoints(spec, self.folder)
+        checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
+        self.console.phase("starting Ray")
+        bundles = _bundles(self.run)
+        self._stack.enter_context(ray_session(sum(bundle.cpus for bundle in bundles), debug=self.console.debug))
+        if checkpoint is not None:
+            model = checkpoint.path / "model"
+        else:
+            source = spec.model
+            model = resolve_model(
+                source.source, self.folder.path / "model", source.tiny, spec.seed, source.revision
+            )
+        self.model_folder = model
+        self.console.phase("reserving actors")
+        reservation = reserve(bundles, spec.placement.strategy, spec.placement.timeout.seconds)
+        self._stack.callback(reservation.release)
+
+        self.console.phase("loading model and task")
+        self.buffer = Buffer.create(
+            BufferConfig(
+                groups_per_step=spec.algorithm.prompts_per_step,
+                capacity=spec.buffer.capacity,
+                max_staleness=spec.buffer.max_staleness,
+                order=spec.buffer.order,
+                on_full=spec.buffer.on_full,
+                samplers=spec.sampler.replicas,
+                steps_per_version=spec.weight_sync.every_steps,
+            ),
+            **reservation.options("buffer"),
+        )
+        self.learners = Learners.launch(spec, reservation)
+        search = self.folder.search
+        self.samplers = Samplers(spec, model, self.buffer, reservation, search, self.console.warning)
+        self.task = load_task(spec.task, spec.seed, search=search)
+        self.tokenizer = load_tokenizer(model)
+        if not self.tokenizer.stop_ids:
+            raise ModelError(f"model folder {model}: no end-of-text token is configured, so no answer could ever end")
+        self.stop_token = min(self.tokenizer.stop_ids)
+        evaluation = spec.task.evaluation
+        self.heldout_prompts = self.task.heldout(evaluation.samples) if evaluation else []
+        self.learners.start(model)
+        self.samplers.wait_ready()
+
+        self.metrics = self._stack.enter_context(MetricsWriter(self.folder.path))
+        self.timeline = self._stack.enter_context(TimelineWriter(self.folder.path))
+        if checkpoint is not None:
+            self.counters = self.checkpoints.restore(checkpoint, self.learners, self.buffer, self.metrics)
+            self.resumed = True
+            self.counters.resumed_from = self.counters.step
+            self.metrics.event("resumed", step=self.counters.step)
+            self.console.message(f"resumed from step {self.counters.step}")
+        elif self.folder.resume:
+            self.metrics.truncate(0)
+            self.console.message("no checkpoint to resume from: the run starts at step 0")
+        self.folder.write_run(self.run)
+        self.server = self._stack.enter_context(
+            StatusServer(
+                self.run.name,
+                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
+                port=spec.server.port,
+                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
+                on_checkpoint=self._checkpoint_wanted.set,
+            )
+        )
+        self.console.message(f"status at {self.server.url}/status")
+        self.counters.start_clock()
+        self._step_ended = time.monotonic()
+
+    # -- the loop's verbs ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Reinforcement learning starts: the policy as it is now is the reference, and is kept and evaluated."""
+        self.learners.start_reinforcement()
+        self.checkpoints.export(self.learners, self.model_folder, self.folder.initial)
+        if self.spec.task.evaluation is not None:
+            self._publish_weights()
+            self._evaluate()
+            self.metrics.event("evaluation", step=0, score=self.counters.heldout)
+        self.counters.start_clock()
+        self._step_ended = time.monotonic()
+
+    def next_batch(self) -> Batch:
+        """The next batch of scored groups, as the admission rule lets it be."""
+        self.console.phase("training")
+        with self.spans.span("wait"):
+            call = self.buffer.actor.take.remote(STALL_SECONDS)
+            batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
+        for group in batch.groups:
+            self._step_spans.extend(Span(*span) for span in group.meta.extra.pop("spans", ()))
+        return batch
+
+    def update(self, batch: Batch, advantages: npt.NDArray[np.float32]) -> UpdateResult:
+        """One training step; the batch is committed, so it is never trained on again."""
+        result, spans = self.learners.update(batch.groups, advantages, self.counters.step)
+        self._step_spans.extend(spans)
+        self.buffer.commit(batch.step)
+        self.counters.finish_step(batch, result)
+        return result
+
+    def evaluate_if_due(self) -> None:
+        """Answers the held-out prompts every `task.evaluation.everySteps` steps."""
+        evaluation = self.spec.task.evaluation
+        step, every = self.counters.step, self.spec.weight_sync.every_steps
+        if evaluation is None or step % every:
+            return
+        if step - max(self.counters.heldout_step, 0) >= evaluation.every_steps:
+            self._publish_weights()
+            self._evaluate()
+
+    def publish(self) -> None:
+        """Hands the newest weights to the samplers, every `weightSync.everySteps` steps; starts them the first time."""
+        if self.counters.step % self.spec.weight_sync.every_steps and self.samplers.started:
+            return
+        self._publish_weights()
+        with self.spans.span("publish", version=self._weights_version):
+            self.buffer.publish(self._weights_version, self._weights)
+        if not self.samplers.started:
+            self.samplers.start()
+
+    def record(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
+        """Writes the step to metrics, timeline, console and status server."""
+        now = time.monotonic()
+        self._step_spans.extend(self.spans.drain())
+        record = step_record(
+            self.spec,
+            self.counters,
+            batch,
+            rewards,
+            update,
+            self.buffer.metrics(),
+            self._step_spans,
+            wall_seconds=now - self._step_ended,
+        )
+        self._step_ended = now
+        self.metrics.write(record)
+        self.timeline.write(self._step_spans)
+        self._step_spans = []
+        self.console.step(record, self.counters.eta(self.spec))
+        self.server.update(self.counters.progress(self.spec, record), record)
+
+    def checkpoint_if_due(self) -> None:
+        """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one."""
+        every = self.spec.checkpoint.every_steps if self.spec.checkpoint else None
+        if (every and self.counters.step % every == 0) or self._checkpoint_wanted.is_set():
+            self._checkpoint_wanted.clear()
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Writes everything that a resumed run needs, unless this step's checkpoint is there already."""
+        if self.counters.checkpointed_step != self.counters.step:
+            try:
+                with self.spans.span("checkpoint"):
+                    self._checkpoint = self.checkpoints.save(
+                        self.counters, self.learners, self.buffer, self.metrics, self.model_folder
+                    )
+            except RLTrainError as error:
+                self.server.checkpoint_failed(str(error))
+                raise
+            self.counters.checkpointed_step = self.counters.step
+        if self._checkpoint is not None:
+            self.server.checkpointed(self._checkpoint)
+
+    def stop_reason(self) -> str | None:
+        """Why the run ends now, or None."""
+        return stop_reason(
+            self.spec.stop,
+            step=self.counters.step,
+            elapsed=self.counters.elapsed,
+            rewards=self.counters.rewards,
+            heldout=self.counters.heldout,
+            evaluated=self.spec.task.evaluation is not None,
+        )
+
+    def finish(self, reason: str) -> dict[str, Any]:
+        """Evaluates the last weights, exports the policy and writes summary and report."""
+        if self.spec.task.evaluation is not None and self.counters.heldout_step != self.counters.step:
+            self._publish_weights()
+            self._evaluate()
+            self.metrics.event("evaluation", step=self.counters.step, score=self.counters.heldout)
+        self.buffer.stop()
+        self.checkpoints.export(self.learners, self.model_folder, self.folder.final)
+        self.timeline.write(self.spans.drain())
+        summary = write_summary(
+            self.folder.path,
+            name=self.run.name,
+            seed=self.spec.seed,
+            stop_reason=reason,
+            resumed_from=self.counters.resumed_from,
+            wall_seconds=self.counters.elapsed,
+        )
+        write_report(self.folder.path)
+        self.console.finish(summary, self.folder.path / "report.html")
+        return summary
+
+    def sampled_score(self, label: int) -> float:
+        """Exact matches of sampled (not greedy) held-out answers, with the learners' weights as they are now."""
+        if not self.heldout_prompts:
+            self.heldout_prompts = self.task.heldout(64)
+        weights, _ = self.learners.publish(-1 - label)
+        answers = self.samplers.evaluate(self.heldout_prompts, weights, -1 - label, greedy=False)
+        return sum(answer.exact for answer in answers) / len(answers)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _publish_weights(self) -> None:
+        """Puts the learners' weights into the object store under their version, once per version."""
+        version = self.counters.step // self.spec.weight_sync.every_steps
+        if version != self._weights_version:
+            self._weights, spans = self.learners.publish(version)
+            self._step_spans.extend(spans)
+            self._weights_version = version
+
+    def _evaluate(self) -> None:
+        evaluation = self.spec.task.evaluation
+        assert evaluation is not None
+        self.console.phase("evaluating")
+        with self.spans.span("evaluate"):
+            answers = self.samplers.evaluate(
+                self.heldout_prompts,
+                self._weights,
+                self._weights_version,
+                max_new_tokens=evaluation.max_new_tokens,
+            )
+        self.counters.heldout = sum(answer.exact for answer in answers) / len(answers)
+        self.counters.heldout_step = self.counters.step
+        self._keep_examples(answers[:EXAMPLES])
+        self.console.evaluation(self.counters.step, self.counters.heldout)
+
+    def _keep_examples(self, answers: list[Answer]) -> None:
+        """The first evaluation's answers are `before`; every later one's are `after`."""
+        if self.counters.step == 0:
+            examples = [
+                Example(prompt=a.prompt, expected=a.expected, before=a.text, before_right=a.exact) for a in answers
+            ]
+        else:
+            after = {a.prompt: a for a in answers}
+            examples = [
+                replace(one, after=after[one.prompt].text, after_right=after[one.prompt].exact)
+                for one in read_examples(self.folder.path)
+                if one.prompt in after
+            ]
+        write_examples(self.folder.path, examples)
+
+
+def _bundles(run: RLTrainingRun) -> list[Bundle]:
+    spec = run.spec
+    gpus = 1.0 if spec.sampler.engine == "vllm" else 0.0
+    return [
+        # Ray refuses an empty bundle; the buffer computes next to nothing.
+        Bundle("buffer", 0.01),
+        *(Bundle(f"learner {rank}", spec.learner.threads, gpus) for rank in range(spec.learner.replicas)),
+        *(Bundle(f"sampler {rank}", spec.sampler.threads, gpus) for rank in range(spec.sampler.replicas)),
+    ]

@@ -1,0 +1,1 @@
+"""Publishing weight versions from learners to samplers."""
