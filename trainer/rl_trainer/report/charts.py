@@ -1,4 +1,4 @@
-"""Which curves the report shows and from which numbers: a table of charts and pure functions over step records."""
+"""Which curves the report shows, from which numbers: a table of charts, pure functions over step records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_POINTS = 1200
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One curve: the column it draws, its legend and its look (`line`, or `points` when measured now and then)."""
+    """One curve: its column, its legend, its look (`line`, or `points` when measured now and then)."""
 
     column: str
     label: str
@@ -133,7 +133,9 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
     (
         "Optimizer",
         (
-            Chart("loss", "Loss", "", "Of the policy, before the update", (Series("loss", "loss"),), floor=False),
+            Chart(
+                "loss", "Loss", "", "Of the policy, before the update", (Series("loss", "loss"),), floor=False
+            ),
             Chart(
                 "grad-norm",
                 "Gradient norm",
@@ -208,7 +210,7 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
 
 
 def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
-    """Return the charts at the top: reward and held-out score in one when they share the scale 0 to 1, else in two.
+    """Return the charts at the top: reward and held-out score, in one when both are within 0 to 1.
 
     `target` is `stop.targetReward`: a held-out score when the run evaluates, else a reward.
     """
@@ -220,7 +222,9 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
         hint = _HELDOUT_HINT + "; reward is that of the sampled answers"
         both = (_REWARD, _HELDOUT)
         return (
-            Chart("reward", "Reward and held-out score", "", hint, both, wide=True, bounds=bounds, target=target),
+            Chart(
+                "reward", "Reward and held-out score", "", hint, both, wide=True, bounds=bounds, target=target
+            ),
         )
     reward = Chart(
         "reward",
@@ -236,7 +240,14 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
     if not evaluated:
         return (reward,)
     heldout = Chart(
-        "heldout", "Held-out score", "", _HELDOUT_HINT, (_HELDOUT,), wide=True, bounds=(0.0, 1.0), target=target
+        "heldout",
+        "Held-out score",
+        "",
+        _HELDOUT_HINT,
+        (_HELDOUT,),
+        wide=True,
+        bounds=(0.0, 1.0),
+        target=target,
     )
     return (heldout, reward)
 
@@ -274,7 +285,7 @@ def present(column: Sequence[float | None] | None) -> list[float]:
 
 
 def thin(columns: Columns, limit: int) -> Columns:
-    """Return at most `limit` rows, each standing for several: means; maxima of maxima; the last of what accumulates."""
+    """Return at most `limit` rows, each for several: means, maxima of maxima, the last of what adds up."""
     count = len(columns["step"])
     size = math.ceil(count / limit) if count > limit else 1
     if size == 1:
@@ -306,11 +317,11 @@ def _worth_drawing(chart: Chart, column: Column | None) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _other(record: StepRecord) -> float | None:
-    parts = [getattr(record, f"time_{part}") for part in PART_COLOURS if part != "other"]
+    parts: list[float] = [getattr(record, f"time_{part}") for part in PART_COLOURS if part != "other"]
     known = [part for part in parts if math.isfinite(part)]
     if not known or not math.isfinite(record.wall_seconds):
         return None

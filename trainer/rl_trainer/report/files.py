@@ -33,7 +33,9 @@ def write_atomic(path: Path, text: str) -> None:
 def cannot_write(path: Path, error: OSError) -> RLTrainError:
     """Return the sentence for a file of the run folder that the operating system would not let us write."""
     reason = error.strerror or str(error)
-    return RLTrainError(f"{path}: cannot be written ({reason}); free space or choose another folder with --out")
+    return RLTrainError(
+        f"{path}: cannot be written ({reason}); free space or choose another folder with --out"
+    )
 
 
 def read_json(path: Path) -> Any:
@@ -47,11 +49,13 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RLTrainError(f"{path}: is not readable JSON ({error}); remove it and make the report again") from error
+        raise RLTrainError(
+            f"{path}: is not readable JSON ({error}); remove it and make the report again"
+        ) from error
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with every NaN and infinity inside replaced by None: strict JSON has no word for them."""
+    """Return `value` with None for every NaN and infinity inside: strict JSON has no word for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -64,4 +68,6 @@ def finite(value: Any) -> Any:
 def dump_json(value: Any, *, indent: int | None = None) -> str:
     """Return strict JSON text (no NaN) of `value`; compact unless `indent` is given."""
     separators = (",", ":") if indent is None else (",", ": ")
-    return json.dumps(finite(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        finite(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False
+    )

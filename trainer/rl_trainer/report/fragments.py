@@ -105,10 +105,14 @@ def _tiles(summary: Mapping[str, Any], max_steps: int | None) -> list[tuple[str,
     )
     drop_note = f"{dropped:,} dropped" if dropped else "none dropped"
     stale = summary["max_staleness_seen"]
-    stale_note = "always on-policy" if not stale else f"at most {number(stale)} version{'s' * (stale != 1)} old"
+    stale_note = (
+        "always on-policy" if not stale else f"at most {number(stale)} version{'s' * (stale != 1)} old"
+    )
     tokens = summary.get("completion_tokens") or 0
     samples = summary["samples_per_second"]
-    per_answer = f"{number(summary['completion_tokens_per_second'] / samples, 1)} per answer" if samples else ""
+    per_answer = (
+        f"{number(summary['completion_tokens_per_second'] / samples, 1)} per answer" if samples else ""
+    )
     return [
         _outcome_tile(summary),
         ("Steps", f"{steps:,}{of}", step_note),
@@ -155,7 +159,7 @@ def _compact(value: float) -> str:
 
 
 def curves(sections: Sequence[tuple[str, Sequence[Chart]]], thinned: int) -> str:
-    """Return the empty places of the charts, section by section; the script fills them. The first has no title."""
+    """Return the empty places of the charts, section by section; the script fills them."""
     switch = (
         '<div class="switch" role="group" aria-label="Horizontal axis">'
         '<button data-axis="step" aria-pressed="true">Steps</button>'
@@ -167,9 +171,13 @@ def curves(sections: Sequence[tuple[str, Sequence[Chart]]], thinned: int) -> str
         shape = (" pairs" if small in (2, 4) else "") + (" odd" if small % 2 else "")
         tools = switch if position == 0 else ""
         head = f'<div class="bar"><h2>{escape(title)}</h2>{tools}</div>'
-        blocks.append(f'<section>{head}<div class="charts{shape}" data-charts="{escape(title)}"></div></section>')
+        blocks.append(
+            f'<section>{head}<div class="charts{shape}" data-charts="{escape(title)}"></div></section>'
+        )
     if thinned > 1:
-        blocks.append(f'<p class="note">Each point stands for {thinned} steps; metrics.jsonl has them all.</p>')
+        blocks.append(
+            f'<p class="note">Each point stands for {thinned} steps; metrics.jsonl has them all.</p>'
+        )
     return "\n".join(blocks)
 
 
@@ -207,7 +215,8 @@ def examples_section(examples: Sequence[Example]) -> str:
         button = f'<button class="button" data-show-all>Show all {len(examples)} examples</button>'
     return (
         "<section><h2>Answers before and after</h2>"
-        '<table class="card examples"><thead><tr><th>Prompt</th><th>Expected</th><th>Before</th><th>After</th></tr>'
+        '<table class="card examples"><thead><tr>'
+        "<th>Prompt</th><th>Expected</th><th>Before</th><th>After</th></tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table>{button}</section>"
     )
 
@@ -218,7 +227,9 @@ def _answer(text: str | None, right: bool | None) -> str:
     sign = ""
     if right is not None:
         mark, look = ("\u2713", "right") if right else ("\u2717", "wrong")
-        sign = f'<span class="sign {look}" aria-hidden="true">{mark}</span><span class="hidden">{look}:</span>'
+        sign = (
+            f'<span class="sign {look}" aria-hidden="true">{mark}</span><span class="hidden">{look}:</span>'
+        )
     body = escape(text) if text else '<span class="none">empty</span>'
     return f'<div class="answer">{sign}<div class="text">{body}</div></div>'
 
@@ -231,13 +242,15 @@ def groups_section(summary: Mapping[str, Any]) -> str:
     lost = sum(dropped.values())
     text = f"{trained:,} groups trained on, {flat:,}{share} of them without signal; {lost:,} dropped"
     bars = "".join(
-        f'<span>{escape(words(reason))}</span><span class="track"><i style="width:{100 * count / lost:.1f}%"></i>'
-        f"</span><b>{count:,}</b>"
+        f"<span>{escape(words(reason))}</span>"
+        f'<span class="track"><i style="width:{100 * count / lost:.1f}%"></i></span><b>{count:,}</b>'
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1])
         if count
     )
     table = f'<div class="drops">{bars}</div>' if bars else ""
-    return f'<section><h2>Groups</h2><div class="card panel" id="groups"><p>{text}.</p>{table}</div></section>'
+    return (
+        f'<section><h2>Groups</h2><div class="card panel" id="groups"><p>{text}.</p>{table}</div></section>'
+    )
 
 
 def warm_start_note(event: Mapping[str, Any] | None) -> str:
@@ -260,7 +273,8 @@ def events_section(events: Sequence[Mapping[str, Any]]) -> str:
             rows.append(f"<li><b>step {event['step']:,}</b><span>{escape(str(text))}</span></li>")
     if not rows:
         return ""
-    return f'<section><h2>Events</h2><div class="card panel"><ul class="events">{"".join(rows[-50:])}</ul></div></section>'
+    shown = "".join(rows[-50:])
+    return f'<section><h2>Events</h2><div class="card panel"><ul class="events">{shown}</ul></div></section>'
 
 
 def config_section(yaml_text: str) -> str:
@@ -268,8 +282,8 @@ def config_section(yaml_text: str) -> str:
     if not yaml_text.strip():
         return ""
     lines = "\n".join(_yaml_line(line) for line in yaml_text.rstrip().split("\n"))
-    note = '<span class="note">run.yaml with every default filled in</span>'
-    return f'<details class="card" id="config"><summary>Configuration{note}</summary><pre>{lines}</pre></details>'
+    title = 'Configuration<span class="note">run.yaml with every default filled in</span>'
+    return f'<details class="card" id="config"><summary>{title}</summary><pre>{lines}</pre></details>'
 
 
 def _yaml_line(line: str) -> str:

@@ -35,7 +35,7 @@ class StepRecord:
         wall_seconds: seconds from the end of the step before to the end of this one.
         reward_mean: mean reward of the trajectories trained on, in units of the task's reward.
         reward_std: their standard deviation.
-        heldout_score: share of held-out prompts answered exactly (0 to 1), None when not evaluated at this step.
+        heldout_score: share of held-out prompts answered exactly, 0 to 1; None when not evaluated.
         response_length_mean: mean length of the completions, tokens.
         response_length_max: length of the longest completion, tokens.
         truncated_fraction: share of completions cut at the token limit, 0 to 1.
@@ -56,7 +56,7 @@ class StepRecord:
         tokens_per_second: completion tokens trained on per second of wall time.
         samples_per_second: trajectories trained on per second of wall time.
         completion_tokens: completion tokens trained on in this step.
-        time_generate: seconds of the step spent generating (asynchronous runs: samplers' mean; parts overlap).
+        time_generate: seconds of the step spent generating (asynchronous: mean of samplers, parts overlap).
         time_score: seconds spent scoring answers.
         time_train: seconds spent in forward, backward and optimizer.
         time_publish: seconds spent publishing weights to the samplers.
@@ -178,9 +178,10 @@ class MetricsWriter:
         self._write_scalars(record.step, record.time, scalars)
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
-        """Append something that is not a step: `evaluation` (score), `resumed`, `warm_start` (loss, score), ...
+        """Append something that is not a step; `step` is the last finished one.
 
-        `step` is the last finished step. An `evaluation` with a `score` also goes to the held-out curve.
+        Kinds that the report knows: `evaluation` (`score`; also a point of the held-out curve), `resumed`,
+        `warm_start` (`steps`, `score`, `seconds`; shown below the result), and any with a `text` for people.
         """
         now = time.time()
         self._append({"event": kind, "step": step, "time": now, **fields})
@@ -192,7 +193,7 @@ class MetricsWriter:
         return self._file.seek(0, 2)
 
     def truncate(self, position: int) -> None:
-        """Forget every line after `position` bytes, here and in TensorBoard; for a run resumed from a checkpoint."""
+        """Forget every line after `position` bytes, here and in TensorBoard; for a resumed run."""
         try:
             self._cut(position)
             last = max((line["step"] for line in _lines(self.path)), default=0)
@@ -250,7 +251,7 @@ def read_events(path: Path | str, kind: str | None = None) -> list[dict[str, Any
 
 
 def heldout_curve(path: Path | str) -> list[tuple[int, float]]:
-    """Return (step, held-out score) of every evaluation in a `metrics.jsonl`, by step; the last one of a step wins."""
+    """Return (step, held-out score) of every evaluation, by step; the last one of a step wins."""
     scores: dict[int, float] = {}
     for line in _lines(Path(path)):
         score = line.get("score") if line.get("event") == "evaluation" else line.get("heldout_score")
@@ -260,8 +261,11 @@ def heldout_curve(path: Path | str) -> list[tuple[int, float]]:
 
 
 def _record(line: dict[str, Any]) -> StepRecord:
-    fields = {name: line[name] for name in FIELDS if name in line}
-    return StepRecord(**{k: NAN if v is None and k in _FLOATS else v for k, v in fields.items()})
+    fields: dict[str, Any] = {name: line[name] for name in FIELDS if name in line}
+    for name, value in fields.items():
+        if value is None and name in _FLOATS:
+            fields[name] = NAN
+    return StepRecord(**fields)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -85,7 +85,9 @@ def load_run(folder: Path) -> RunData:
     """
     metrics, run_file = folder / METRICS_FILE, folder / RUN_FILE
     if not metrics.exists() and not run_file.exists():
-        raise RLTrainError(f"{folder}: holds no run (neither {METRICS_FILE} nor {RUN_FILE}); name the folder of a run")
+        raise RLTrainError(
+            f"{folder}: holds no run (neither {METRICS_FILE} nor {RUN_FILE}); name the folder of a run"
+        )
     run_yaml = run_file.read_text(encoding="utf-8") if run_file.exists() else ""
     try:
         run = yaml.safe_load(run_yaml)
@@ -149,7 +151,7 @@ def render(run: RunData) -> str:
         "examples": fragments.examples_section(run.examples),
         "groups": fragments.groups_section(summary) if run.records else "",
         "config": fragments.config_section(run.run_yaml),
-        "footer": "Made by rltrain from the files beside it; <code>rltrain report FOLDER</code> makes it again.",
+        "footer": "Made from the files beside it; <code>rltrain report FOLDER</code> makes it again.",
         "data": _inline(data),
         "script": "\n".join(_asset(name) for name in ("format.js", "charts.js", "timeline.js", "report.js")),
     }
@@ -174,7 +176,9 @@ def timeline_view(spans: Sequence[Span]) -> dict[str, Any] | None:
     rows = [sorted(by_actor[actor], key=lambda span: (span.start, -span.end)) for actor in actors]
     end = max(span.end for row in rows for span in row)
     first = min(row[0].start for row in rows)
-    busiest = max((row[-MAX_SPANS_PER_ACTOR].start for row in rows if len(row) > MAX_SPANS_PER_ACTOR), default=first)
+    busiest = max(
+        (row[-MAX_SPANS_PER_ACTOR].start for row in rows if len(row) > MAX_SPANS_PER_ACTOR), default=first
+    )
     start = max(end - WINDOW_SECONDS, busiest)
     rows = [[span for span in row if span.end >= start] for row in rows]
     names = sorted({span.name for row in rows for span in row}, key=lambda name: (_order(name), name))
@@ -244,10 +248,12 @@ def _at(value: Any, *keys: str) -> Any:
 
 
 def _natural(actor: str) -> tuple[int, list[tuple[int, str]]]:
-    """Order rows as the data flows: driver, samplers, buffer, learners, the rest; `sampler-10` after `sampler-9`."""
+    """Order rows as data flows: driver, samplers, buffer, learners, rest; `sampler-10` after `sampler-9`."""
     roles = ("driver", "sampler", "buffer", "learner")
     rank = next((place for place, role in enumerate(roles) if actor.startswith(role)), len(roles))
-    return rank, [(int(part or -1), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", actor)]
+    return rank, [
+        (int(part or -1), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", actor)
+    ]
 
 
 def _order(name: str) -> int:

@@ -28,13 +28,13 @@ def summarize(
     """Return the summary of a run from its step records and its (step, held-out score) pairs.
 
     Keys: `name`, `seed`, `stop_reason`, `steps` (number of the last step), `heldout_start`, `heldout_end`,
-    `best_heldout`, `best_heldout_step` and `heldout_curve` (exact match on prompts never trained on, before the
-    first step of reinforcement learning, at the end, at best; null without evaluation), `reward_curve` (mean
-    reward of each step), `completion_tokens_per_second` and `samples_per_second` (over the wall time of all
-    steps), `completion_tokens`, `wall_seconds` (given, or the sum over steps), `time_breakdown` (seconds by part
-    of the loop), `groups_trained`, `groups_dropped` (by reason), `zero_variance_groups`, `skipped_steps`,
-    `max_staleness_seen` (weight versions), `resumed_from` (step of the checkpoint, null for a run in one go),
-    and those of `extra`. What was not measured is null.
+    `best_heldout`, `best_heldout_step` and `heldout_curve` (exact match on prompts never trained on: before
+    the first step of reinforcement learning, at the end, at best; null without evaluation), `reward_curve`
+    (mean reward of each step), `completion_tokens_per_second` and `samples_per_second` (over the wall time of
+    all steps), `completion_tokens`, `wall_seconds` (given, or the sum over steps), `time_breakdown` (seconds
+    by part of the loop), `groups_trained`, `groups_dropped` (by reason), `zero_variance_groups`,
+    `skipped_steps`, `max_staleness_seen` (weight versions), `resumed_from` (step of the checkpoint, null for
+    a run in one go), and those of `extra`. What was not measured is null.
     """
     step_seconds = _total(record.wall_seconds for record in records)
     tokens = sum(record.completion_tokens for record in records)
@@ -56,12 +56,16 @@ def summarize(
         "samples_per_second": samples / step_seconds if step_seconds else 0.0,
         "completion_tokens": tokens,
         "wall_seconds": step_seconds if wall_seconds is None else wall_seconds,
-        "time_breakdown": {part: _total(getattr(record, f"time_{part}") for record in records) for part in PARTS},
+        "time_breakdown": {
+            part: _total(getattr(record, f"time_{part}") for record in records) for part in PARTS
+        },
         "groups_trained": last.groups_trained if last else 0,
         "groups_dropped": dict(last.groups_dropped) if last else {},
         "zero_variance_groups": sum(record.zero_variance_groups for record in records),
         "skipped_steps": last.skipped_steps if last else 0,
-        "max_staleness_seen": max((r.staleness_max for r in records if math.isfinite(r.staleness_max)), default=0),
+        "max_staleness_seen": max(
+            (r.staleness_max for r in records if math.isfinite(r.staleness_max)), default=0
+        ),
         "resumed_from": resumed_from,
     }
     return {key: finite(value) for key, value in (summary | (extra or {})).items()}
@@ -77,7 +81,7 @@ def write_summary(
     wall_seconds: float | None = None,
     extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write `summary.json` of a run folder from its `metrics.jsonl`, atomically, and return it (see `summarize`).
+    """Write `summary.json` of a run folder from its `metrics.jsonl`, and return it (see `summarize`).
 
     `resumed_from` may be left out: the `resumed` events of the metrics tell it (the last one counts).
 

@@ -17,21 +17,23 @@ class EventWriter:
     """Writes one event file into a folder; TensorBoard shows all files of the folder as one set of curves."""
 
     def __init__(self, folder: Path) -> None:
-        # Half a second of imports that readers of this package need not pay.
-        # Its EventFileWriter is not used: it loads TensorFlow where that is installed, and writes from a thread.
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        # Half a second of imports that readers of this package need not pay. Not its EventFileWriter:
+        # that one loads TensorFlow where it is installed, and writes from a thread.
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped, unused-ignore]
+        from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped, unused-ignore]
+            RecordWriter,
+        )
 
         self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
         folder.mkdir(parents=True, exist_ok=True)
         # The reader takes files in the order of their names: seconds, host, process, number.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
-        self._file = (folder / name).open("wb")
+        unique = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{unique}").open("wb")
         self._records = RecordWriter(self._file)
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def scalars(self, step: int, when: float, values: Mapping[str, float | int | None]) -> None:
-        """Append one point per tag at `step` and time `when` (seconds since the epoch); no number, no point."""
+        """Append one point per tag at `step`, `when` in seconds since the epoch; no number, no point."""
         points = [
             self._summary.Value(tag=tag, simple_value=float(value))
             for tag, value in values.items()
@@ -41,7 +43,7 @@ class EventWriter:
             self._write(self._event(wall_time=when, step=step, summary=self._summary(value=points)))
 
     def purge(self, step: int) -> None:
-        """Tell TensorBoard to forget points of `step` and later from the files before: the run goes on from there."""
+        """Tell TensorBoard to forget points of `step` and later: a resumed run makes them again."""
         start = self._session(status=self._session.START)
         self._write(self._event(wall_time=time.time(), step=step, session_log=start))
 

@@ -25,13 +25,13 @@ _TAIL = b"\n]}\n"
 
 
 class Span(NamedTuple):
-    """Something an actor did: `start` and `end` in seconds since the epoch, `args` for whoever clicks on it."""
+    """Something an actor did: `start` and `end` in seconds since the epoch, `args` for who clicks on it."""
 
     actor: str
     name: str
     start: float
     end: float
-    args: Mapping[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default; never written to
+    args: Mapping[str, Any] = {}
 
 
 class SpanRecorder:
@@ -51,7 +51,7 @@ class SpanRecorder:
 
     @contextmanager
     def span(self, name: str, /, **args: Any) -> Iterator[dict[str, Any]]:
-        """Record the time of the `with` block, also when it raises. Yields `args`; values may be added inside."""
+        """Record the time of the `with` block, also when it raises. Yields `args`; add to it inside."""
         start, began = time.time(), time.perf_counter()
         try:
             yield args
@@ -81,7 +81,7 @@ class SpanRecorder:
 class TimelineWriter:
     """Collects spans of all actors into `timeline.json`, which is valid JSON after every `write`.
 
-    The file is bounded: past `max_spans` the older half is dropped and `dropped` counts it (also in the file).
+    The file is bounded: past `max_spans` the older half goes, and `dropped` counts it, also in the file.
     """
 
     def __init__(self, run_folder: Path | str, *, max_spans: int = 200_000) -> None:
@@ -149,7 +149,9 @@ class TimelineWriter:
         self._rows[actor] = row = row or len(self._rows) + 1
         return [
             dump_json({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": actor}}),
-            dump_json({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row, "args": {"sort_index": row}}),
+            dump_json(
+                {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row, "args": {"sort_index": row}}
+            ),
         ]
 
     def _drop_older_half(self) -> None:
@@ -174,7 +176,7 @@ class TimelineWriter:
 
 
 def read_timeline(path: Path | str) -> list[Span]:
-    """Return the spans of a `timeline.json` in the order written; no file means no spans. A torn end is ignored."""
+    """Return the spans of a `timeline.json` in the order written; none without a file, or past a torn end."""
     return _read(Path(path))[1]
 
 
@@ -211,7 +213,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(path: Path) -> tuple[dict[str, int], list[Span], int]:
-    """Return rows by actor, spans and the number dropped earlier. One event per line, so a torn one is told apart."""
+    """Return rows by actor, spans, number dropped. One event per line, so a torn one is told apart."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
