@@ -109,7 +109,7 @@ class AlgorithmSpec(Model):
     ratio_bound: float | None = Field(
         default=None,
         gt=1.0,
-        description="Drop a minibatch and the rest of its step's when its mean importance ratio is above this; "
+        description="Drop a minibatch and the rest of its step's when its mean importance ratio is above it; "
         "null: never.",
     )
     gradient_clip: float = Field(

@@ -182,7 +182,7 @@ def found(value: object) -> str:
     if isinstance(value, list | tuple):
         return "a list" if value else "an empty list"
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(str(value))} characters)"
 
 
 def _plain(name: str) -> str:

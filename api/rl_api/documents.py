@@ -39,8 +39,9 @@ def _read_object(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
+            which = f"the key {key_node.value!r}" if isinstance(key_node, yaml.ScalarNode) else "a key"
             raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key_node.value!r} is not text, put it in quotes", key_node.start_mark
+                None, None, f"{which} is not text, put it in quotes", key_node.start_mark
             )
         if key in seen:
             raise yaml.constructor.ConstructorError(
@@ -55,6 +56,12 @@ def _read_list(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
     return loader.construct_sequence(node, deep=True)
 
 
+def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # In plain text PyYAML writes these line breaks of Unicode as they are, and reads them as spaces.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 def _prepare() -> None:
     resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag in _PLAIN_TAGS]
@@ -64,6 +71,7 @@ def _prepare() -> None:
     _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
     _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
     _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    _Dumper.add_representer(str, _write_text)
     names = ("null", "bool", "int", "float", "str")
     plain: dict[str | None, Any] = {
         f"tag:yaml.org,2002:{name}": getattr(yaml.SafeLoader, f"construct_yaml_{name}") for name in names

@@ -88,7 +88,8 @@ def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Pro
     try:
         return model.model_validate(document, by_alias=True, by_name=False), []
     except ValidationError as error:
-        problems = [_field_problem(model, details) for details in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        problems = [_field_problem(model, one) for one in errors if not _is_echo(one, errors)]
     rest = deepcopy(document)
     for problem in reversed(problems):
         _remove(rest, problem.path)
@@ -96,6 +97,14 @@ def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Pro
         return model.model_validate(rest, by_alias=True, by_name=False), problems
     except ValidationError:
         return None, problems
+
+
+def _is_echo(one: ErrorDetails, errors: list[ErrorDetails]) -> bool:
+    """Whether a list is called too short only because its wrong items were not counted."""
+    depth = len(one["loc"])
+    return one["type"] == "too_short" and any(
+        len(other["loc"]) > depth and other["loc"][:depth] == one["loc"] for other in errors
+    )
 
 
 def _field_problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
