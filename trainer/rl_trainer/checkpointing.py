@@ -1,18 +1,18 @@
 """What a checkpoint of a run holds, how it is gathered from the actors, and how they get it back.
 
-One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot. Killed at any
-time, a resumed run goes on from the newest one: weights, optimizer and counters as they were, every prompt that was
-ready, running or waiting comes again under its own index, and metrics written after it are cut off.
+One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot.
+Killed at any time, a resumed run goes on from the newest one: weights, optimizer and counters as they were,
+every prompt that was ready, running or waiting comes again under its own index, and metrics written after it
+are cut off.
 
     model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
     optimizer.safetensors    AdamW moments by parameter
     groups.npz               payloads of the groups that were ready
-    state.json               counters, buffer state, position in metrics.jsonl, seeds
+    manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +59,7 @@ class Checkpoints:
             return None
         for sentence in found.skipped:
             warn(sentence)
-        saved = json.loads((found.path / "state.json").read_text())["fixed"]
+        saved = found.metadata["fixed"]
         for name, value in self._fixed().items():
             if saved.get(name) != value:
                 raise CheckpointError(
@@ -96,9 +96,8 @@ class Checkpoints:
                 "model": lambda target: _write_model(weights, model_folder, target),
                 "optimizer.safetensors": lambda target: _write_tensors(moments, target),
                 "groups.npz": lambda target: _write_payloads(payloads, target),
-                "state.json": json.dumps(state, indent=1).encode(),
             },
-            {"run": self.spec.seed},
+            state,
         )
         if self.remote is not None:
             self.store.mirror(self.remote)
@@ -110,10 +109,10 @@ class Checkpoints:
         """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
         from safetensors.numpy import load_file
 
-        state = json.loads((checkpoint.path / "state.json").read_text())
-        moments = load_file(checkpoint.path / "optimizer.safetensors")
+        state = checkpoint.metadata
+        moments = load_file(checkpoint.file("optimizer.safetensors"))
         learners.restore(moments, state["optimizer_steps"], self.folder.initial)
-        with np.load(checkpoint.path / "groups.npz") as arrays:
+        with np.load(checkpoint.file("groups.npz")) as arrays:
             payloads = [arrays[str(index)].tobytes() for index in range(len(arrays.files))]
         buffer.restore(state["buffer"], payloads)
         metrics.truncate(state["metrics_position"])

@@ -6,7 +6,6 @@ Synchronous and asynchronous training are this same loop; `buffer.maxStaleness` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rl_api import RLTrainingRun
@@ -25,7 +24,8 @@ def train(
     folder: RunFolder,
     console: Console,
     stop: StopRequest,
-    open_session: Callable[..., Session] = Session,
+    *,
+    debug: bool = False,
 ) -> dict[str, Any]:
     """Trains until `spec.stop` is reached; returns the summary.
 
@@ -34,7 +34,7 @@ def train(
         RLTrainError: anything else that ends the run; what was checkpointed can be resumed.
     """
     algorithm = run.spec.algorithm
-    with open_session(run, folder, console) as session:
+    with Session(run, folder, console, debug=debug) as session:
         stop.listen()
         if not session.resumed:
             warm_start(session, stop)

@@ -47,8 +47,9 @@ EXAMPLES = 16
 class Session:
     """One run under way."""
 
-    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console):
+    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console, *, debug: bool = False):
         self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
+        self.debug = debug
         self.counters = Counters()
         self.resumed = False
         self.spans = SpanRecorder("driver")
@@ -87,9 +88,9 @@ class Session:
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
         self.console.phase("starting Ray")
         bundles = _bundles(self.run)
-        self._stack.enter_context(ray_session(sum(bundle.cpus for bundle in bundles), debug=self.console.debug))
+        self._stack.enter_context(ray_session(sum(bundle.cpus for bundle in bundles), debug=self.debug))
         if checkpoint is not None:
-            model = checkpoint.path / "model"
+            model = checkpoint.file("model")
         else:
             source = spec.model
             model = resolve_model(

@@ -17,7 +17,7 @@ SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 RopeType = Literal["default", "linear", "llama3"]
 
 
-class UnsupportedModel(ModelError):
+class UnsupportedModelError(ModelError):
     """The folder is sound, but our decoder does not run this family or variant; the library may."""
 
 
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> DecoderConfig:
-    """Read `config.json` of a folder; ModelError when it is broken, UnsupportedModel when our decoder lacks the family."""
+    """Read `config.json` of a folder; ModelError when it is broken, UnsupportedModelError when our decoder lacks the family."""
     path = Path(folder) / "config.json"
     return parse_config(read_json(path), where=str(path))
 
@@ -103,7 +103,7 @@ def is_supported(folder: str | Path) -> bool:
     """Whether `load_decoder` can run this folder's model; ModelError when `config.json` itself is broken."""
     try:
         read_config(folder)
-    except UnsupportedModel:
+    except UnsupportedModelError:
         return False
     return True
 
@@ -114,17 +114,17 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> DecoderConf
     if not isinstance(model_type, str):
         raise ModelError(f"{where}: model_type is missing; is this a Hugging Face model folder?")
     if model_type not in SUPPORTED_MODEL_TYPES:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{where}: model_type {model_type!r} is not one that the built-in decoder runs "
             f"({', '.join(SUPPORTED_MODEL_TYPES)})"
         )
     if "quantization_config" in raw:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{where}: quantization_config is set; the built-in decoder runs unquantised models"
         )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"{where}: hidden_act is {activation!r}; the built-in decoder runs 'silu'")
+        raise UnsupportedModelError(f"{where}: hidden_act is {activation!r}; the built-in decoder runs 'silu'")
 
     hidden = _positive(raw, "hidden_size", where)
     heads = _positive(raw, "num_attention_heads", where)
@@ -173,7 +173,7 @@ def _refuse_sliding_window(raw: dict[str, Any], model_type: str, max_positions: 
     """Sliding windows change the mask; one that is as long as the context, or switched off, does not."""
     layer_types = raw.get("layer_types") or []
     if any(kind != "full_attention" for kind in layer_types):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{where}: layer_types holds other than 'full_attention'; the built-in decoder has no other"
         )
     window = raw.get("sliding_window")
@@ -183,7 +183,7 @@ def _refuse_sliding_window(raw: dict[str, Any], model_type: str, max_positions: 
     elif not raw.get("use_sliding_window", False) or layer_types:
         window = None
     if window is not None and window < max_positions:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{where}: sliding_window is {window}, below max_position_embeddings {max_positions}; "
             "the built-in decoder has full attention only"
         )
@@ -196,12 +196,12 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> Rope:
     theta = parameters.get("rope_theta", raw.get("rope_theta"))
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{where}: rotary positions of type {kind!r}; the built-in decoder runs default, linear, llama3"
         )
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0, 1):
-        raise UnsupportedModel(f"{where}: partial_rotary_factor is {partial}; the built-in decoder runs 1.0")
+        raise UnsupportedModelError(f"{where}: partial_rotary_factor is {partial}; the built-in decoder runs 1.0")
     if kind != "default" and "factor" not in parameters:
         raise ModelError(f"{where}: rotary positions of type {kind!r} need a factor")
     return Rope(

@@ -208,7 +208,7 @@ def load_decoder(
 ) -> Decoder:
     """Open a Hugging Face folder as a Decoder.
 
-    Raises UnsupportedModel for other families (use `library_model` then) and ModelError for a broken folder.
+    Raises UnsupportedModelError for other families (use `library_model` then) and ModelError for a broken folder.
     """
     from rl_trainer.model.folder import read_tensors
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rl_api.errors import ModelError
-from rl_trainer.model.config import UnsupportedModel, read_config, read_json
+from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
 from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES, weight_files
 from rl_trainer.model.presets import DefaultTiny, TinyShape, write_tiny
 
@@ -85,7 +85,7 @@ def load_model(
     """
     try:
         read_config(folder)
-    except UnsupportedModel:
+    except UnsupportedModelError:
         from rl_trainer.model.library_model import LibraryModel
 
         return LibraryModel.open(folder, dtype=dtype, device=device)

@@ -253,14 +253,16 @@ def groups_section(summary: Mapping[str, Any]) -> str:
     )
 
 
-def warm_start_note(event: Mapping[str, Any] | None) -> str:
-    """Return a line about the supervised warm start from its metrics event, nothing when there was none."""
-    if event is None:
+def warm_start_note(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line about the supervised warm start from its metrics events, nothing when there were none."""
+    if not events:
         return ""
-    steps, score, seconds = (event.get(key) for key in ("steps", "score", "seconds"))
+    last, steps = events[-1], events[-1].get("warm_start_step")
+    score = next((event["score"] for event in reversed(events) if event.get("score") is not None), None)
+    seconds = last["time"] - events[0]["time"]
     parts = [f"{steps:,} supervised steps" if isinstance(steps, int) else "a supervised start"]
-    parts += [f"to a sampled score of {_score(score)}"] if isinstance(score, int | float) else []
-    parts += [f"in {duration(seconds)}"] if isinstance(seconds, int | float) else []
+    parts += [f"to a sampled score of {_score(score)}"] if score is not None else []
+    parts += [f"in {duration(seconds)}"] if seconds > 0 else []
     return f'<p class="note">Before reinforcement learning: {" ".join(parts)}; not part of the curves.</p>'
 
 

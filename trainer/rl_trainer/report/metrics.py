@@ -181,7 +181,7 @@ class MetricsWriter:
         """Append something that is not a step; `step` is the last finished one.
 
         Kinds that the report knows: `evaluation` (`score`; also a point of the held-out curve), `resumed`,
-        `warm_start` (`steps`, `score`, `seconds`; shown below the result), and any with a `text` for people.
+        `warm_start` (`warm_start_step`, `score`; a line below the result), and any with a `text` for people.
         """
         now = time.time()
         self._append({"event": kind, "step": step, "time": now, **fields})

@@ -112,7 +112,7 @@ def render(run: RunData) -> str:
     """Return the page as HTML text."""
     seed = _at(run.run, "spec", "seed")
     resumed = [event["step"] for event in run.events if event["event"] == "resumed"]
-    warm_start = next((event for event in reversed(run.events) if event["event"] == "warm_start"), None)
+    warm_start = [event for event in run.events if event["event"] == "warm_start"]
     computed = summarize(
         run.records,
         run.heldout,
@@ -121,8 +121,10 @@ def render(run: RunData) -> str:
         stop_reason="",
         resumed_from=resumed[-1] if resumed else None,
     )
-    summary = computed | dict(run.summary or {})
-    stop_reason = (run.summary or {}).get("stop_reason")
+    # A summary of fewer or more steps is that of an earlier attempt: the run was resumed and goes on.
+    finished = run.summary is not None and run.summary.get("steps") == computed["steps"]
+    summary = computed | dict(run.summary or {}) if finished else computed
+    stop_reason = summary["stop_reason"] if finished else None
     target = _at(run.run, "spec", "stop", "targetReward")
     columns = build_columns(run.records, run.heldout)
     sections = _sections(columns, target if isinstance(target, int | float) else None)

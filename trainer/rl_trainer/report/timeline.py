@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from rl_api.errors import RLTrainError
@@ -126,6 +127,14 @@ class TimelineWriter:
     def close(self) -> None:
         """Close the file; it is complete."""
         self._file.close()
+
+    def __enter__(self) -> TimelineWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _lines(self, span: Span) -> list[str]:
         lines = [] if span.actor in self._rows else self._name_row(span.actor)

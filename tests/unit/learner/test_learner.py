@@ -1,0 +1,138 @@
+"""One rank of the learner on a tiny model: batching, splitting, optimizer state, numbers that are not numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_api import RunSpec
+from rl_trainer.learner.batch import Sample, collate
+from rl_trainer.learner.learner import Learner, MiniBatch
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.model.loader import resolve_model
+
+
+def spec(**algorithm: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 1, "intermediateSize": 32}},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "algorithm": {"learningRate": 1e-2, **algorithm},
+            "stop": {"maxSteps": 10},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    cache = tmp_path_factory.mktemp("models")
+    return resolve_model("tiny", cache, spec().model.tiny, 0, None)
+
+
+def samples(count: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(6, 20))
+        mask = np.zeros(length, dtype=np.bool_)
+        mask[4:] = True
+        log_probs = np.full(length - 4, -4.5, dtype=np.float32)
+        tokens = rng.integers(3, 60, length).astype(np.int32)
+        made.append(Sample(tokens, mask, log_probs, float(rng.normal())))
+    return made
+
+
+def denominators(batch: list[Sample]) -> LossDenominators:
+    return LossDenominators.from_lengths([int(s.sampled.sum()) for s in batch])
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.parameters])
+
+
+def test_collate_predicts_each_sampled_token_from_the_position_before():
+    mask = np.array([False, True, False, True])
+    sample = Sample(np.array([5, 6, 7, 8], np.int32), mask, np.array([-1.0, -2.0], np.float32), 0.5)
+    short = Sample(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
+    batch = collate([sample, short])
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
+    assert batch.positions.tolist() == [0, 2, 4]
+    assert batch.targets.tolist() == [6, 8, 4]
+    assert batch.sampler_log_probs.tolist() == [-1.0, -2.0, -3.0]
+    assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
+    assert batch.sequence_ids.tolist() == [0, 0, 1]
+
+
+def test_micro_batches_do_not_change_the_update(folder: Path):
+    batch = samples(12)
+    results = []
+    for budget in (16_384, 24):
+        run = spec().model_copy(update={"learner": spec().learner.model_copy(update={"tokens_per_micro_batch": budget})})
+        learner = Learner(folder, run)
+        result = learner.update([MiniBatch(batch, denominators(batch))])
+        results.append((weights(learner), result.grad_norm, result.metrics["loss"]))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-5)
+    assert results[0][1:] == pytest.approx(results[1][1:], rel=1e-4)
+
+
+def test_an_advantage_raises_the_log_prob_of_its_tokens(folder: Path):
+    batch = samples(4)
+    batch = [Sample(s.tokens, s.sampled, s.log_probs, 1.0) for s in batch]
+    learner = Learner(folder, spec())
+    micro = collate(batch)
+    with torch.no_grad():
+        before = learner._log_probs(learner.model, micro, 1.0)[0].mean()
+    learner.update([MiniBatch(batch, denominators(batch))])
+    with torch.no_grad():
+        assert learner._log_probs(learner.model, micro, 1.0)[0].mean() > before
+
+
+def test_optimizer_state_makes_the_next_step_the_same(folder: Path):
+    first, second = samples(6, 1), samples(6, 2)
+    straight = Learner(folder, spec())
+    straight.update([MiniBatch(first, denominators(first))])
+    state = {name: value.clone() for name, value in straight.optimizer_state().items()}
+    model = {name: value.clone() for name, value in straight.model.hf_state_dict().items()}
+    resumed = Learner(folder, spec())
+    resumed.model.load_hf_state_dict(model)
+    resumed.load_optimizer_state(state, straight.optimizer_steps)
+    for learner in (straight, resumed):
+        learner.update([MiniBatch(second, denominators(second))])
+    assert torch.equal(weights(straight), weights(resumed))
+
+
+def test_a_loss_that_is_no_number_changes_nothing_and_is_counted(folder: Path):
+    batch = samples(3)
+    bad = [Sample(s.tokens, s.sampled, s.log_probs, math.nan) for s in batch]
+    learner = Learner(folder, spec())
+    before = weights(learner).clone()
+    result = learner.update([MiniBatch(bad, denominators(bad))])
+    assert (result.skipped, result.optimizer_steps) == (1, 0)
+    assert torch.equal(weights(learner), before)
+    assert learner.update([MiniBatch(batch, denominators(batch))]).optimizer_steps == 1
+
+
+def test_ratio_bound_leaves_out_the_remaining_mini_batches(folder: Path):
+    batch = samples(8)
+    parts = [MiniBatch(batch, denominators(batch))] * 6
+    loose = Learner(folder, spec(learningRate=0.5)).update(parts)
+    tight = Learner(folder, spec(learningRate=0.5, ratioBound=1.01)).update(parts)
+    assert loose.optimizer_steps == 6
+    assert tight.stopped_early > 0
+    assert tight.optimizer_steps + tight.stopped_early == 6
+
+
+def test_kl_is_measured_against_the_policy_that_reinforcement_started_from(folder: Path):
+    batch = samples(6)
+    learner = Learner(folder, spec(kl={"coefficient": 0.1}))
+    learner.supervise(batch, denominators(batch), 1e-2)
+    learner.start_reinforcement()
+    first = learner.update([MiniBatch(batch, denominators(batch))])
+    second = learner.update([MiniBatch(batch, denominators(batch))])
+    assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second.metrics["kl"] > 1e-4
