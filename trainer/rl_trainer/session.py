@@ -33,7 +33,7 @@ from rl_trainer.report.page import write_report
 from rl_trainer.report.summary import write_summary
 from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
 from rl_trainer.run_folder import RunFolder
-from rl_trainer.sampler.actor import Answer
+from rl_trainer.sampler.actor import Answer, heldout_count
 from rl_trainer.sampler.samplers import Samplers
 from rl_trainer.status_server import StatusServer
 from rl_trainer.stopping import stop_reason
@@ -117,13 +117,12 @@ class Session:
         self.learners = Learners.launch(spec, reservation)
         search = self.folder.search
         self.samplers = Samplers(spec, model, self.buffer, reservation, search, self.console.warning)
-        self.task = load_task(spec.task, spec.seed, search=search)
+        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
         self.tokenizer = load_tokenizer(model)
         if not self.tokenizer.stop_ids:
             raise ModelError(f"model folder {model}: no end-of-text token is configured, so no answer could ever end")
         self.stop_token = min(self.tokenizer.stop_ids)
-        evaluation = spec.task.evaluation
-        self.heldout_prompts = self.task.heldout(evaluation.samples) if evaluation else []
+        self.heldout_prompts = self.task.heldout()
         self.learners.start(model)
         self.samplers.wait_ready()
 
@@ -280,8 +279,6 @@ class Session:
 
     def sampled_score(self, label: int) -> float:
         """Exact matches of sampled (not greedy) held-out answers, with the learners' weights as they are now."""
-        if not self.heldout_prompts:
-            self.heldout_prompts = self.task.heldout(64)
         weights, _ = self.learners.publish(-1 - label)
         answers = self.samplers.evaluate(self.heldout_prompts, weights, -1 - label, greedy=False)
         return sum(answer.exact for answer in answers) / len(answers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,11 @@ import ray
 import torch
 
 from rl_api import RunSpec
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.channel.buffer import Acquired, Buffer
 from rl_trainer.channel.payload import pack_group
 from rl_trainer.channel.state import GroupMeta, Ticket
-from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.report.timeline import SpanRecorder
 from rl_trainer.sampler.engine import SamplingParams, create_engine
 from rl_trainer.sampler.rollout import GroupFailure, GroupRollout, Rollouts
@@ -33,6 +34,32 @@ from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 POLL_SECONDS = 5.0
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
+# Held-out prompts of a run that has no evaluation, but a score at which its warm start ends.
+UNTIL_SCORE_SAMPLES = 64
+
+
+def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
+    """Token ids of `sampler.stop`.
+
+    Raises:
+        InvalidConfig: a text is not one token of this model.
+    """
+    found = set()
+    for text in texts:
+        ids = tokenizer.encode(text, special_tokens=False)
+        if len(ids) != 1:
+            raise InvalidConfig(
+                f"spec.sampler.stop: {text!r} is {len(ids)} tokens of this model, allowed are texts of one token"
+            )
+        found.add(ids[0])
+    return frozenset(found)
+
+
+def heldout_count(spec: RunSpec) -> int:
+    """Prompts kept out of training: for evaluation, and for `warmStart.untilScore`."""
+    if spec.task.evaluation is not None:
+        return spec.task.evaluation.samples
+    return UNTIL_SCORE_SAMPLES if spec.warm_start and spec.warm_start.until_score is not None else 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +92,7 @@ class SamplerActor:
     def __init__(self, rank: int, spec: RunSpec, folder: Path, buffer: Buffer, search: Path | None):
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
-        self.task = load_task(spec.task, spec.seed, search=search)
+        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
         tokenizer = load_tokenizer(folder)
         self.engine = create_engine(
             folder, slots=spec.sampler.max_sequences, dtype=getattr(torch, spec.model.dtype)
@@ -77,7 +104,7 @@ class SamplerActor:
             max_turns=spec.task.max_turns,
             system_prompt=spec.task.system_prompt,
         )
-        stop = tokenizer.stop_ids | tokenizer.single_tokens(spec.sampler.stop, "sampler.stop")
+        stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
         sampler = spec.sampler
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop

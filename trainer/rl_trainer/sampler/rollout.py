@@ -128,7 +128,7 @@ class Rollouts:
         number = next(self._numbers)
         group = GroupRollout(key, prompt, params, [], self.clock(), members)
         for m in range(members):
-            environment = self.task.environment(prompt)
+            environment = self.task.environment(prompt, m)
             opening = environment.reset() if environment else None
             tokens = encode_prompt(self.tokenizer, opening or prompt.content, self.system_prompt)
             keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
