@@ -43,8 +43,18 @@ class Block(nn.Module):
         self.down_weight = parameter(hidden, inner)
         self.down_bias = parameter(hidden) if config.mlp_bias else None
 
-    def forward(self, x: torch.Tensor, rotations: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """x [B, T, H], rotations complex [B or 1, T, 1, D / 2], mask bool [B, 1, T, T] or None (causal) -> [B, T, H]."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotations: torch.Tensor,
+        mask: torch.Tensor | None,
+        store: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One layer: x [B, T, H] -> [B, T, H].
+
+        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal. Keys and values are written to
+        `store` [2, B, kv_heads, T, D] where it is given.
+        """
         config = self.config
         eps = config.norm_eps
         batch, length, _ = x.shape
@@ -55,6 +65,9 @@ class Block(nn.Module):
             q, k = qk.split((config.heads, config.kv_heads), dim=2)
             qk = torch.cat((rms_norm(q, self.q_norm, eps), rms_norm(k, self.k_norm, eps)), dim=2)
         q, k = rotate(qk, rotations).split((config.heads, config.kv_heads), dim=2)
+        if store is not None:
+            store[0].copy_(k.transpose(1, 2))
+            store[1].copy_(v.transpose(1, 2))
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -139,6 +152,22 @@ class Decoder(nn.Module):
             x = layer(x, rotations.unsqueeze(-2), mask)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
+    def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Keys and values of padded prompts for a decode cache: int [B, T] -> [layers, 2, B, kv_heads, T, D], no gradients.
+
+        Padding comes last; its keys and values are finite and meant to be overwritten or masked.
+        """
+        config = self.config
+        batch, length = input_ids.shape
+        shape = (config.layers, 2, batch, config.kv_heads, length, config.head_dim)
+        with torch.inference_mode():
+            stored = torch.empty(shape, dtype=self.embed.dtype, device=self.embed.device)
+            rotations = self.rotations(length)[None, :length, None]
+            x = F.embedding(input_ids, self.embed)
+            for index, layer in enumerate(self.layers):
+                x = layer(x, rotations, None, stored[index])
+        return stored
+
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
         return F.linear(hidden, self.embed if self.head is None else self.head)
@@ -149,7 +178,9 @@ class Decoder(nn.Module):
         if table.shape[0] < length or table.device != self.embed.device:
             # Doubling keeps the number of rebuilds logarithmic when sequences grow slowly.
             size = max(length, 2 * table.shape[0], 64)
-            table = rotation_table(self.config.rope, self.config.head_dim, size, self.embed.device)
+            # Kept for later calls with gradients, which refuse tensors made in inference mode.
+            with torch.inference_mode(False):
+                table = rotation_table(self.config.rope, self.config.head_dim, size, self.embed.device)
             self._rotations = table
         return table
 
