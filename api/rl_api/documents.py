@@ -109,6 +109,8 @@ def load_documents(text: str, source: str) -> list[tuple[int, Any]]:
 def load_value(text: str) -> Any:
     """The value that `text` is as YAML; InvalidConfig, without a source, if it is none."""
     documents = load_documents(text, "")
+    if len(documents) > 1:
+        raise InvalidConfig(": not valid YAML for one value: found '---' between several")
     return documents[0][1] if documents else None
 
 

@@ -110,10 +110,19 @@ def _step(override: Override, index: int, kind: Type, container: Any, part: str 
     if value is None:
         value = _default_list(field) if inner.is_list and field is not None else {}
         _put(override, index, container, value)
-    elif not isinstance(value, dict | list):
+    elif not isinstance(value, _containers(inner)):
         here = render_path(override.path[: index + 1])
-        raise InvalidConfig(f"--set {override.text}: {here} is {found(value)} in the file and has no fields")
+        wanted = "a list" if inner.is_list else "an object"
+        raise InvalidConfig(
+            f"--set {override.text}: {here}: found {found(value)} in the file, allowed: {wanted}"
+        )
     return inner, value
+
+
+def _containers(kind: Type) -> tuple[type, ...]:
+    if kind.core is Any:
+        return (dict, list)
+    return (list,) if kind.is_list else (dict,)
 
 
 def _default_list(field: FieldInfo) -> list[Any]:

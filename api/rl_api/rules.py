@@ -36,6 +36,10 @@ def _problem(path: str, sentence: str, *others: str) -> Problem:
     )
 
 
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def group_of_two(spec: RunSpec) -> Iterator[Problem]:
     """`algorithm.groupSize` is >= 2 for grpo, whose baseline is the mean reward of a prompt's group."""
     algorithm = spec.algorithm
@@ -195,7 +199,7 @@ def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
             except (re.error, RecursionError, OverflowError) as error:
                 yield _problem(
                     f"task.rewards[{index}].pattern",
-                    f"found {reward.pattern!r}, allowed: a Python regular expression ({error})",
+                    f"found {reward.pattern!r}, allowed: a Python regular expression ({_line(error)})",
                 )
 
 
@@ -225,12 +229,13 @@ def templates(spec: RunSpec) -> Iterator[Problem]:
             names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
         except ValueError as error:
             yield _problem(
-                path, f"found a broken template ({error}), allowed: text with {keys}; write {{{{ for a brace"
+                path,
+                f"found a broken template ({_line(error)}), allowed: text with {keys}; write {{{{ for a brace",
             )
             continue
         for name in names:
             if re.split(r"[.\[]", name)[0] not in TEMPLATE_KEYS:
-                yield _problem(path, f"found {{{name}}}, allowed: {keys}; write {{{{ for a brace")
+                yield _problem(path, f"found {f'{{{name}}}'!r}, allowed: {keys}; write {{{{ for a brace")
 
 
 def constant_length(spec: RunSpec) -> Iterator[Problem]:

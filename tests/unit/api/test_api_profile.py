@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_api import RLTrainingProfile, check_document
+from rl_api.documents import load_value
+from rl_api.paths import render_path
+
+FULL = """\
+apiVersion: rltrain.dev/v1alpha1
+kind: RLTrainingProfile
+metadata: {name: shared-h100, labels: {team: platform}}
+spec:
+  default: true
+  images: {cpu: "registry.example/trainer:cpu", gpu: "registry.example/trainer:gpu"}
+  queue: research
+  defaults:
+    checkpoint: {storage: {persistentVolumeClaim: checkpoints}}
+    scheduling: {priorityClass: research, preemptionGracePeriod: 90s}
+    task: {maxTurns: 4}
+  limits: {maxSamplers: 64, maxLearners: 8, maxAccelerators: 72}
+  pools:
+    - name: cpu
+    - name: h100
+      nodeSelector: {example.com/gpu: h100}
+      tolerations:
+        - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+        - {operator: Exists, tolerationSeconds: 60}
+        - {key: team, value: research}
+      acceleratorResource: nvidia.com/gpu
+      acceleratorsPerNode: 8
+      runtimeClass: nvidia
+      spot: true
+      limits: {maxReplicas: 64, maxAccelerators: 64}
+"""
+
+
+def check(change: dict[str, Any]) -> list[str]:
+    document = load_value(FULL)
+    document["spec"] |= change
+    resource, problems = check_document(document)
+    assert (resource is None) == bool(problems)
+    return [f"{render_path(problem.path)}: {problem.sentence}" for problem in problems]
+
+
+def test_a_full_profile_is_valid() -> None:
+    resource, problems = check_document(load_value(FULL))
+    assert problems == []
+    assert isinstance(resource, RLTrainingProfile)
+    assert resource.name == "shared-h100"
+    assert resource.spec.pools[1].accelerators_per_node == 8
+    assert resource.to_document()["spec"]["pools"][1]["tolerations"][0]["effect"] == "NoSchedule"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"pools": [{"name": "a"}, {"name": "b"}, {"name": "a"}]},
+            ["spec.pools[2].name: found 'a', which spec.pools[0] has already"],
+        ),
+        (
+            {"pools": [{"name": "a", "acceleratorsPerNode": 8}]},
+            [
+                "spec.pools[0].acceleratorResource: missing, required with acceleratorsPerNode: "
+                "a resource such as nvidia.com/gpu"
+            ],
+        ),
+        (
+            {
+                "pools": [
+                    {
+                        "name": "a",
+                        "tolerations": [{"value": "x"}, {"key": "k", "operator": "Exists", "value": "v"}],
+                    }
+                ]
+            },
+            [
+                "spec.pools[0].tolerations[0].key: missing, required with operator Equal: the key of a taint",
+                "spec.pools[0].tolerations[1].value: found 'v', allowed: null with operator Exists",
+            ],
+        ),
+        (
+            {"pools": []},
+            [
+                "spec.pools: found an empty list, allowed: a list of one or more items, each an object "
+                "with name, nodeSelector, tolerations, acceleratorResource, acceleratorsPerNode, "
+                "spot, runtimeClass and limits"
+            ],
+        ),
+        (
+            {"pools": [{"name": "a", "gpus": 1}]},
+            [
+                "spec.pools[0].gpus: unknown field, allowed: name, nodeSelector, tolerations, "
+                "acceleratorResource, acceleratorsPerNode, spot, runtimeClass, limits"
+            ],
+        ),
+        (
+            {"queue": "Big Queue"},
+            [
+                "spec.queue: found 'Big Queue', allowed: 1 to 63 characters a-z, 0-9 and '-', "
+                "the first and the last not '-' or null"
+            ],
+        ),
+        (
+            {"limits": {"maxSamplers": 0}},
+            ["spec.limits.maxSamplers: found 0, allowed: a whole number >= 1 or null"],
+        ),
+        ({"defaults": [1]}, ["spec.defaults: found a list, allowed: an object"]),
+        (
+            {"defaults": {"sampler": {"replica": 2}}},
+            ["spec.defaults.sampler.replica: unknown field, did you mean replicas?"],
+        ),
+        (
+            {"defaults": {"replicas": 2}},
+            ["spec.defaults.replicas: unknown field, did you mean sampler.replicas or learner.replicas?"],
+        ),
+        (
+            {"defaults": {"sampler": {"replicas": 0}}},
+            ["spec.defaults.sampler.replicas: found 0, allowed: a whole number >= 1"],
+        ),
+        (
+            {"defaults": {"model": 5}},
+            ["spec.defaults.model: found 5, allowed: an object with source, dtype, revision and tiny"],
+        ),
+        (
+            {"defaults": {"profile": "other"}},
+            ["spec.defaults.profile: found a profile, allowed: any other field of a run's spec"],
+        ),
+    ],
+)
+def test_every_mistake_in_a_profile_has_its_sentence(change: dict[str, Any], expected: list[str]) -> None:
+    assert check(change) == expected

@@ -1,0 +1,140 @@
+"""The rules across fields as properties: what they refuse and what they let through."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_api import RunSpec, check_document, check_rules
+from rl_api.paths import render_path
+from rl_api.rules import CLUSTER_RULES, RULES
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "rltrain.dev/v1alpha1",
+    "kind": "RLTrainingRun",
+    "metadata": {"name": "good"},
+    "spec": {
+        "model": {"source": "tiny"},
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+    },
+}
+SMALL = st.integers(1, 12)
+
+
+def broken(**parts: Any) -> list[str]:
+    spec = RunSpec.model_validate(GOOD["spec"] | parts, by_alias=True, by_name=False)
+    return [render_path(problem.path) for problem in check_rules(spec)]
+
+
+@given(prompts=SMALL, group=st.integers(2, 8), replicas=SMALL, batches=SMALL)
+def test_every_learner_gets_the_same_number_of_sequences_of_every_minibatch(
+    prompts: int, group: int, replicas: int, batches: int
+) -> None:
+    algorithm = {"promptsPerStep": prompts, "groupSize": group, "miniBatches": batches}
+    even = prompts * group % (replicas * batches) == 0
+    assert (broken(algorithm=algorithm, learner={"replicas": replicas}) == []) is even
+
+
+@given(prompts=SMALL, capacity=SMALL)
+def test_the_buffer_holds_a_step(prompts: int, capacity: int) -> None:
+    paths = broken(algorithm={"promptsPerStep": prompts}, buffer={"capacity": capacity})
+    assert paths == ([] if capacity >= prompts else ["spec.buffer.capacity"])
+
+
+@given(replicas=SMALL, least=SMALL)
+def test_a_run_starts_with_at_most_all_samplers(replicas: int, least: int) -> None:
+    paths = broken(sampler={"replicas": replicas, "minReplicas": least})
+    assert paths == ([] if least <= replicas else ["spec.sampler.minReplicas"])
+
+
+@given(heads=SMALL, key_heads=SMALL, factor=SMALL, extra=st.integers(0, 3))
+def test_heads_share_the_width(heads: int, key_heads: int, factor: int, extra: int) -> None:
+    hidden = 8 * heads * factor + extra
+    tiny = {"hiddenSize": hidden, "heads": heads, "kvHeads": key_heads}
+    paths = broken(model={"source": "tiny", "tiny": tiny})
+    assert ("spec.model.tiny.hiddenSize" in paths) is (hidden % (2 * heads) != 0)
+    assert ("spec.model.tiny.kvHeads" in paths) is (heads % key_heads != 0)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{question}", "{{literally}} {answer!r:>9}", "{metadata[difficulty][n]} {metadata.x}", "no keys"],
+)
+def test_templates_that_are_good(template: str) -> None:
+    task = GOOD["spec"]["task"] | {"promptTemplate": template, "answerTemplate": template}
+    assert broken(task=task) == []
+
+
+@pytest.mark.parametrize("template", ["{}", "{0}", "{Question}", "{", "}", "{question"])
+def test_templates_that_are_not(template: str) -> None:
+    assert broken(task=GOOD["spec"]["task"] | {"promptTemplate": template}) == ["spec.task.promptTemplate"]
+
+
+def test_what_is_no_preset_may_be_longer_and_use_vllm() -> None:
+    assert broken(model={"source": "org/model"}, sampler={"maxNewTokens": 100_000, "engine": "vllm"}) == []
+
+
+def test_rewards_of_every_rule_are_valid() -> None:
+    rewards = [
+        {"rule": "exactMatch", "right": 5, "wrong": -5},
+        {"rule": "number", "weight": 0.5},
+        {"rule": "regex", "pattern": "<b>(.*)</b>"},
+        {"rule": "task"},
+        {"rule": "function", "function": "my.rewards:score", "timeout": "2s"},
+        {"rule": "fraction"},
+    ]
+    assert broken(task=GOOD["spec"]["task"] | {"rewards": rewards}) == []
+
+
+def test_every_rule_is_a_sentence() -> None:
+    for rule in RULES + CLUSTER_RULES:
+        assert (rule.__doc__ or "").endswith(".")
+
+
+PLAIN: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+PATHS = st.sampled_from(
+    [
+        ("apiVersion",),
+        ("metadata",),
+        ("metadata", "labels"),
+        ("spec",),
+        ("spec", "seed"),
+        ("spec", "model"),
+        ("spec", "task", "args"),
+        ("spec", "task", "rewards"),
+        ("spec", "task", "promptTemplate"),
+        ("spec", "algorithm"),
+        ("spec", "algorithm", "optimizer"),
+        ("spec", "algorithm", "learningRate"),
+        ("spec", "sampler", "stop"),
+        ("spec", "checkpoint"),
+        ("spec", "placement", "timeout"),
+        ("status",),
+    ]
+)
+
+
+@given(st.lists(st.tuples(PATHS, PLAIN), min_size=1, max_size=3))
+def test_no_value_whatever_breaks_the_check(changes: list[tuple[tuple[str, ...], Any]]) -> None:
+    document = deepcopy(GOOD)
+    for path, value in changes:
+        container: Any = document
+        for part in path[:-1]:
+            container = container.setdefault(part, {}) if isinstance(container, dict) else {}
+        if isinstance(container, dict):
+            container[path[-1]] = value
+    resource, problems = check_document(document)
+    assert (resource is None) == bool(problems)
+    for problem in problems:
+        assert "\n" not in problem.sentence or "'" in problem.sentence
+        assert (
+            "allowed" in problem.sentence or "required" in problem.sentence or "unknown" in problem.sentence
+        )
