@@ -107,7 +107,9 @@ class StorageSpec(Model):
         default=None, description="PersistentVolumeClaim in the run's namespace (on a cluster)."
     )
     s3: Text | None = Field(default=None, description="s3://bucket/folder.")
-    path: Text | None = Field(default=None, description="A folder that every learner sees.")
+    path: Text | None = Field(
+        default=None, description="A folder that every learner sees; a relative one is in the run folder."
+    )
 
 
 class CheckpointSpec(Model):

@@ -21,19 +21,26 @@ class RewardRule(Model):
 
     rule: Literal["exactMatch", "number", "regex", "task", "function", "fraction"] = Field(
         default="exactMatch",
-        description="How the value is found: exactMatch (the completion is the answer), number (the numbers "
-        "are equal), regex (the pattern is found), task (the task's own scorer), function (your code), "
-        "fraction (the share of the answer that is correct).",
+        description="How the value is found: exactMatch (the completion is the answer), number (the last "
+        "numbers are equal), regex (the pattern is found), task (the task's own scorer), function (your code), "
+        "fraction (the share of characters that are right).",
     )
     function: FunctionName | None = Field(
-        default=None, description="The function to call, as module:function; required for rule function."
+        default=None,
+        description="Your function, as module:function; required for rule function. The module is looked for "
+        "beside the run's file first. Called with (prompt, completion, answer); returns a number, or a "
+        "dict of numbers by name.",
     )
     pattern: Text | None = Field(
         default=None,
-        description="Python regular expression; required for rule regex.",
+        description="Regular expression of Python's regex package; required for rule regex. The last match "
+        "counts; its first group, if it has one, is compared with the answer.",
     )
     weight: float = Field(default=1.0, description="Factor of this part in the sum.")
-    right: float = Field(default=1.0, description="Value of a right completion, for instance 5.")
+    right: float = Field(
+        default=1.0,
+        description="Value of a right completion, for instance 5. Grades lie between wrong and right.",
+    )
     wrong: float = Field(default=0.0, description="Value of a wrong completion, for instance -5.")
     timeout: PositiveDuration = Field(
         default=Duration(10), description="Deadline of one call of the function or the task's scorer."
@@ -67,20 +74,22 @@ class TaskSpec(Model):
     name: Text | None = Field(
         default=None,
         description="Generator of reasoning-gym (such as chain_sum) or environment of tool-use (such as "
-        "calculator); required for both.",
+        "calculator, or your own module:Class); required for both.",
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the generator or environment, passed on as they are."
     )
     file: Text | None = Field(
-        default=None, description="JSONL file with one prompt per line; required for environment prompts."
+        default=None,
+        description="JSONL file or URI, one prompt per line; required for environment prompts. A relative "
+        "path is looked for beside the run's file first.",
     )
     prompt_field: Text = Field(default="prompt", description="Field of a JSONL line that holds the question.")
     answer_field: Text = Field(default="answer", description="Field of a JSONL line that holds the answer.")
     prompt_template: Text | None = Field(
         default=None,
-        description="Template of the prompt: Python's str.format with question, answer and metadata; "
-        "null: the question.",
+        description="Template of the prompt: Python's str.format with question, answer and metadata, such as "
+        "{metadata[numbers]:join , }; null: the question.",
     )
     answer_template: Text | None = Field(
         default=None,

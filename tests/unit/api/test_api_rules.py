@@ -90,6 +90,23 @@ def test_rewards_of_every_rule_are_valid() -> None:
     assert broken(task=GOOD["spec"]["task"] | {"rewards": rewards}) == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "good"),
+    [
+        ("[0-9]+", True),
+        ("[[a-z]--[aeiou]]", True),
+        (r"\p{Lu}(?R)?", True),  # the regex package's own
+        ("(" * 5000 + ")" * 5000, True),  # too deep for re: the trainer decides
+        ("[0-9", False),
+        ("(a", False),
+        ("a)", False),
+    ],
+)
+def test_patterns_are_refused_only_when_they_are_wrong_everywhere(pattern: str, good: bool) -> None:
+    paths = broken(task=GOOD["spec"]["task"] | {"rewards": [{"rule": "regex", "pattern": pattern}]})
+    assert paths == ([] if good else ["spec.task.rewards[0].pattern"])
+
+
 def test_every_rule_is_a_sentence() -> None:
     for rule in RULES + CLUSTER_RULES:
         assert (rule.__doc__ or "").endswith(".")
