@@ -124,7 +124,7 @@ def render(run: RunData) -> str:
     # A summary of fewer or more steps is that of an earlier attempt: the run was resumed and goes on.
     finished = run.summary is not None and run.summary.get("steps") == computed["steps"]
     summary = computed | dict(run.summary or {}) if finished else computed
-    stop_reason = summary["stop_reason"] if finished else None
+    stop_reason = summary["stop_reason"] or None if finished else None
     target = _at(run.run, "spec", "stop", "targetReward")
     columns = build_columns(run.records, run.heldout)
     sections = _sections(columns, target if isinstance(target, int | float) else None)
