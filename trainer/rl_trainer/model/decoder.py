@@ -43,31 +43,14 @@ class Block(nn.Module):
         self.down_weight = parameter(hidden, inner)
         self.down_bias = parameter(hidden) if config.mlp_bias else None
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        rotations: torch.Tensor,
-        mask: torch.Tensor | None,
-        store: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotations: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """One layer: x [B, T, H] -> [B, T, H].
 
-        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal. Keys and values are written to
-        `store` [2, B, kv_heads, T, D] where it is given.
+        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal.
         """
         config = self.config
-        eps = config.norm_eps
         batch, length, _ = x.shape
-        qkv = F.linear(rms_norm(x, self.attention_norm, eps), self.qkv_weight, self.qkv_bias)
-        heads = qkv.view(batch, length, -1, config.head_dim)
-        qk, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split((config.heads, config.kv_heads), dim=2)
-            qk = torch.cat((rms_norm(q, self.q_norm, eps), rms_norm(k, self.k_norm, eps)), dim=2)
-        q, k = rotate(qk, rotations).split((config.heads, config.kv_heads), dim=2)
-        if store is not None:
-            store[0].copy_(k.transpose(1, 2))
-            store[1].copy_(v.transpose(1, 2))
+        q, k, v = self.project(rms_norm(x, self.attention_norm, config.norm_eps), rotations)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -77,8 +60,28 @@ class Block(nn.Module):
             enable_gqa=config.groups > 1,
         )
         attended = attended.transpose(1, 2).reshape(batch, length, -1)
+        return self.after_attention(x, attended)
+
+    def project(
+        self, normed: torch.Tensor, rotations: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [..., heads, D], keys and values [..., kv_heads, D] of normed [..., H], rotated."""
+        config = self.config
+        qkv = F.linear(normed, self.qkv_weight, self.qkv_bias)
+        heads = qkv.unflatten(-1, (-1, config.head_dim))
+        turned, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = turned.split((config.heads, config.kv_heads), dim=-2)
+            q, k = rms_norm(q, self.q_norm, config.norm_eps), rms_norm(k, self.k_norm, config.norm_eps)
+            turned = torch.cat((q, k), dim=-2)
+        q, k = rotate(turned, rotations).split((config.heads, config.kv_heads), dim=-2)
+        return q, k, v
+
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer: x [..., H] and attended [..., heads D] -> [..., H]."""
         x = x + F.linear(attended, self.output_weight, self.output_bias)
-        gate_up = F.linear(rms_norm(x, self.mlp_norm, eps), self.gate_up_weight, self.gate_up_bias)
+        normed = rms_norm(x, self.mlp_norm, self.config.norm_eps)
+        gate_up = F.linear(normed, self.gate_up_weight, self.gate_up_bias)
         return x + F.linear(swiglu(gate_up), self.down_weight, self.down_bias)
 
 
@@ -151,22 +154,6 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, rotations.unsqueeze(-2), mask)
         return rms_norm(x, self.norm, self.config.norm_eps)
-
-    def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Keys and values of padded prompts for a decode cache: int [B, T] -> [layers, 2, B, kv_heads, T, D], no gradients.
-
-        Padding comes last; its keys and values are finite and meant to be overwritten or masked.
-        """
-        config = self.config
-        batch, length = input_ids.shape
-        shape = (config.layers, 2, batch, config.kv_heads, length, config.head_dim)
-        with torch.inference_mode():
-            stored = torch.empty(shape, dtype=self.embed.dtype, device=self.embed.device)
-            rotations = self.rotations(length)[None, :length, None]
-            x = F.embedding(input_ids, self.embed)
-            for index, layer in enumerate(self.layers):
-                x = layer(x, rotations, None, stored[index])
-        return stored
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""

@@ -21,7 +21,8 @@ from rl_api.errors import TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.sampler.decode import DecodeStep
 from rl_trainer.sampler.engine import GenerationRequest, GenerationResult
-from rl_trainer.sampler.kv_cache import BLOCK, KVCache, round_up
+from rl_trainer.sampler.kv_cache import KVCache, round_up
+from rl_trainer.sampler.prefill import prefill
 from rl_trainer.sampler.sampling import BatchSampling, sample, uniforms
 
 # Prompt tokens (with padding) that go through the model in one forward pass when prompts are prepared ahead.
@@ -321,18 +322,11 @@ class TorchEngine:
         # Prompts of like length share a batch: little padding, and the memory of one batch stays bounded.
         ordered = sorted(needed.items(), key=lambda pair: len(pair[1]))
         while ordered:
-            length = round_up(len(ordered[-1][1]) - 1)
-            size = max(1, PREFILL_TOKENS // length)
-            self._prefill(ordered[-size:], length)
-            ordered = ordered[:-size]
-
-    def _prefill(self, prompts: list[tuple[bytes, np.ndarray]], length: int) -> None:  # type: ignore[type-arg]
-        padded = np.zeros((len(prompts), length), np.int64)
-        for row, (_, prompt) in enumerate(prompts):
-            padded[row, : len(prompt) - 1] = prompt[:-1]
-        batch = self._decoder.prefill(torch.from_numpy(padded).to(self._device))
-        for row, (key, _) in enumerate(prompts):
-            self._prefixes[key] = _Prefix(batch, row)
+            size = max(1, PREFILL_TOKENS // round_up(len(ordered[-1][1]) - 1))
+            chunk, ordered = ordered[-size:], ordered[:-size]
+            batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
+            for entry, (key, _) in enumerate(chunk):
+                self._prefixes[key] = _Prefix(batch, entry)
 
 
 def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
@@ -356,5 +350,3 @@ def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:  # type: ign
     wide[:, : array.shape[1]] = array
     return wide
 
-
-assert PREFILL_TOKENS % BLOCK == 0
