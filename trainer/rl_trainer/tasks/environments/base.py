@@ -1,0 +1,49 @@
+"""The class that a user writes to make an environment; `Calculator` is one to copy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from rl_trainer.tasks.task import Message, StepResult
+
+Turns: TypeAlias = Sequence[str]
+"""What a perfect model writes, turn by turn."""
+
+
+@runtime_checkable
+class EnvironmentClass(Protocol):
+    """One dialogue. `item` is what it is about, `args` is `task.args`.
+
+    A class may also offer `generate` and `solution`: without `generate`, `task.file` must hold the items, and
+    without `solution` there is no warm start.
+
+        @staticmethod
+        def generate(rng: random.Random, args: Mapping[str, Any]) -> dict[str, Any]:
+            a new item, drawn from `rng` and nothing else; its field `answer`, where it has one, is the right
+            answer
+
+        @staticmethod
+        def solution(item: Mapping[str, Any], args: Mapping[str, Any]) -> Sequence[str]:
+            the turns of a perfect model
+    """
+
+    def __init__(self, item: Mapping[str, Any], args: Mapping[str, Any]) -> None: ...
+
+    def reset(self) -> str | Sequence[Message]:
+        """The question: text or chat messages. It follows from `item` and `args` alone."""
+        ...
+
+    def step(self, completion: str) -> StepResult:
+        """The answer to one turn of the model. What the model wrote may be anything: never raise on it."""
+        ...
+
+
+class Generates(Protocol):
+    """A class that makes its own items."""
+
+    @staticmethod
+    def generate(rng: random.Random, args: Mapping[str, Any]) -> dict[str, Any]:
+        """A new item."""
+        ...

@@ -1,0 +1,193 @@
+"""Tool use in its smallest form: arithmetic with a calculator. Copy this file to write an environment.
+
+    question     12+34=          (args: operands, values and operators)
+    model        <12+34>         a call of the calculator: an expression between < and >
+    calculator   46              its answer, or `error: ...`, on a line of its own
+    model        46              a turn without a call is the answer, and ends the dialogue
+
+A model that can only copy gets every answer right with the tool; without it, it would have to learn to add.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from rl_api.errors import TaskError
+from rl_trainer.tasks.task import StepResult
+
+MAX_EXPRESSION = 200
+"""Longest expression, in characters."""
+
+MAX_BITS = 512
+"""Size of the largest number that the calculator handles, numerator and denominator each."""
+
+_TRIES = 1000
+_CALL = re.compile(r"<([^<>]*)>")
+_CHARACTERS = re.compile(r"[0-9.+\-*/%() ]+")
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+    ast.Mod: operator.mod,
+}
+_DEFAULTS: dict[str, Any] = {
+    "min_operands": 2,
+    "max_operands": 2,
+    "min_value": 0,
+    "max_value": 99,
+    "operators": "+-",
+}
+
+
+class Calculator:
+    """A dialogue about one arithmetic question.
+
+    Args:
+        item: {"question", "answer", "expression"}.
+        args: `min_operands` (2), `max_operands` (2), `min_value` (0), `max_value` (99): whole numbers, both
+            ends included; `operators` ("+-"): each a character of `+-*/%`.
+    """
+
+    def __init__(self, item: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        self._question = str(item["question"])
+
+    @staticmethod
+    def generate(rng: random.Random, args: Mapping[str, Any]) -> dict[str, Any]:
+        """A question that has an answer (nothing is divided by zero).
+
+        Raises:
+            TaskError: wrong arguments.
+        """
+        options = _options(args)
+        for _ in range(_TRIES):
+            count = rng.randint(options["min_operands"], options["max_operands"])
+            expression = _operand(rng, options)
+            for _ in range(count - 1):
+                expression += rng.choice(options["operators"]) + _operand(rng, options)
+            try:
+                answer = calculate(expression)
+            except ValueError:
+                continue
+            return {"question": f"{expression}=", "answer": answer, "expression": expression}
+        raise TaskError(
+            f"task.args: calculator found no question with an answer in {_TRIES} tries (all divide by zero)"
+        )
+
+    @staticmethod
+    def solution(item: Mapping[str, Any], args: Mapping[str, Any]) -> list[str]:
+        """Call the calculator, then say what it said."""
+        return [f"<{item['expression']}>", str(item["answer"])]
+
+    def reset(self) -> str:
+        """The question."""
+        return self._question
+
+    def step(self, completion: str) -> StepResult:
+        """Calculates the first call in the turn; a turn without one ends the dialogue."""
+        call = _CALL.search(completion)
+        if call is None:
+            return StepResult(done=True)
+        try:
+            result = calculate(call.group(1))
+        except ValueError as error:
+            result = f"error: {error}"
+        return StepResult(f"{result}\n")
+
+
+def calculate(expression: str) -> str:
+    """The value of an arithmetic expression of numbers, + - * / // % ** and parentheses, to 6 decimals.
+
+    Nothing is executed: the expression is parsed, and only numbers and these operators are followed. Length,
+    size of the numbers and exponents are bounded, so every call is quick.
+
+    Raises:
+        ValueError: not such an expression, too long or too large, or division by zero; says which.
+    """
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"longer than {MAX_EXPRESSION} characters")
+    if not _CHARACTERS.fullmatch(expression):
+        raise ValueError("not arithmetic")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+        return _shown(_value(tree.body, expression.strip()))
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("not arithmetic") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+
+
+def _value(node: ast.expr, source: str) -> Fraction:
+    match node:
+        case ast.Constant(value=int() | float()):
+            # From the source text: 0.1 is a tenth, not the nearest binary fraction.
+            return _bounded(Fraction(ast.get_source_segment(source, node) or ""))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand, source)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, source)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left, source), _value(right, source))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left, source), _value(right, source)))
+    raise ValueError("not arithmetic")
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise ValueError("exponent is not whole")
+    size = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if abs(exponent.numerator) * size > MAX_BITS:  # before it is worked out
+        raise ValueError("too large")
+    return Fraction(base**exponent.numerator)
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise ValueError("too large")
+    return value
+
+
+def _shown(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    millionths = round(value * 10**6)
+    digits = f"{abs(millionths) // 10**6}.{abs(millionths) % 10**6:06d}".rstrip("0").rstrip(".")
+    return f"-{digits}" if millionths < 0 else digits
+
+
+def _operand(rng: random.Random, options: Mapping[str, Any]) -> str:
+    value = rng.randint(options["min_value"], options["max_value"])
+    return str(value) if value >= 0 else f"({value})"
+
+
+def _options(args: Mapping[str, Any]) -> dict[str, Any]:
+    options = {**_DEFAULTS, **args}
+    for name, value in options.items():
+        if name not in _DEFAULTS:
+            raise TaskError(
+                f"task.args.{name}: calculator has no such argument; it has {', '.join(_DEFAULTS)}"
+            )
+        if name == "operators":
+            if not isinstance(value, str) or not value or set(value) - set("+-*/%"):
+                raise TaskError(f"task.args.operators: found {value!r}, allowed: characters of +-*/%")
+        elif type(value) is not int or abs(value) > 10**9:
+            raise TaskError(f"task.args.{name}: found {value!r}, allowed: a whole number of at most 10^9")
+    low, high = options["min_operands"], options["max_operands"]
+    if not 1 <= low <= high <= 10:
+        raise TaskError(
+            f"task.args: found min_operands {low} and max_operands {high}, allowed: 1 <= min <= max <= 10"
+        )
+    if options["min_value"] > options["max_value"]:
+        raise TaskError(
+            f"task.args.min_value: found {options['min_value']}, "
+            f"allowed: at most max_value ({options['max_value']})"
+        )
+    return options

@@ -1,0 +1,301 @@
+"""Puts a task together from its parts: a source of prompts, a split, templates, rewards, an environment."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_api.errors import TaskError
+from rl_api.task import TaskSpec
+from rl_trainer.tasks.deadline import DeadlineThread
+from rl_trainer.tasks.environments import BUILT_IN
+from rl_trainer.tasks.environments.base import EnvironmentClass
+from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
+from rl_trainer.tasks.functions import load_class
+from rl_trainer.tasks.prompts import read_items, read_prompts
+from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, TaskScorer, full
+from rl_trainer.tasks.rules import exact_match
+from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, derive_seed
+from rl_trainer.tasks.task import HELDOUT_INDEX, Message, Prompt, Score, Segment, Task
+from rl_trainer.tasks.templates import Template
+
+
+class Split(Protocol):
+    """Training and held-out prompts, whose `index` is not set yet."""
+
+    def training(self, index: int) -> Prompt:
+        """The prompt of a training index."""
+        ...
+
+    def heldout(self) -> list[Prompt]:
+        """All held-out prompts."""
+        ...
+
+
+class _FileSplit:
+    def __init__(self, prompts: Sequence[Prompt], seed: int, heldout: int, what: str) -> None:
+        self._prompts = prompts
+        self._split = FiniteSplit([prompt.text for prompt in prompts], seed, heldout, what)
+
+    def training(self, index: int) -> Prompt:
+        return self._prompts[self._split.training(index)]
+
+    def heldout(self) -> list[Prompt]:
+        return [self._prompts[number] for number in self._split.heldout]
+
+
+class PromptMaker:
+    """Applies the templates of `spec`: (question, answer, metadata, item) -> prompt without an index."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._prompt = spec.prompt_template and Template(spec.prompt_template, "task.promptTemplate")
+        self._answer = spec.answer_template and Template(spec.answer_template, "task.answerTemplate")
+
+    def make(
+        self, question: str | Sequence[Message], answer: str | None, metadata: Any, item: Mapping[str, Any]
+    ) -> Prompt:
+        """The prompt of one item; of a chat, `question` in a template is the last message's content.
+
+        Raises:
+            TaskError: the item does not have what a template asks for.
+        """
+        messages = None if isinstance(question, str) else [dict(message) for message in question]
+        last = question if isinstance(question, str) else question[-1]["content"]
+        target = self._answer.render(last, answer, metadata) if self._answer else answer
+        if self._prompt:
+            last = self._prompt.render(last, answer, metadata)
+        text = last
+        if messages is not None:
+            messages[-1]["content"] = last
+            text = "\n".join(message["content"] for message in messages)
+        if not text.strip():
+            raise TaskError(f"task: the prompt of {item!r:.80} is empty")
+        chat = None if messages is None else tuple(messages)
+        return Prompt(-1, text, target or "", item, chat, target is not None)
+
+
+class LoadedTask:
+    """A task made of its parts; see `rl_trainer.tasks.task.Task`.
+
+    Args:
+        spec: `spec.task`.
+        seed: the run's seed.
+        split: what is trained on and what is held out.
+        heldout: number of held-out prompts.
+        rewards: the parts of the reward.
+        scorer: the task's own scorer, for prompts without a single right answer.
+        maker: the environment's class, None for single turns.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        seed: int,
+        split: Split,
+        heldout: int,
+        rewards: Rewards,
+        scorer: TaskScorer | None = None,
+        maker: EnvironmentMaker | None = None,
+    ) -> None:
+        self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
+        self._rewards, self._scorer, self._maker = rewards, scorer, maker
+        self._name = spec.name or spec.file or spec.environment
+        self._latency = spec.tool_latency.mean.seconds if spec.tool_latency else 0.0
+        self._check_answers(split.training(0))
+
+    def prompt(self, index: int) -> Prompt:
+        """Training prompt `index`."""
+        if index < 0:
+            raise ValueError(f"prompt index {index} is negative")
+        return replace(self._split.training(index), index=index)
+
+    def heldout(self, count: int | None = None) -> list[Prompt]:
+        """The first `count` held-out prompts; None: all."""
+        if count is not None and count > self._count:
+            raise TaskError(
+                f"task.evaluation.samples: {count} held-out prompts are wanted, but {self._count} were "
+                "kept out of training"
+            )
+        held = self._split.heldout()[:count]
+        return [replace(prompt, index=HELDOUT_INDEX + number) for number, prompt in enumerate(held)]
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        """What a completion of a single turn is worth."""
+        return self._scored(prompt, completion, (), None)
+
+    def exact(self, prompt: Prompt, completion: str) -> bool:
+        """Whether the completion is the answer; without a right one, whether the task's own score is full."""
+        if prompt.solved:
+            return exact_match(completion, prompt.answer)
+        return self._scorer is not None and full(self._scorer(prompt.item, completion))
+
+    def solution(self, prompt: Prompt) -> list[Segment]:
+        """The answer, or the whole dialogue of a perfect model with what the environment says in between."""
+        if self._maker is not None:
+            return self._dialogue(self._maker, prompt)
+        if not prompt.solved:
+            raise TaskError(
+                f"warmStart: task {self._name} has no single right answer to learn from; set "
+                "task.answerTemplate (the metadata may hold an example) or leave warmStart out"
+            )
+        return [Segment(prompt.answer)]
+
+    def environment(self, prompt: Prompt, member: int = 0) -> Episode | None:
+        """A new dialogue about `prompt`, None where one turn is all."""
+        if self._maker is None:
+            return None
+        seed = derive_seed(self._seed, "latency", prompt.index, member)
+        return Episode(self._maker, prompt, self._spec.max_turns, self._latency, seed, self._scored)
+
+    def _dialogue(self, maker: EnvironmentMaker, prompt: Prompt) -> list[Segment]:
+        solve = getattr(maker.cls, "solution", None)
+        if solve is None:
+            raise TaskError(
+                f"warmStart: environment {maker.name} has no solution(item, args) to learn from; write one "
+                "or leave warmStart out"
+            )
+        turns = list(
+            maker.call("solution", f"prompt {prompt.index}", TaskError, solve, prompt.item, maker.args)
+        )
+        environment = Episode(maker, prompt, len(turns), 0.0, 0, lambda *_: Score(0.0, False))
+        segments: list[Segment] = []
+        for number, turn in enumerate(turns):
+            segments.append(Segment(turn))
+            result = environment.step(turn)
+            if result.done != (number == len(turns) - 1):
+                raise TaskError(
+                    f"environment {maker.name}: its own solution ends after turn {number + 1} of {len(turns)}"
+                )
+            if not result.done:
+                segments.append(Segment(result.observation, trained=False))
+        return segments
+
+    def _scored(self, prompt: Prompt, completion: str, turns: Sequence[str], own: float | None) -> Score:
+        parts = self._rewards.evaluate(prompt, completion, turns, own)
+        by_environment = own is not None and not prompt.solved
+        exact = full(own or 0.0) if by_environment else self.exact(prompt, completion)
+        return Score(sum(parts.values()), exact, parts)
+
+    def _check_answers(self, first: Prompt) -> None:
+        wrong = [rule.rule for rule in self._spec.rewards if rule.rule in NEEDS_ANSWER]
+        if not first.solved and wrong:
+            own = "" if self._scorer is None and self._maker is None else "task, "
+            raise TaskError(
+                f"task.rewards: rule {wrong[0]} compares with the answer, but task {self._name} has no "
+                f"single right answer; use rule {own}function or regex, or set task.answerTemplate"
+            )
+
+
+def load(spec: TaskSpec, seed: int, search: Path | None, heldout: int | None) -> Task:
+    """What `rl_trainer.tasks.task.load_task` does."""
+    if heldout is None:
+        heldout = spec.evaluation.samples if spec.evaluation else 0
+    thread = DeadlineThread()
+    match spec.environment:
+        case "reasoning-gym":
+            return _load_generator(spec, seed, search, heldout, thread)
+        case "prompts":
+            return _load_file(spec, seed, search, heldout, thread)
+        case "tool-use":
+            return _load_environment(spec, seed, search, heldout, thread)
+
+
+def _load_generator(
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread
+) -> Task:
+    from rl_trainer.tasks.reasoning_gym import ReasoningGym
+
+    source, prompts = ReasoningGym(spec.name or "", spec.args), PromptMaker(spec)
+    rewards = Rewards(spec.rewards, search, source.score, thread)
+
+    def draw(stream: int, position: int) -> Prompt:
+        entry = source.draw(stream, position)
+        return prompts.make(
+            str(entry["question"]), _text_or_none(entry, "answer"), entry.get("metadata"), entry
+        )
+
+    split = EndlessSplit(draw, _text, seed, heldout, source.what)
+    return LoadedTask(spec, seed, split, heldout, rewards, source.score)
+
+
+def _load_file(spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread) -> Task:
+    prompts = PromptMaker(spec)
+    rewards = Rewards(spec.rewards, search, None, thread)
+    compared = heldout > 0 or any(rule.rule in NEEDS_ANSWER for rule in spec.rewards)
+    items = read_prompts(
+        spec.file or "",
+        spec.prompt_field,
+        spec.answer_field,
+        search=search,
+        needs_answer=compared and spec.answer_template is None,
+    )
+    made = [prompts.make(item.question, item.answer, item.fields, item.fields) for item in items]
+    split = _FileSplit(made, seed, heldout, f"task.file: {spec.file}")
+    return LoadedTask(spec, seed, split, heldout, rewards)
+
+
+def _load_environment(
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread
+) -> Task:
+    name = spec.name or ""
+    cls = _environment_class(name, search)
+    maker = EnvironmentMaker(name, cls, dict(spec.args), None if name in BUILT_IN else thread)
+    prompts = PromptMaker(spec)
+    rewards = Rewards(spec.rewards, search, _no_score, thread)
+
+    def make(item: Mapping[str, Any], where: str) -> Prompt:
+        question = maker.opening(item, where)
+        return prompts.make(question, _text_or_none(item, "answer"), item, item)
+
+    if spec.file is not None:
+        items = read_items(spec.file, search=search)
+        made = [make(item, f"item {number} of {spec.file}") for number, item in enumerate(items, start=1)]
+        split: Split = _FileSplit(made, seed, heldout, f"task.file: {spec.file}")
+        return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
+
+    if not callable(getattr(cls, "generate", None)):
+        raise TaskError(
+            f"task.name: environment {name} has no generate(rng, args), so task.file must hold its items"
+        )
+
+    def draw(stream: int, position: int) -> Prompt:
+        where = f"item {position}"
+        return make(maker.generate(random.Random(derive_seed(stream, position)), where), where)
+
+    split = EndlessSplit(draw, _text, seed, heldout, f"task: environment {name} with these arguments")
+    return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
+
+
+def _environment_class(name: str, search: Path | None) -> type[EnvironmentClass]:
+    if ":" not in name:
+        if name in BUILT_IN:
+            return BUILT_IN[name]
+        close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise TaskError(
+            f"task.name: found {name!r}, allowed: {', '.join(sorted(BUILT_IN))}, "
+            f"or a class of yours as module:Class{hint}"
+        )
+    cls = load_class(name, search)
+    missing = [method for method in ("reset", "step") if not callable(getattr(cls, method, None))]
+    if missing:
+        raise TaskError(f"task.name: class {name} has no {' and no '.join(missing)}; see docs/tasks.md")
+    return cls
+
+
+def _text(prompt: Prompt) -> str:
+    return prompt.text
+
+
+def _text_or_none(item: Mapping[str, Any], key: str) -> str | None:
+    value = item.get(key)
+    return None if value is None else str(value)
+
+
+def _no_score(item: Mapping[str, Any], completion: str) -> float:
+    """Stands for the environment's own reward where a single completion is scored: it gave none."""
+    return 0.0

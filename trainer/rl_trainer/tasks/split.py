@@ -1,0 +1,166 @@
+"""Which prompts are trained on and which are held out: no text is ever both. Pure.
+
+Generators repeat questions at different positions, so positions cannot tell the two apart: texts do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from rl_api.errors import TaskError
+
+T = TypeVar("T")
+
+BLOCK = 500
+"""A source of endless prompts may make this many consecutive positions of a stream at once."""
+
+# A stream that repeats itself this often in a row has (almost) nothing new left.
+_MISSES = 100
+# Tries for one training prompt: where only 1 % of the draws are free to train on, all fail with a chance of
+# 1e-22.
+_TRIES = 5000
+_TRIES_PER_STREAM = 64
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**31) made from the parts; the same in every process, unlike `hash`."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 33
+
+
+class EndlessSplit(Generic[T]):
+    """Splits what a generator draws.
+
+    Held out are the first `heldout` draws of different text of a stream of their own. Training index i is
+    position i of the training stream, or, where that is held out, a draw that depends on i and the number of
+    tries alone.
+
+    Args:
+        draw: (stream seed, position) -> item. Must always give the same item.
+        text: the item's prompt text.
+        seed: the run's seed.
+        heldout: how many prompts are held out.
+        what: the source, in words, for the error.
+    """
+
+    def __init__(
+        self, draw: Callable[[int, int], T], text: Callable[[T], str], seed: int, heldout: int, what: str
+    ) -> None:
+        self._draw, self._text, self._seed, self._count, self._what = draw, text, seed, heldout, what
+        self._heldout: dict[str, T] | None = None
+
+    def heldout(self) -> list[T]:
+        """The held-out items.
+
+        Raises:
+            TaskError: there are too few distinct prompts.
+        """
+        return list(self._held().values())
+
+    def training(self, index: int) -> T:
+        """The item of training index `index`.
+
+        Raises:
+            TaskError: there are too few distinct prompts.
+        """
+        held = self._held()
+        for attempt in range(_TRIES):
+            item = self._draw(*self._place(index, attempt))
+            if self._text(item) not in held:
+                return item
+        raise self._too_few(len(held))
+
+    def _place(self, index: int, attempt: int) -> tuple[int, int]:
+        if attempt == 0:
+            return derive_seed(self._seed, "training"), index
+        # Within the same block, as another block may be expensive to make.
+        position = index - index % BLOCK + derive_seed(self._seed, "again", index, attempt) % BLOCK
+        if attempt < _TRIES_PER_STREAM:
+            return derive_seed(self._seed, "training"), position
+        return derive_seed(self._seed, "again", attempt // _TRIES_PER_STREAM), position
+
+    def _held(self) -> dict[str, T]:
+        if self._heldout is None:
+            self._heldout = self._collect()
+        return self._heldout
+
+    def _collect(self) -> dict[str, T]:
+        held: dict[str, T] = {}
+        if self._count == 0:
+            return held
+        stream, position, misses = derive_seed(self._seed, "heldout"), 0, 0
+        while misses < _MISSES:
+            item = self._draw(stream, position)
+            position += 1
+            text = self._text(item)
+            if text in held:
+                misses += 1
+            elif len(held) < self._count:
+                held[text] = item
+                misses = 0
+            else:  # one more distinct prompt: something is left to train on
+                return held
+        raise self._too_few(len(held))
+
+    def _too_few(self, found: int) -> TaskError:
+        return TaskError(
+            f"{self._what} has too few distinct prompts: {self._count} are to be held out "
+            f"(task.evaluation.samples) and others to be trained on, but only {found} were found; "
+            "lower task.evaluation.samples or choose arguments that give more prompts"
+        )
+
+
+class FiniteSplit:
+    """Splits a file: the numbers of the items held out, and those trained on in every epoch's order.
+
+    Which texts are held out depends on the seed and the texts, not on their order in the file. Every item
+    with a held-out text is kept out of training; other duplicates are trained on as often as they are in the
+    file.
+
+    Args:
+        texts: prompt texts, one per item.
+        seed: the run's seed.
+        heldout: how many distinct prompts are held out.
+        what: the source, in words, for the error.
+
+    Raises:
+        TaskError: nothing would be left to train on.
+    """
+
+    def __init__(self, texts: Sequence[str], seed: int, heldout: int, what: str) -> None:
+        first = {text: number for number, text in reversed(list(enumerate(texts)))}
+        if len(first) <= heldout:
+            raise TaskError(
+                f"{what} has {len(first)} distinct prompts, but {heldout} are to be held out "
+                "(task.evaluation.samples) and others to be trained on; lower task.evaluation.samples or "
+                "add prompts"
+            )
+        ranked = sorted(first, key=lambda text: (derive_seed(seed, "heldout", text), text))
+        held = ranked[:heldout]
+        keep_out = set(held)
+        self.heldout: list[int] = [first[text] for text in held]
+        self._training = [number for number, text in enumerate(texts) if text not in keep_out]
+        self._seed = seed
+        self._orders: dict[int, list[int]] = {}
+
+    @property
+    def epoch_length(self) -> int:
+        """Number of training items."""
+        return len(self._training)
+
+    def training(self, index: int) -> int:
+        """The item of a training index: place `index % epoch_length` of epoch `index // epoch_length`."""
+        epoch, place = divmod(index, len(self._training))
+        return self._order(epoch)[place]
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            order = list(self._training)
+            random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
+            while len(self._orders) > 1:  # two: prompts are asked for around the end of an epoch
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = order
+        return self._orders[epoch]

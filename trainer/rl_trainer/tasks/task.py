@@ -1,0 +1,176 @@
+"""What the rest of the trainer knows about a task: its values, its two protocols and how to load one.
+
+Everything a task says is a pure function of (task spec, seed, prompt index): every process that loads the
+same task gets the same prompts, whatever it asked for before, so a prompt travels as its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from rl_api.task import TaskSpec
+
+Message: TypeAlias = dict[str, str]
+"""One message of a chat: {"role": ..., "content": ...}."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One thing the model is asked.
+
+    Attributes:
+        index: position in the training stream; held-out prompts count from `HELDOUT_INDEX`.
+        text: what the model reads (of a chat: the messages' contents, one per line). Training and held-out
+            prompts never share a text.
+        answer: the answer the model should give; empty where it has none (`solved`).
+        item: what the prompt was made from: the generator's entry, the line of the file or the environment's
+            item.
+        messages: the chat, where the prompt is one.
+        solved: whether the task has a single right answer.
+    """
+
+    index: int
+    text: str
+    answer: str
+    item: Mapping[str, Any]
+    messages: tuple[Message, ...] | None = None
+    solved: bool = True
+
+    @property
+    def content(self) -> str | Sequence[Message]:
+        """The messages of a chat, else the text."""
+        return self.messages if self.messages is not None else self.text
+
+
+HELDOUT_INDEX = 1_000_000_000_000
+"""`Prompt.index` of the first held-out prompt: beyond every index that training reaches."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a completion is worth.
+
+    Attributes:
+        reward: the sum over `parts`.
+        exact: whether the answer is exactly right; what held-out evaluation counts.
+        parts: every part's share of the reward (weight already applied), by name.
+    """
+
+    reward: float
+    exact: bool
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an environment answers to one turn of the model.
+
+    Attributes:
+        observation: text the model reads next; not used when `done`.
+        reward: the environment's own reward for this turn. It counts through a reward of rule `task`.
+        done: the dialogue is over.
+        delay_seconds: how long the answer takes to arrive (simulated tool latency). The environment does not
+            sleep: whoever drives it goes on with other dialogues and delivers the observation when the time
+                has passed.
+        score: what the whole dialogue is worth; set by the task when `done`, never by an environment.
+    """
+
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    delay_seconds: float = 0.0
+    score: Score | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a solved dialogue; `trained` is False for text that the environment writes."""
+
+    text: str
+    trained: bool = True
+
+
+class Environment(Protocol):
+    """One dialogue of several turns, as `Task.environment` hands it out."""
+
+    def reset(self) -> str | Sequence[Message]:
+        """What the model reads first; the same as `Prompt.content`."""
+        ...
+
+    def step(self, completion: str) -> StepResult:
+        """Takes one turn of the model.
+
+        Raises:
+            RewardError: the environment or a reward raised, hung or gave no number.
+        """
+        ...
+
+    def final_score(self) -> Score:
+        """What a dialogue is worth that is cut off before it was done: no answer was given."""
+        ...
+
+
+class Task(Protocol):
+    """Prompts, scores and environments of one run."""
+
+    def prompt(self, index: int) -> Prompt:
+        """Training prompt `index` (>= 0); its text is never a held-out one.
+
+        Raises:
+            TaskError: the prompt cannot be made.
+        """
+        ...
+
+    def heldout(self, count: int | None = None) -> list[Prompt]:
+        """The first `count` held-out prompts, all of different text; None: all that are held out.
+
+        Raises:
+            TaskError: fewer are held out, or the task has too few distinct prompts.
+        """
+        ...
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        """What a completion of a single turn is worth.
+
+        Raises:
+            RewardError: a reward raised, hung past its deadline or gave no number.
+        """
+        ...
+
+    def exact(self, prompt: Prompt, completion: str) -> bool:
+        """Whether the stripped completion is the answer; without one, whether the task's score is full."""
+        ...
+
+    def solution(self, prompt: Prompt) -> list[Segment]:
+        """What a perfect model would write (and read in between), for the warm start.
+
+        Raises:
+            TaskError: the task knows no solution.
+        """
+        ...
+
+    def environment(self, prompt: Prompt, member: int = 0) -> Environment | None:
+        """A new dialogue, None where one turn is all. Members of a group differ in their tool latency."""
+        ...
+
+
+def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout: int | None = None) -> Task:
+    """The task that `spec` describes.
+
+    Args:
+        spec: `spec.task` of a run.
+        seed: the run's seed. Another seed gives other prompts, in another order, with others held out.
+        search: folder of the run file; relative data files and reward modules are looked for there first.
+        heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
+            evaluation. Every process of a run must give the same.
+
+    Raises:
+        TaskError: the task, its file, its arguments or a reward cannot be used.
+    """
+    # The parts import this module for its types.
+    from rl_trainer.tasks.loading import load
+
+    return load(spec, seed, search, heldout)
