@@ -1,10 +1,9 @@
 """The buffer between samplers and learners: one Ray actor around `state.BufferState`, and the handle to it.
 
 Payloads do not pass through the actor unless they are small: up to `INLINE_BYTES` they travel inside the call
-(one message instead of four); above, the sampler puts the bytes into the object store and the buffer *adopts*
-them: a task that the buffer owns returns them as a new object on the sampler's node, so that they outlive the
-sampler. (Ray frees an object when the process that owns it dies, and `ray.put(_owner=...)` was removed in Ray
-2.56.) A `put` is answered only after that, so an answered `put` is never lost with its sampler.
+(one message instead of four); above, the sampler puts the bytes into the object store and the buffer adopts
+them (`adoption.py`), so that they outlive the sampler. A `put` is answered only after that: an answered `put`
+is never lost with its sampler.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_trainer.channel.adoption import adopt
 from rl_trainer.channel.calls import answer
 from rl_trainer.channel.groups import BufferConfig, GroupMeta, PutResult, TakenGroup, Ticket
 from rl_trainer.channel.payload import GroupPayload, unpack_group
@@ -69,14 +67,6 @@ def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> 
     refs = [payload for payload in payloads if isinstance(payload, ray.ObjectRef)]
     fetched = iter(ray.get(refs, timeout=timeout)) if refs else iter(())
     return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
-
-
-@ray.remote(
-    num_cpus=0, num_returns=2, max_retries=0
-)  # a retry would keep the sampler's copy alive as lineage
-def _adopt(data: Any) -> tuple[bool, Any]:
-    """Returns its argument: the copy belongs to the caller of the task."""
-    return True, data
 
 
 class BufferActor:
@@ -142,24 +132,10 @@ class BufferActor:
     async def put(self, sampler: int, meta: GroupMeta, payload: Any, node_id: str | None = None) -> PutResult:
         """A finished group; `payload`: bytes or `[reference]`. Answered when its sampler may die."""
         if isinstance(payload, list):
-            payload = await self._adopt(payload[0], node_id)
+            payload = await adopt(payload[0], node_id)
         result = self._state.put(sampler, meta, payload, time.monotonic())
         self._notify()
         return result
-
-    async def _adopt(self, ref: ray.ObjectRef[Any], node_id: str | None) -> ray.ObjectRef[Any]:
-        place = NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else "DEFAULT"
-        for last in (False, True):
-            done, adopted = cast(Any, _adopt).options(scheduling_strategy=place).remote(ref)
-            try:
-                await done
-                return cast("ray.ObjectRef[Any]", adopted)
-            except RayError as error:
-                if last:
-                    raise RLTrainError(
-                        f"a group's payload was lost before the buffer had it ({error})"
-                    ) from None
-        raise AssertionError
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""

@@ -10,8 +10,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 
 
-def answer(ref: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
-    """The result of an actor call, waited for at most `timeout` seconds.
+def answer(ref: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | None) -> Any:
+    """The result of an actor call, waited for at most `timeout` seconds (None: the caller keeps the
+    deadline).
 
     Raises DeadlineExceeded, ActorDied (the process is gone) or the RLTrainError that the actor raised itself.
     """

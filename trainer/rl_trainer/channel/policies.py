@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -17,27 +17,32 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Entry(Generic[K, V]):
-    """One thing in a store. `weight`: how much of the capacity it fills. `arrival`: place in fifo order."""
+    """One thing in a store. `weight`: how much of the capacity it fills. `arrival`, `offset`: place in fifo
+    order.
+
+    `offset` orders the parts of something that was taken in one piece and came back in several.
+    """
 
     key: K
     value: V
     priority: float
     weight: int
     arrival: int
+    offset: int = 0
 
 
 class OrderedStore(Generic[K, V]):
-    """Keyed entries handed out by order policy: `fifo` by arrival, `priority` by highest priority, then
-    arrival.
+    """Keyed entries handed out by order policy: `fifo` by arrival, `priority` by highest first, then arrival.
 
-    `weight` is the sum of the entries' weights. All operations are O(1) (`fifo`) or O(log n) (`priority`).
+    `weight` is the sum of the entries' weights. Operations are O(1) (`fifo`) or O(log n) (`priority`), except
+    `give_back`.
     """
 
     def __init__(self, order: Order = "fifo") -> None:
         self.order = order
         self.weight = 0
         self._entries: OrderedDict[K, Entry[K, V]] = OrderedDict()
-        self._heap: list[tuple[float, int, K]] = []
+        self._heap: list[tuple[float, int, int, K]] = []
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -59,18 +64,26 @@ class OrderedStore(Generic[K, V]):
         self._insert(entry)
         return entry
 
-    def give_back(self, entries: Sequence[Entry[K, V]]) -> None:
-        """Put entries popped in this order back where they were: before everything that came later."""
-        for entry in reversed(entries):
+    def replace(self, key: K, value: V, weight: int) -> None:
+        """Change an entry's value and weight; it keeps its place."""
+        entry = self._entries[key]
+        self.weight += weight - entry.weight
+        entry.value, entry.weight = value, weight
+
+    def give_back(self, entries: Iterable[Entry[K, V]]) -> None:
+        """Put entries that were taken out back in their place. O(n log n)."""
+        for entry in entries:
             self._insert(entry)
-            self._entries.move_to_end(entry.key, last=False)
+        self._entries = OrderedDict(
+            sorted(self._entries.items(), key=lambda item: (item[1].arrival, item[1].offset))
+        )
 
     def peek(self) -> Entry[K, V] | None:
         """The entry that `pop` would hand out, or None."""
         if self.order == "fifo":
             return next(iter(self._entries.values()), None)
         while self._heap:
-            _, arrival, key = self._heap[0]
+            _, arrival, _, key = self._heap[0]
             entry = self._entries.get(key)
             if entry is not None and entry.arrival == arrival:
                 return entry
@@ -96,7 +109,7 @@ class OrderedStore(Generic[K, V]):
         self._entries[entry.key] = entry
         self.weight += entry.weight
         if self.order == "priority":
-            heapq.heappush(self._heap, (-entry.priority, entry.arrival, entry.key))
+            heapq.heappush(self._heap, (-entry.priority, entry.arrival, entry.offset, entry.key))
 
 
 def on_arrival(

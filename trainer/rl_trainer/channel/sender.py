@@ -1,0 +1,169 @@
+"""The producer's end of a channel: collects items, sends them in chunks while earlier chunks are on their
+way.
+
+`put` only pickles and queues; a background thread sends what has collected since (natural batching: alone an
+item leaves at once, under load a chunk grows). At most `window` items and `WINDOW_BYTES` are unacknowledged;
+then `put` waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import ray
+
+from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_trainer.channel.calls import answer
+from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
+
+INLINE_BYTES = 64 * 1024  # chunks up to this travel inside the call, larger ones through the object store
+CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_ITEMS = 1024
+WINDOW_BYTES = 32 * 1024 * 1024
+PUSHES_IN_FLIGHT = 2
+IDLE_SECONDS = 2.0
+
+
+class _Blocks:
+    """Reusable memory for copies of big buffers: fresh pages would cost more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Bytes]] = {}
+
+    def copy(self, buffer: Bytes) -> Bytes:
+        free = self._free.get(buffer.nbytes)
+        block = free.pop() if free else np.empty(buffer.nbytes, np.uint8)
+        block[:] = buffer
+        return block
+
+    def give_back(self, buffers: Iterable[Bytes]) -> None:
+        for buffer in buffers:
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
+        if len(self._free) > 64:  # sizes that keep changing: nothing to reuse
+            self._free.clear()
+
+
+class Sender:
+    """One per process and channel handle; thread-safe."""
+
+    def __init__(self, actor: Any, name: str, capacity: int) -> None:
+        self._actor, self._name = actor, name
+        self._id = uuid.uuid4().hex
+        self._chunk_items = max(1, min(CHUNK_ITEMS, capacity // 2))
+        self._window = max(1, min(2 * CHUNK_ITEMS, capacity))
+        self._pending: deque[tuple[Encoded, float, bool]] = deque()  # item, priority, its buffers are copies
+        self._unacknowledged = 0
+        self._bytes = 0
+        self._by_reference = False  # since the last flush
+        self._error: BaseException | None = None
+        self._blocks = _Blocks()
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.accepted = 0
+        self.refused = 0
+
+    def put(self, items: Iterable[Any], priority: float, weight: int, deadline: float) -> None:
+        """Queue items, waiting for room in the window until `deadline` (monotonic seconds)."""
+        for item in items:
+            encoded = encode(item, weight)
+            with self._condition:
+                self._wait_for(self._has_room, deadline, "putting an item")
+                if encoded.buffers:  # the caller may change its arrays as soon as put returns
+                    copies = [self._blocks.copy(buffer) for buffer in encoded.buffers]
+                    encoded = Encoded(encoded.data, copies, weight)
+                self._pending.append((encoded, priority, bool(encoded.buffers)))
+                self._unacknowledged += 1
+                self._bytes += encoded.nbytes
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name=f"channel {self._name}", daemon=True
+                    )
+                    self._thread.start()
+                self._condition.notify_all()
+
+    def flush(self, deadline: float) -> tuple[int, int]:
+        """Wait until nothing that was put depends on this process; `(accepted, refused)` items so far."""
+        with self._condition:
+            self._wait_for(lambda: self._unacknowledged == 0, deadline, "flushing")
+            by_reference, self._by_reference = self._by_reference, False
+        if by_reference:
+            left = max(0.0, deadline - time.monotonic())
+            answer(self._actor.flush.remote(self._id), f"channel {self._name}", "flushing", left)
+        return self.accepted, self.refused
+
+    def _has_room(self) -> bool:
+        return self._unacknowledged < self._window and self._bytes < WINDOW_BYTES
+
+    def _wait_for(self, condition: Any, deadline: float, phase: str) -> None:
+        """Wait under the lock; raises the sending thread's error, or DeadlineExceeded."""
+        while not condition() and self._error is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(
+                    f"{phase}: channel {self._name} stayed full; "
+                    "look at its consumers, or give it a larger capacity"
+                )
+            self._condition.wait(left)
+        if self._error is not None:
+            raise self._error
+
+    def _next_chunk(self) -> tuple[list[Encoded], float, list[Bytes]]:
+        items: list[Encoded] = []
+        copies: list[Bytes] = []
+        priority = self._pending[0][1]
+        size = 0
+        while self._pending and len(items) < self._chunk_items and size < CHUNK_BYTES:
+            if self._pending[0][1] != priority:
+                break
+            item, _, copied = self._pending.popleft()
+            items.append(item)
+            size += item.nbytes
+            if copied:
+                copies += item.buffers
+        return items, priority, copies
+
+    def _run(self) -> None:
+        in_flight: deque[tuple[Any, int, int]] = deque()
+        try:
+            while True:
+                with self._condition:
+                    while not self._pending and not in_flight:
+                        if not self._condition.wait(IDLE_SECONDS) and not self._pending:
+                            self._thread = None  # let the channel go when nobody else holds it
+                            return
+                    chunk = None
+                    if self._pending and len(in_flight) < PUSHES_IN_FLIGHT:
+                        chunk = self._next_chunk()
+                if chunk is not None:
+                    in_flight.append(self._send(*chunk))
+                    continue
+                ref, count, size = in_flight.popleft()
+                accepted = answer(ref, f"channel {self._name}", "putting items", None)
+                with self._condition:
+                    self.accepted += accepted
+                    self.refused += count - accepted
+                    self._unacknowledged -= count
+                    self._bytes -= size
+                    self._condition.notify_all()
+        except BaseException as error:  # handed to the next caller of put or flush
+            with self._condition:
+                self._error = error if isinstance(error, RLTrainError) else RLTrainError(str(error))
+                self._condition.notify_all()
+
+    def _send(self, items: list[Encoded], priority: float, copies: list[Bytes]) -> tuple[Any, int, int]:
+        size = sum(item.nbytes for item in items)
+        block = join(items)
+        payload: Any = block
+        if size > INLINE_BYTES:
+            buffers = [buffer for item in items for buffer in item.buffers]
+            payload = [ray.put([np.frombuffer(block, np.uint8), *buffers])]
+            with self._condition:
+                self._by_reference = True
+                self._blocks.give_back(copies)
+        return self._actor.push.remote(self._id, len(items), priority, payload), len(items), size
