@@ -127,6 +127,30 @@ def test_an_upload_that_stops_half_way_is_no_copy(
     check(CheckpointStore(tmp_path / "there").fetch(uri), 20)
 
 
+def test_a_renewal_that_stops_half_way_is_no_mixture(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path / "here", [10])
+    store.mirror(uri)
+    save(store, 20)
+    store.mirror(uri)
+    store.save(20, {"weights.bin": b"new", "zzz": b"new"}, {"cursor": "again"})
+    for kind in (MemoryFileSystem, LocalFileSystem):
+
+        def put_file(self: Any, local: str, remote: str, **options: Any) -> None:
+            if local.endswith("zzz"):
+                raise ConnectionResetError(104, "Connection reset by peer")
+            self.pipe_file(remote, Path(local).read_bytes())
+
+        monkeypatch.setattr(kind, "put_file", put_file)
+    with pytest.raises(CheckpointError, match="Connection reset"):
+        store.mirror(uri)
+    fetched = CheckpointStore(tmp_path / "there").fetch(uri)
+    check(fetched, 10)
+    assert fetched is not None
+    assert fetched.skipped == ()  # not a damaged copy: none
+
+
 def test_an_upload_that_arrives_short_is_noticed(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

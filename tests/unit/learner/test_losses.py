@@ -261,6 +261,8 @@ def test_importance_weights_by_hand() -> None:
     assert weights.tolist() == pytest.approx(
         [1.0, 2.0, math.exp(0.5), 2.0]
     )  # e^1 and e^20 are cut at the cap
+    leaf = torch.tensor([-1.0], requires_grad=True)
+    assert not importance_weights(leaf, torch.tensor([-2.0]), 2.0).requires_grad
     far_below = importance_weights(torch.tensor([-100.0]), torch.tensor([0.0]), 2.0)
     assert far_below.item() == pytest.approx(math.exp(-20.0), rel=1e-5)
 
@@ -339,6 +341,21 @@ def test_kl_and_entropy_terms_by_hand() -> None:
     assert log_probs.grad.item() == pytest.approx(-weight + 0.1 * weight * 0.5, abs=1e-6)
     assert entropy.grad.item() == pytest.approx(-0.01)
     assert output.metrics["policy_loss"].item() == pytest.approx(-weight)
+
+
+def test_the_kl_term_is_weighed_by_the_current_policy_not_the_old_one() -> None:
+    """A = 0 leaves the KL term alone: l - l_mu = 0.3, l_old - l_mu = 0.1, d = -0.5: e^0.3 * 0.125 (k2)."""
+    output = policy_loss(
+        torch.tensor([-1.0]),
+        torch.tensor([0.0]),
+        torch.ones(1),
+        ONE,
+        PolicyLossConfig(kl_coefficient=1.0, kl_estimator="k2"),
+        old_log_probs=torch.tensor([-1.2]),
+        sampler_log_probs=torch.tensor([-1.3]),
+        reference_log_probs=torch.tensor([-1.5]),
+    )
+    assert output.loss.item() == pytest.approx(math.exp(0.3) * 0.125, rel=1e-5)
 
 
 @pytest.mark.parametrize(
