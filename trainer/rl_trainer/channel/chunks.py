@@ -45,10 +45,7 @@ def encode(item: Any, weight: int = 1) -> Encoded:
     buffers: list[Bytes] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            raw = buffer.raw()
-        except BufferError:  # not contiguous
-            return True
+        raw = buffer.raw()
         if raw.nbytes < BIG_BUFFER:
             return True
         buffers.append(np.frombuffer(raw, np.uint8))

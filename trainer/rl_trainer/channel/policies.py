@@ -64,11 +64,13 @@ class OrderedStore(Generic[K, V]):
         self._insert(entry)
         return entry
 
-    def replace(self, key: K, value: V, weight: int) -> None:
-        """Change an entry's value and weight; it keeps its place."""
+    def replace(self, key: K, value: V, weight: int, offset: int = 0) -> None:
+        """Change an entry's value, weight and offset; it keeps its place."""
         entry = self._entries[key]
         self.weight += weight - entry.weight
-        entry.value, entry.weight = value, weight
+        entry.value, entry.weight, entry.offset = value, weight, offset
+        if self.order == "priority":
+            heapq.heappush(self._heap, (-entry.priority, entry.arrival, offset, key))
 
     def give_back(self, entries: Iterable[Entry[K, V]]) -> None:
         """Put entries that were taken out back in their place. O(n log n)."""
@@ -83,11 +85,11 @@ class OrderedStore(Generic[K, V]):
         if self.order == "fifo":
             return next(iter(self._entries.values()), None)
         while self._heap:
-            _, arrival, _, key = self._heap[0]
+            _, arrival, offset, key = self._heap[0]
             entry = self._entries.get(key)
-            if entry is not None and entry.arrival == arrival:
+            if entry is not None and (entry.arrival, entry.offset) == (arrival, offset):
                 return entry
-            heapq.heappop(self._heap)  # removed by key meanwhile
+            heapq.heappop(self._heap)  # removed or replaced meanwhile
         return None
 
     def pop(self) -> Entry[K, V] | None:

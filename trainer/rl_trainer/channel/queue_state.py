@@ -109,7 +109,8 @@ class QueueState:
         if by == len(part):
             self.store.remove(entry.key)
         else:
-            self.store.replace(entry.key, Part(part.chunk, part.start + by, part.stop), len(part) - by)
+            rest = Part(part.chunk, part.start + by, part.stop)
+            self.store.replace(entry.key, rest, len(rest), offset=rest.start)
         return Part(part.chunk, part.start, part.start + by)
 
     def lease(

@@ -28,7 +28,7 @@ POLL_SECONDS = 30.0  # how long the actor keeps a fetch waiting for an item
 CALL_SECONDS = 60.0  # deadline of calls that the actor answers at once
 
 
-class ChannelClosed(RLTrainError):  # noqa: N818 - it is the end of a stream, not a mistake
+class ChannelClosed(RLTrainError):
     """The channel was closed and every item has been delivered."""
 
 
