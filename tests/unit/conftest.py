@@ -1,0 +1,85 @@
+"""What several unit tests need: small random models written by the Hugging Face library itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`family_folder(name)`: a folder saved by the library, every parameter random, for a name of FAMILIES or `gpt2`."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("models") / name
+            _save(name, made[name])
+        return made[name]
+
+    return make
+
+
+def _save(name: str, folder: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    transformers.utils.logging.disable_progress_bar()
+    if name == "gpt2":
+        config = transformers.GPT2Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        family, extra = FAMILIES[name]
+        config = getattr(transformers, f"{family}Config")(**{**SIZES, **extra})
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0, 0.15)
+    model.save_pretrained(folder)
+    _save_tokenizer(folder)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{index}": index for index in range(2, 61)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))

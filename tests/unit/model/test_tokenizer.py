@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rl_api.errors import ModelError
+from rl_trainer.model.presets import DefaultTiny, write_tiny
+from rl_trainer.model.tokenizer import byte_letter, load_tokenizer
+
+SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
+CHATML = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_tiny(tmp_path / "model", SMALL)
+
+
+def change(folder, name, **values):
+    path = folder / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **values}))
+
+
+def test_special_tokens_are_left_out_of_text(folder):
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("12")
+    assert tokenizer.decode([*ids, 1, 0, 0]) == "12"
+    assert [tokenizer.token_text(token) for token in (ids[0], 1, 999)] == ["1", "<eos>", "<999>"]
+
+
+@pytest.mark.parametrize("text", ["caf\u00e9", "a\tb", "\U0001f600"])
+def test_a_character_without_token_is_named(text, folder):
+    with pytest.raises(ModelError, match=r"there is no token for the character .* \(U\+"):
+        load_tokenizer(folder).encode(text)
+
+
+def test_byte_letters_are_those_of_the_tokenizers_package():
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    assert sorted(byte_letter(value) for value in range(256)) == sorted(ByteLevel.alphabet())
+    assert ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(" \n")[0][0] == (
+        byte_letter(32) + byte_letter(10)
+    )
+
+
+def test_stop_ids_come_from_all_three_files(folder):
+    change(folder, "generation_config.json", eos_token_id=[5, 6])
+    change(folder, "config.json", eos_token_id=7)
+    assert load_tokenizer(folder).stop_ids == {1, 5, 6, 7}
+    change(folder, "tokenizer_config.json", eos_token={"content": "<pad>"})
+    assert load_tokenizer(folder).stop_ids == {0, 5, 6, 7}
+
+
+def test_padding_falls_back_to_the_model_and_then_to_the_end_token(folder):
+    change(folder, "tokenizer_config.json", pad_token=None)
+    change(folder, "config.json", pad_token_id=9)
+    assert load_tokenizer(folder).pad_id == 9
+    change(folder, "config.json", pad_token_id=None)
+    assert load_tokenizer(folder).pad_id == 1
+
+
+def test_chat_without_template_is_the_contents(folder):
+    tokenizer = load_tokenizer(folder)
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+2"}]
+    assert not tokenizer.has_chat_template
+    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "Add.\n1+2"
+
+
+@pytest.mark.parametrize("place", ["file", "text", "list"])
+def test_chat_template(place, folder):
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(CHATML)
+    else:
+        value = CHATML if place == "text" else [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
+        change(folder, "tokenizer_config.json", chat_template=value)
+    tokenizer = load_tokenizer(folder)
+    messages = [{"role": "user", "content": "1+2"}]
+    assert tokenizer.render_chat(messages) == "<|user|>1+2<eos>\n<|assistant|>"
+    assert tokenizer.render_chat(messages, add_generation_prompt=False) == "<|user|>1+2<eos>\n"
+    ids = tokenizer.encode_chat(messages)
+    assert ids.count(1) == 1  # the end token, not its letters
+
+
+def test_chat_template_equals_the_library(folder):
+    from transformers import AutoTokenizer
+
+    template = (
+        "{%- for message in messages %}\n    {%- if loop.index0 > 5 %}{% break %}{% endif %}\n"
+        "    {{- '<' + message['role'] + '>' + (message | tojson) + '\\n' }}\n{%- endfor %}\n"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": 'say "hi"'}, {"role": "assistant", "content": "hi"}]
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False)
+    assert load_tokenizer(folder).render_chat(messages) == expected
+
+
+def test_chat_template_that_refuses_or_is_broken(folder):
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ModelError, match=r"refuses messages of roles \['tool'\] \(roles must alternate\)"):
+        load_tokenizer(folder).encode_chat([{"role": "tool", "content": "3"}])
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ModelError, match="chat template does not compile"):
+        load_tokenizer(folder).encode_chat([{"role": "user", "content": "3"}])
+
+
+def test_missing_and_broken_files(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json is missing; save the tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_older_files_are_converted_by_the_library(folder):
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    expected = load_tokenizer(folder).encode("1 + 2\n")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    assert load_tokenizer(folder).encode("1 + 2\n") == expected
+
+
+def test_special_tokens_around_a_text_can_be_left_out(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<eos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"<eos>": {"id": "<eos>", "ids": [1], "tokens": ["<eos>"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    plain = tokenizer.encode("7", special_tokens=False)
+    assert tokenizer.encode("7") == [1, *plain]
