@@ -52,7 +52,7 @@ class ChannelActor:
     def __init__(self, name: str, capacity: int, order: Order, on_full: OnFull, alarm_seconds: float) -> None:
         self._name = name
         self._state = QueueState(capacity, order, on_full, alarm_seconds)
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: Counter[str] = Counter()  # the number of the chunk whose turn it is, by producer
         self._consumers: dict[str, tuple[str, str, Probe | None]] = {}  # id -> (path, node, local probe)
         self._lost: Counter[str] = Counter()
         self._changed = asyncio.Event()
@@ -64,18 +64,23 @@ class ChannelActor:
 
     # -- producers -----------------------------------------------------------------------------------------
 
-    async def push(self, producer: str, count: int, priority: float, payload: Any) -> int:
-        """Take in a chunk of `count` items, waiting for room; returns how many of them stay in the queue."""
+    async def push(self, producer: str, number: int, count: int, priority: float, payload: Any) -> int:
+        """Take in chunk `number` of a producer, waiting for room; returns how many of its `count` items stay.
+
+        Ray may start the calls of one caller to an asynchronous actor in any order: the numbers put them right.
+        """
         started = time.monotonic()
         chunk = Chunk(payload, count, producer, adopted=not isinstance(payload, list))
-        async with self._turns.setdefault(producer, asyncio.Lock()):  # chunks of a producer keep their order
-            while True:
-                if self._state.closed:
-                    raise RLTrainError(f"channel {self._name} is closed: nothing can be put any more")
+        while True:
+            if self._state.closed:
+                raise RLTrainError(f"channel {self._name} is closed: nothing can be put any more")
+            accepted = None
+            if self._turns[producer] == number:
                 accepted = self._state.offer(chunk, count, priority, time.monotonic())
-                if accepted is not None:
-                    break
-                await self._changed.wait()  # ends with room, or when the channel closes
+            if accepted is not None:
+                break
+            await self._changed.wait()  # ends with room, or when the channel closes
+        self._turns[producer] += 1
         self._state.producer_wait.add(time.monotonic() - started)
         self._notify()
         return accepted

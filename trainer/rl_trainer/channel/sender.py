@@ -60,6 +60,7 @@ class Sender:
         self._pending: deque[tuple[Encoded, float, bool]] = deque()  # item, priority, its buffers are copies
         self._unacknowledged = 0
         self._bytes = 0
+        self._sent = 0
         self._by_reference = False  # since the last flush
         self._error: BaseException | None = None
         self._blocks = _Blocks()
@@ -166,4 +167,5 @@ class Sender:
             with self._condition:
                 self._by_reference = True
                 self._blocks.give_back(copies)
-        return self._actor.push.remote(self._id, len(items), priority, payload), len(items), size
+        number, self._sent = self._sent, self._sent + 1
+        return self._actor.push.remote(self._id, number, len(items), priority, payload), len(items), size
