@@ -183,20 +183,31 @@ def _import_library() -> Any:
     return importlib.import_module("reasoning_gym.factory")
 
 
+class _Unused(types.ModuleType):
+    """Stands for a module that is imported but never used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object
+
+
 def _import_cellpylib_without_plots() -> None:
-    """One generator (game_of_life) imports a library that imports matplotlib, only to offer plots.
+    """The two game_of_life generators import a library that imports matplotlib, only to offer plots.
 
     That is a third of the import time, in every process, and on a fresh machine matplotlib first builds its
     font cache.
     """
-    names = ["matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections"]
     if "matplotlib" in sys.modules or "cellpylib" in sys.modules:
         return
+    names = ["matplotlib", "mpl_toolkits"]
+    names += [f"matplotlib.{name}" for name in ("pyplot", "animation", "collections")]
+    names += ["mpl_toolkits.mplot3d"]
     for name in names:
-        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name] = _Unused(name)
     try:
         importlib.import_module("cellpylib")
-    except Exception:  # it needs more of matplotlib than expected: then with the real one
+    except Exception:  # it needs more of them than expected: then with the real ones
         for name in [key for key in sys.modules if key.partition(".")[0] == "cellpylib"]:
             del sys.modules[name]
     finally:

@@ -1,0 +1,172 @@
+import json
+
+import pytest
+
+from rl_api.errors import TaskError
+from rl_trainer.tasks.prompts import read_items, read_prompts
+
+
+def read(tmp_path, content, needs_answer=True, **fields):
+    file = tmp_path / "data.jsonl"
+    if isinstance(content, list):
+        content = "".join(json.dumps(line) + "\n" for line in content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    names = {"prompt_field": "prompt", "answer_field": "answer"} | fields
+    return read_prompts("data.jsonl", **names, search=tmp_path, needs_answer=needs_answer)
+
+
+def test_lines_with_all_their_fields(tmp_path):
+    items = read(
+        tmp_path, '\ufeff{"prompt": "1+1", "answer": "2", "level": 1}\r\n\n{"prompt": "1+2", "answer": 3}'
+    )
+    assert [(item.question, item.answer) for item in items] == [("1+1", "2"), ("1+2", "3")]
+    assert items[0].fields == {"prompt": "1+1", "answer": "2", "level": 1}
+
+
+def test_line_separators_inside_a_string_do_not_split_it(tmp_path):
+    (item,) = read(tmp_path, '{"prompt": "a\u2028b\u0085c", "answer": "2"}\n')
+    assert item.question == "a\u2028b\u0085c"
+
+
+def test_other_field_names(tmp_path):
+    (item,) = read(tmp_path, [{"q": "1+1", "a": 2.5}], prompt_field="q", answer_field="a")
+    assert (item.question, item.answer) == ("1+1", "2.5")
+
+
+def test_a_chat(tmp_path):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "x"}]
+    (item,) = read(tmp_path, [{"prompt": chat, "answer": "Hello"}])
+    assert item.question == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
+
+
+def test_without_answers_where_none_is_needed(tmp_path):
+    items = read(
+        tmp_path, [{"prompt": "a"}, {"prompt": "b", "answer": None}, {"prompt": "c", "answer": "x"}], False
+    )
+    assert [item.answer for item in items] == [None, None, "x"]
+
+
+GOOD = '{"prompt": "1+1", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"task.file: data.jsonl is empty; it needs one JSON object per line"),
+        ("\n \n", r"task.file: data.jsonl is empty"),
+        (GOOD + "{'prompt': 1}", r"data.jsonl:2: not a JSON object \(.* at character 2\): \"{'prompt': 1}\""),
+        (GOOD + "\n" + "x" * 90, r"data.jsonl:3: not a JSON object .*: 'x{57}\.\.\.'"),
+        ("[" * 100000, r"data.jsonl:1: not a JSON object"),
+        ('["a"]', r"data.jsonl:1: found a JSON list, allowed: an object"),
+        ("null", r"data.jsonl:1: found a JSON null, allowed: an object"),
+        (b"\n\xff\xfe{}", r"data.jsonl:2: not UTF-8 text \(invalid start byte at byte 0 of the line\)"),
+        (
+            '{"question": "a", "answer": "b"}',
+            r"data.jsonl:1: there is no field 'prompt' \(task.promptField\), the line has: question, answer",
+        ),
+        (
+            GOOD + '{"prompt": "a"}',
+            r"data.jsonl:2: there is no field 'answer' \(task.answerField\), the line has: prompt",
+        ),
+        ("{}", r"there is no field 'prompt' \(task.promptField\), the line has: no fields"),
+        (
+            '{"prompt": " ", "answer": "b"}',
+            r"data.jsonl:1: field 'prompt' is empty, allowed: text that is not empty, or chat",
+        ),
+        ('{"prompt": 3, "answer": "b"}', r"data.jsonl:1: field 'prompt' is 3, allowed: text"),
+        ('{"prompt": [], "answer": "b"}', r"data.jsonl:1: field 'prompt' is empty, allowed"),
+        (
+            '{"prompt": ["a"], "answer": "b"}',
+            r"data.jsonl:1: field 'prompt', message 0: found 'a', allowed: {\"role\"",
+        ),
+        ('{"prompt": [{"role": "user"}], "answer": "b"}', r"message 0: found {'role': 'user'}, allowed"),
+        (
+            '{"prompt": [{"role": "assistant", "content": "a"}], "answer": "b"}',
+            r"the last message is the assistant's",
+        ),
+        (
+            '{"prompt": "a", "answer": {"x": 1}}',
+            r"data.jsonl:1: field 'answer' is {'x': 1}, allowed: text or a number",
+        ),
+        (
+            '{"prompt": "a", "answer": null}',
+            r"data.jsonl:1: field 'answer' is empty, allowed: text or a number",
+        ),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path, content, message):
+    with pytest.raises(TaskError, match=message):
+        read(tmp_path, content)
+
+
+def test_a_file_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.jsonl").write_text(GOOD)
+    assert len(read_prompts("here.jsonl", "prompt", "answer", search=tmp_path / "elsewhere")) == 1
+    assert (
+        len(read_prompts(str(tmp_path / "here.jsonl"), "prompt", "answer", search=tmp_path / "elsewhere"))
+        == 1
+    )
+
+
+def test_a_missing_file_names_the_places(tmp_path):
+    with pytest.raises(
+        TaskError, match=r"there is no file no.jsonl, neither beside the run file \(.*\) nor in the working"
+    ):
+        read_prompts("no.jsonl", "prompt", "answer", search=tmp_path)
+    with pytest.raises(TaskError, match=r"there is no file no.jsonl$"):
+        read_prompts("no.jsonl", "prompt", "answer")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(TaskError, match=r"task.file: .* cannot be read: Is a directory"):
+        read_prompts(str(tmp_path), "prompt", "answer")
+
+
+def test_a_uri(tmp_path):
+    (tmp_path / "data.jsonl").write_text(GOOD)
+    assert len(read_prompts(f"file://{tmp_path}/data.jsonl", "prompt", "answer")) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("file:///not/there.jsonl", r"task.file: file:///not/there.jsonl cannot be read: "),
+        ("nope://x", r"task.file: nope://x cannot be read: Protocol not known"),
+    ],
+)
+def test_uris_that_cannot_be_read(uri, message):
+    with pytest.raises(TaskError, match=message):
+        read_prompts(uri, "prompt", "answer")
+
+
+def test_a_store_that_does_not_answer(monkeypatch):
+    import threading
+
+    import fsspec
+
+    release = threading.Event()
+    monkeypatch.setattr(fsspec, "open", lambda *_: release.wait())
+    monkeypatch.setattr("rl_trainer.tasks.prompts.READ_SECONDS", 0.05)
+    with pytest.raises(TaskError, match=r"task.file: slow://x was not read after 0 s; check the network"):
+        read_prompts("slow://x", "prompt", "answer")
+    release.set()
+
+
+def test_a_store_whose_package_is_missing(monkeypatch):
+    import fsspec
+
+    def missing(*_):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "open", missing)
+    with pytest.raises(TaskError, match="s3://x needs a package that is not installed: Install s3fs"):
+        read_prompts("s3://x", "prompt", "answer")
+
+
+def test_items_of_environments_are_taken_as_they_are(tmp_path):
+    (tmp_path / "items.jsonl").write_text('{"map": [1]}\n\n{"map": [2]}\n')
+    assert read_items("items.jsonl", search=tmp_path) == [{"map": [1]}, {"map": [2]}]
+    (tmp_path / "items.jsonl").write_text("\n")
+    with pytest.raises(TaskError, match="is empty"):
+        read_items("items.jsonl", search=tmp_path)
