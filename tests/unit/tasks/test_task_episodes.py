@@ -217,7 +217,7 @@ PLAIN = """\
     [
         (
             "raise KeyError('x')",
-            r"environment worlds_of_mine:World: step raised KeyError: 'x' \(.*worlds_of_mine.py:7\), at turn 1",
+            r"environment worlds_of_mine:World: step raised KeyError: 'x' \(.*mine.py:7\), at turn 1",
         ),
         (
             "return 'text'",
@@ -257,8 +257,8 @@ def test_a_step_that_hangs():
     line = Hangs.step.__code__.co_firstlineno + 1
     with pytest.raises(
         RewardError,
-        match=rf"environment mine:Hangs: step has not returned after 0.05 s and stands at .*episodes.py:{line}, "
-        "at turn 1 of prompt 4",
+        match=rf"environment mine:Hangs: step has not returned after 0.05 s and stands "
+        rf"at .*episodes.py:{line}, at turn 1 of prompt 4",
     ):
         episode.step("x")
     release.set()

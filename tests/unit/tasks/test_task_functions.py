@@ -56,7 +56,7 @@ def test_the_folder_comes_before_what_another_run_imported(tmp_path):
         ("my_rewards:later", r"my_rewards:later is an async function"),
         (
             "my_rewardz:length",
-            r"there is no module 'my_rewardz' beside .* or installed; beside the run file: broken, my_rewards, needs",
+            r"there is no module 'my_rewardz' beside .*; beside the run file: broken, my_rewards, needs",
         ),
         ("my_rewards.sub:length", r"there is no module 'my_rewards.sub'"),
         ("my_rewards", r"found 'my_rewards', allowed: module:name"),
