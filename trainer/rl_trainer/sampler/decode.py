@@ -46,6 +46,8 @@ class DecodeStep:
         self.dtype = decoder.embed.dtype
         # In float32 on a CPU the small operators have cheaper forms; elsewhere the plain ones are as good.
         self._in_place = self.device.type == "cpu" and self.dtype == torch.float32
+        # PyTorch's batched product of fewer multiplications per matrix than this takes yet another way of adding.
+        self._shortest = math.ceil(400 / (self.config.groups * self.config.head_dim))
         self._buffers: dict[int, _Buffers] = {}
         self._scores: dict[tuple[int, int], torch.Tensor] = {}
         self._epsilon = torch.tensor(self.config.norm_eps, device=self.device)
@@ -56,7 +58,8 @@ class DecodeStep:
         n is a multiple of 16. `length` is above every position. The result is overwritten by the next call with this n.
         """
         n = tokens.shape[0]
-        length = min(round_up(length), self.cache.capacity)
+        length = round_up(max(length, self._shortest))
+        self.cache.reserve(length)
         config = self.config
         buffers = self._buffers_for(n)
         mask = self._mask(positions, n, length)

@@ -29,7 +29,11 @@ class LibraryEngine:
         """`slots` sequences per batch, each of at most `max_length` tokens with its prompt."""
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        from transformers import GenerationConfig
+
         self._model = model.requires_grad_(False).eval()
+        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters say.
+        model.model.generation_config = GenerationConfig()
         self._slots = slots
         self._context = min(max_length or model.max_positions, model.max_positions)
         self._version = version
