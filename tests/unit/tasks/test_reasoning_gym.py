@@ -212,6 +212,12 @@ def test_without_the_library(monkeypatch):
         load("chain_sum")
 
 
+def test_a_generator_that_prints_is_silenced(capsys):
+    task = load("bf")
+    assert [task.prompt(index).answer != "" for index in range(8)] == [True] * 8
+    assert capsys.readouterr().out == ""
+
+
 def test_the_import_is_quiet_and_leaves_plots_out():
     code = (
         "import sys; from rl_api.task import TaskSpec; from rl_trainer.tasks import load_task;"
