@@ -137,7 +137,7 @@ class Checkpoints:
 
 
 def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Path) -> None:
-    write_folder({name: torch.from_numpy(value) for name, value in weights.items()}, source, target)
+    write_folder({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, source, target)
 
 
 def _write_tensors(tensors: dict[str, npt.NDArray[Any]], target: Path) -> None:

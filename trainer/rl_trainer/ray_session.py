@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_raylet_start_wait_time_s": "120",
 }
 
@@ -44,7 +44,7 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[None]:
             ray.init(address=address, **options)
         else:
             cores = os.cpu_count() or 1
-            ray.init(num_cpus=max(cores, -(-int(cpus * 100) // 100)), include_dashboard=False, **options)
+            ray.init(num_cpus=max(cores, math.ceil(cpus)), include_dashboard=False, **options)
     except (ConnectionError, TimeoutError) as error:
         raise DeadlineExceeded(
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}); start one or unset RAY_ADDRESS"

@@ -194,13 +194,13 @@ class Session:
 
     def publish(self) -> None:
         """Hands the newest weights to the samplers, every `weightSync.everySteps` steps; starts them the first time."""
-        if self.counters.step % self.spec.weight_sync.every_steps and self.samplers.started:
+        if self.counters.step % self.spec.weight_sync.every_steps and self.samplers.begun:
             return
         self._publish_weights()
         with self.spans.span("publish", version=self._weights_version):
             self.buffer.publish(self._weights_version, self._weights)
-        if not self.samplers.started:
-            self.samplers.start()
+        if not self.samplers.begun:
+            self.samplers.begin()
 
     def record(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
         """Writes the step to metrics, timeline, console and status server."""

@@ -26,7 +26,6 @@ def warm_start(session: Session, stop: StopRequest) -> None:
     if spec is None:
         return
     session.console.phase("warm start")
-    score: float | None = None
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
@@ -41,6 +40,7 @@ def warm_start(session: Session, stop: StopRequest) -> None:
         ]
         loss = session.learners.supervise(samples, spec.learning_rate)
         last = step == spec.max_steps
+        score: float | None = None
         if spec.until_score is not None and (step % SCORE_EVERY == 0 or last):
             score = session.sampled_score(label=step)
         session.console.warm_start(step, spec.max_steps, loss, score)

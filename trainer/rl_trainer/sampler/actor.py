@@ -115,6 +115,8 @@ class SamplerActor:
         self._evaluation: _Evaluation | None = None
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
+        self._sampling = False
+        self._loaded: int | None = None  # version of the published weights in the engine; None: the model folder's
         self._busy_since: float | None = None
         self._score_seconds = 0.0
 
@@ -160,31 +162,36 @@ class SamplerActor:
             raise job.error
         return [job.answers[i] for i in range(len(prompts))]
 
+    def begin(self) -> None:
+        """Weights are published: from now on tickets are taken."""
+        self.buffer.register(self.rank)
+        self._sampling = True
+        self._wake.set()
+
     def run(self) -> None:
-        """Samples until the buffer says stop.
+        """Samples until the buffer says stop; before `begin`, only evaluates.
 
         Raises:
             RewardError: a reward failed and `task.onRewardError` is stop.
             TaskError: a prompt does not fit the model.
         """
-        self.buffer.register(self.rank)
         work: Future[Acquired] | None = None
         watch: Future[Acquired] | None = None
         while True:
-            wanted = self._groups_wanted()
-            if work is None and wanted > 0:
-                work = self._acquire(wanted)
-            elif watch is None and wanted == 0:
-                watch = self._acquire(0)
-            for future in (work, watch):
-                if future is not None and future.done():
-                    acquired = future.result()
-                    if acquired.stop:
-                        self._close_span()
-                        return
-                    self._held.append(acquired)
-            work = None if work is not None and work.done() else work
-            watch = None if watch is not None and watch.done() else watch
+            if self._sampling:
+                wanted = self._groups_wanted()
+                if work is None and wanted > 0:
+                    work = self._acquire(wanted)
+                elif watch is None and wanted == 0:
+                    watch = self._acquire(0)
+            for future in [future for future in (work, watch) if future is not None and future.done()]:
+                work = None if future is work else work
+                watch = None if future is watch else watch
+                acquired = future.result()
+                if acquired.stop:
+                    self._close_span()
+                    return
+                self._held.append(acquired)
             self._start_what_may_start()
             if self.rollouts.members_in_engine or self.rollouts.reply_is_due:
                 self._advance()
@@ -207,7 +214,7 @@ class SamplerActor:
         return max(0, -(-free // self.spec.algorithm.group_size))
 
     def _acquire(self, groups: int) -> Future[Acquired]:
-        reference = self.buffer.acquire_ref(self.rank, groups, POLL_SECONDS, self.engine.version)
+        reference = self.buffer.acquire_ref(self.rank, groups, POLL_SECONDS, -1 if self._loaded is None else self._loaded)
         future: Future[Acquired] = reference.future()
         future.add_done_callback(lambda _: self._wake.set())
         return future
@@ -223,7 +230,7 @@ class SamplerActor:
                 self.rollouts.start((self._evaluation, i), prompt, 1, self._evaluation.params, self.spec.seed)
         while self._held:
             acquired = self._held[0]
-            if acquired.version > self.engine.version and not self._load(acquired.weights, acquired.version):
+            if not self._is_older(acquired) and not self._load(acquired.weights, acquired.version):
                 return
             self._held.popleft()
             for ticket in acquired.tickets:
@@ -237,14 +244,13 @@ class SamplerActor:
 
     def _load(self, weights: list[ray.ObjectRef[WeightsPayload]] | None, version: int) -> bool:
         """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""
-        if version == self.engine.version:
+        if version == self._loaded:
             return True
         if self._evaluation is not None:
             return False
         if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
             return False
-        if weights is None:  # version 0 is what the model folder holds
-            return True
+        assert weights is not None, "the buffer sends weights that a sampler does not have"
         self._close_span()
         with self.spans.span("load weights", version=version):
             timeout = self.spec.weight_sync.timeout.seconds
@@ -257,7 +263,12 @@ class SamplerActor:
                     "learner's node and this one"
                 ) from None
             self.engine.load_weights(unpack_weights(payload), version)
+            self._loaded = version
         return True
+
+    def _is_older(self, acquired: Acquired) -> bool:
+        """Whether the answer was overtaken by newer weights, which serve its tickets as well."""
+        return self._loaded is not None and acquired.version <= self._loaded
 
     def _advance(self) -> None:
         if self._busy_since is None:

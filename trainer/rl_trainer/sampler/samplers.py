@@ -11,7 +11,7 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
-from rl_trainer.actors import RESUME_HINT, answer
+from rl_trainer.actors import RESUME_HINT, answer, answers
 from rl_trainer.channel.buffer import Buffer
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.sampler.actor import Answer, SamplerActor
@@ -46,23 +46,22 @@ class Samplers:
         """
         self._spec, self._folder, self._buffer = spec, folder, buffer
         self._reservation, self._search, self._warn = reservation, search, warn
+        self.begun = False
         self._restarts = 0
         self._runs: dict[int, ray.ObjectRef[None]] = {}
         self.actors = {rank: self._launch(rank) for rank in range(spec.sampler.replicas)}
 
     def wait_ready(self) -> None:
-        """Returns when every sampler has loaded model and task."""
+        """Returns when every sampler has loaded model and task, and evaluates."""
         for rank, actor in self.actors.items():
             answer(actor.ready.remote(), f"sampler {rank}", "loading model and task", START_TIMEOUT)
+            self._runs[rank] = actor.run.remote()
 
-    @property
-    def started(self) -> bool:
-        """Whether samplers take tickets."""
-        return bool(self._runs)
-
-    def start(self) -> None:
-        """Lets all samplers take tickets."""
-        self._runs = {rank: actor.run.remote() for rank, actor in self.actors.items()}
+    def begin(self) -> None:
+        """Lets all samplers take tickets, once weights are published."""
+        self.begun = True
+        calls = [actor.begin.remote() for actor in self.actors.values()]
+        answers(calls, "sampler", "beginning to sample", START_TIMEOUT)
 
     def wait_for(self, call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
         """The result of `call`, replacing samplers that die in the meantime.
@@ -111,7 +110,7 @@ class Samplers:
 
         asked = dict(self.actors)
         calls = {rank: ask(rank) for rank in asked}
-        answers: list[Answer | None] = [None] * len(prompts)
+        found: list[Answer | None] = [None] * len(prompts)
         for rank, call in calls.items():
             try:
                 part = self._evaluated(rank, call)
@@ -119,8 +118,8 @@ class Samplers:
                 if self.actors[rank] is asked[rank]:
                     self._replace(rank, error)
                 part = self._evaluated(rank, ask(rank))
-            answers[rank::ranks] = part
-        return [one for one in answers if one is not None]
+            found[rank::ranks] = part
+        return [one for one in found if one is not None]
 
     def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
         part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)
@@ -142,5 +141,6 @@ class Samplers:
         lost = self._buffer.release(rank)
         self._warn(f"sampler {rank} died and was replaced; its {len(lost)} unfinished groups are sampled again")
         self.actors[rank] = self._launch(rank)
-        if rank in self._runs:
-            self._runs[rank] = self.actors[rank].run.remote()
+        self._runs[rank] = self.actors[rank].run.remote()
+        if self.begun:
+            self.actors[rank].begin.remote()

@@ -6,6 +6,7 @@ A block moves through Ray without copies (one out-of-band buffer), and one check
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ def unpack_weights(payload: WeightsPayload) -> dict[str, Tensor]:
             f"weights of version {payload.version}: checksum {found:#010x} found, {payload.checksum:#010x} sent; "
             "the transfer damaged them, start the run again with --resume"
         )
-    block = torch.frombuffer(payload.block, dtype=torch.uint8) if payload.block.size else torch.empty(0)
+    with warnings.catch_warnings():
+        # The object store's memory is read-only; so is what we hand out.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        block = torch.frombuffer(payload.block, dtype=torch.uint8) if payload.block.size else torch.empty(0)
     return {name: _view(block, place) for name, place in payload.index.items()}
 
 
