@@ -168,7 +168,7 @@ def curves(sections: Sequence[tuple[str, Sequence[Chart]]], thinned: int) -> str
     blocks = []
     for position, (title, charts) in enumerate(sections):
         small = sum(not chart.wide for chart in charts)
-        shape = (" pairs" if small in (2, 4) else "") + (" odd" if small % 2 else "")
+        shape = {2: " pairs", 4: " pairs", 5: " fives"}.get(small, "") + (" odd" if small % 2 else "")
         tools = switch if position == 0 else ""
         head = f'<div class="bar"><h2>{escape(title)}</h2>{tools}</div>'
         blocks.append(

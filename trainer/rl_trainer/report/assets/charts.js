@@ -58,7 +58,7 @@ class Chart {
       lo = Math.min(lo, ...here);
     }
     if (this.spec.target !== null) [lo, hi] = [Math.min(lo, this.spec.target), Math.max(hi, this.spec.target)];
-    if (this.spec.floor && lo >= 0) return [0, hi > 0 ? hi * 1.06 : 1];
+    if (this.spec.floor && lo >= 0) return [0, hi > 0 ? hi * 1.06 : this.spec.unit === "fraction" ? 0.1 : 1];
     const room = hi > lo ? (hi - lo) * 0.08 : Math.abs(hi) * 0.1 || 1;
     return [lo - room, hi + room];
   }
@@ -83,7 +83,9 @@ class Chart {
       parts.push(svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, labels[i]));
     });
     parts.push(...this.drawAxis(first, last, width, height, bottom), ...this.drawMarks());
-    parts.push(...(this.spec.kind === "stack" ? this.drawStack() : this.spec.series.flatMap((s) => this.drawLine(s))));
+    const inBack = (series) => (series.colour === "grey" ? 0 : 1); // a maximum never hides its mean
+    const series = [...this.spec.series].sort((a, b) => inBack(a) - inBack(b));
+    parts.push(...(this.spec.kind === "stack" ? this.drawStack() : series.flatMap((s) => this.drawLine(s))));
     this.cross = svg("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
     this.heads = svg("g", {});
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);

@@ -45,7 +45,7 @@ function quantity(value, unit) {
 function duration(seconds) {
   if (seconds >= 3600) return trim(seconds / 3600, 1) + "\u2009h";
   if (seconds >= 60) return trim(seconds / 60, 1) + "\u2009min";
-  if (seconds >= 1 || seconds === 0) return trim(seconds, 1) + "\u2009s";
+  if (seconds >= 1 || seconds === 0) return trim(seconds, seconds < 10 ? 2 : 1) + "\u2009s";
   return trim(seconds * 1000, seconds >= 0.1 ? 0 : 1) + "\u2009ms";
 }
 
