@@ -1,0 +1,1 @@
+"""The trainer: samplers, learners and the buffer between them, on Ray."""

@@ -171,7 +171,7 @@ class Session:
             call = self.buffer.actor.take.remote(STALL_SECONDS)
             batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
         for group in batch.groups:
-            self._step_spans.extend(Span(*span) for span in group.meta.extra.pop("spans", ()))
+            self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
         return batch
 
     def update(self, batch: Batch, advantages: npt.NDArray[np.float32]) -> UpdateResult:

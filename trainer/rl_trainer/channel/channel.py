@@ -14,7 +14,7 @@ What it promises
   small ones, go through the object store without touching the actor; their big arrays arrive as read-only
   views.
 
-Items are pickled when they are put. Ray object references inside items are not supported.
+Items are pickled when they are put, and arrays arrive read-only. Ray object references inside items are not supported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl_trainer.channel.sender import Sender
 
 __all__ = ["Channel", "ChannelActor", "ChannelClosed"]
 
-REPLY_BYTES = 64 * 1024  # of inline items per fetch: larger answers would go through the object store
+REPLY_BYTES = 80_000  # of inline items per fetch: larger answers would go through the object store
 WATCH_SECONDS = 0.5
 REMOTE_WATCH_SECONDS = 5.0
 
@@ -234,11 +234,11 @@ class Channel:
 
         `priority` matters with order `priority` (larger first); `weight` to `get_many(most_weight=...)`.
         """
-        self._sender.put((item,), priority, weight, time.monotonic() + timeout)
+        self._sender.put(item, priority, weight, time.monotonic() + timeout)
 
     def put_many(self, items: Iterable[Any], priority: float = 0.0, timeout: float = 60.0) -> None:
         """`put` each of the items. Raises DeadlineExceeded when not all had room in time."""
-        self._sender.put(items, priority, 1, time.monotonic() + timeout)
+        self._sender.put_many(items, priority, time.monotonic() + timeout)
 
     def flush(self, timeout: float = 60.0) -> tuple[int, int]:
         """Wait until nothing put so far depends on this process; `(accepted, refused)` items."""

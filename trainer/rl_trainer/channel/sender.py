@@ -1,8 +1,7 @@
-"""The producer's end of a channel: collects items, sends them in chunks while earlier chunks are on their
-way.
+"""The producer's end of a channel: collects items, sends them in chunks while earlier chunks are on their way.
 
 `put` only pickles and queues; a background thread sends what has collected since (natural batching: alone an
-item leaves at once, under load a chunk grows). At most `window` items and `WINDOW_BYTES` are unacknowledged;
+item leaves at once, under load a chunk grows). At most a window of items and `WINDOW_BYTES` are unacknowledged;
 then `put` waits.
 """
 
@@ -22,10 +21,10 @@ from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.channel.calls import answer
 from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
 
-INLINE_BYTES = 64 * 1024  # chunks up to this travel inside the call, larger ones through the object store
-CHUNK_BYTES = 8 * 1024 * 1024
+INLINE_BYTES = 90_000  # of a chunk inside a call; from 100 KB on Ray would use the object store itself
+CHUNK_BYTES = 32 * 1024 * 1024
 CHUNK_ITEMS = 1024
-WINDOW_BYTES = 32 * 1024 * 1024
+WINDOW_BYTES = 64 * 1024 * 1024
 PUSHES_IN_FLIGHT = 2
 IDLE_SECONDS = 2.0
 
@@ -60,7 +59,9 @@ class Sender:
         self._pending: deque[tuple[Encoded, float, bool]] = deque()  # item, priority, its buffers are copies
         self._unacknowledged = 0
         self._bytes = 0
-        self._sent = 0
+        self._sent = 0  # chunks
+        self._queued = self._written = 0  # items; written: pickled into a message or the object store
+        self._idle = False  # the thread waits for items
         self._by_reference = False  # since the last flush
         self._error: BaseException | None = None
         self._blocks = _Blocks()
@@ -69,24 +70,40 @@ class Sender:
         self.accepted = 0
         self.refused = 0
 
-    def put(self, items: Iterable[Any], priority: float, weight: int, deadline: float) -> None:
-        """Queue items, waiting for room in the window until `deadline` (monotonic seconds)."""
-        for item in items:
-            encoded = encode(item, weight)
-            with self._condition:
+    def put(self, item: Any, priority: float, weight: int, deadline: float) -> None:
+        """Queue an item, waiting for room in the window until `deadline` (monotonic seconds)."""
+        encoded = encode(item, weight)
+        with self._condition:
+            if not self._has_room() or self._error is not None:
                 self._wait_for(self._has_room, deadline, "putting an item")
-                if encoded.buffers:  # the caller may change its arrays as soon as put returns
-                    copies = [self._blocks.copy(buffer) for buffer in encoded.buffers]
-                    encoded = Encoded(encoded.data, copies, weight)
-                self._pending.append((encoded, priority, bool(encoded.buffers)))
-                self._unacknowledged += 1
-                self._bytes += encoded.nbytes
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name=f"channel {self._name}", daemon=True
-                    )
-                    self._thread.start()
-                self._condition.notify_all()
+            if encoded.buffers:  # the caller may change its arrays as soon as put returns
+                encoded = encoded._replace(buffers=[self._blocks.copy(buffer) for buffer in encoded.buffers])
+            self._queue(encoded, priority, bool(encoded.buffers))
+
+    def put_many(self, items: Iterable[Any], priority: float, deadline: float) -> None:
+        """Queue several items. Their big buffers are not copied: they are written before this returns."""
+        last = 0
+        for item in items:
+            encoded = encode(item)
+            with self._condition:
+                self._wait_for(self._has_room, deadline, "putting items")
+                self._queue(encoded, priority, False)
+                if encoded.buffers:
+                    last = self._queued
+        if last:
+            with self._condition:
+                self._wait_for(lambda: self._written >= last, deadline, "putting items")
+
+    def _queue(self, encoded: Encoded, priority: float, copied: bool) -> None:
+        self._pending.append((encoded, priority, copied))
+        self._queued += 1
+        self._unacknowledged += 1
+        self._bytes += encoded.nbytes
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"channel {self._name}", daemon=True)
+            self._thread.start()
+        if self._idle:
+            self._condition.notify_all()
 
     def flush(self, deadline: float) -> tuple[int, int]:
         """Wait until nothing that was put depends on this process; `(accepted, refused)` items so far."""
@@ -115,14 +132,16 @@ class Sender:
             raise self._error
 
     def _next_chunk(self) -> tuple[list[Encoded], float, list[Bytes]]:
+        """Items to send together: of one priority, and no more than fit a call unless they fill one by themselves."""
         items: list[Encoded] = []
         copies: list[Bytes] = []
         priority = self._pending[0][1]
         size = 0
-        while self._pending and len(items) < self._chunk_items and size < CHUNK_BYTES:
-            if self._pending[0][1] != priority:
+        while self._pending and len(items) < self._chunk_items:
+            item, own, copied = self._pending[0]
+            if own != priority or (items and size + item.nbytes > CHUNK_BYTES):
                 break
-            item, _, copied = self._pending.popleft()
+            self._pending.popleft()
             items.append(item)
             size += item.nbytes
             if copied:
@@ -133,12 +152,15 @@ class Sender:
         in_flight: deque[tuple[Any, int, int]] = deque()
         try:
             while True:
+                chunk = None
                 with self._condition:
                     while not self._pending and not in_flight:
-                        if not self._condition.wait(IDLE_SECONDS) and not self._pending:
+                        self._idle = True
+                        awake = self._condition.wait(IDLE_SECONDS)
+                        self._idle = False
+                        if not awake and not self._pending:
                             self._thread = None  # let the channel go when nobody else holds it
                             return
-                    chunk = None
                     if self._pending and len(in_flight) < PUSHES_IN_FLIGHT:
                         chunk = self._next_chunk()
                 if chunk is not None:
@@ -159,13 +181,15 @@ class Sender:
 
     def _send(self, items: list[Encoded], priority: float, copies: list[Bytes]) -> tuple[Any, int, int]:
         size = sum(item.nbytes for item in items)
-        block = join(items)
-        payload: Any = block
-        if size > INLINE_BYTES:
-            buffers = [buffer for item in items for buffer in item.buffers]
-            payload = [ray.put([np.frombuffer(block, np.uint8), *buffers])]
-            with self._condition:
-                self._by_reference = True
-                self._blocks.give_back(copies)
+        payload: Any = join(items)
+        buffers = [buffer for item in items for buffer in item.buffers]
+        by_reference = bool(buffers) or size > INLINE_BYTES
+        if by_reference:
+            payload = [ray.put([np.frombuffer(payload, np.uint8), *buffers])]
+        with self._condition:
+            self._by_reference |= by_reference
+            self._blocks.give_back(copies)
+            self._written += len(items)
+            self._condition.notify_all()
         number, self._sent = self._sent, self._sent + 1
         return self._actor.push.remote(self._id, number, len(items), priority, payload), len(items), size

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -306,7 +306,7 @@ class SamplerActor:
         self._puts.append(self.buffer.put_ref(self.rank, meta, pack_group(trajectories)).future())
 
     def _answered(self, group: GroupRollout) -> None:
-        job, i = group.key  # type: ignore[misc]
+        job, i = cast(tuple[_Evaluation, int], group.key)
         member = group.members[0]
         assert member.score is not None
         prompt = group.prompt
@@ -319,7 +319,7 @@ class SamplerActor:
 
     def _failed(self, failure: GroupFailure) -> None:
         if not isinstance(failure.key, Ticket):
-            job, _ = failure.key  # type: ignore[misc]
+            job, _ = cast(tuple[_Evaluation, int], failure.key)
             self._evaluation = None
             job.error = failure.error
             job.done.set()

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -188,7 +189,7 @@ class Rollouts:
         return GenerationRequest((number, m), np.asarray(member.tokens, dtype=np.int32), params, seed)
 
     def _take(self, result: GenerationResult) -> None:
-        number, m = result.id  # type: ignore[misc]
+        number, m = cast(tuple[int, int], result.id)
         group = self._groups.get(number)
         if group is None:  # forgotten in this very step, because another member's reward failed
             return
