@@ -57,6 +57,7 @@ class Session:
         self._step_ended = 0.0
         self._weights: list[Any] = []
         self._weights_version = -1
+        self._alarms: set[str] = set()
         self._checkpoint: CheckpointStatus | None = None
         self._checkpoint_wanted = threading.Event()
         self._stack = ExitStack()
@@ -205,6 +206,7 @@ class Session:
     def record(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
         """Writes the step to metrics, timeline, console and status server."""
         now = time.monotonic()
+        buffer = self.buffer.metrics()
         self._step_spans.extend(self.spans.drain())
         record = step_record(
             self.spec,
@@ -212,7 +214,7 @@ class Session:
             batch,
             rewards,
             update,
-            self.buffer.metrics(),
+            buffer,
             self._step_spans,
             wall_seconds=now - self._step_ended,
         )
@@ -220,6 +222,7 @@ class Session:
         self.metrics.write(record)
         self.timeline.write(self._step_spans)
         self._step_spans = []
+        self._raise_alarms(buffer["alarms"])
         self.console.step(record, self.counters.eta(self.spec))
         self.server.update(self.counters.progress(self.spec, record), record)
 
@@ -284,6 +287,14 @@ class Session:
         return sum(answer.exact for answer in answers) / len(answers)
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _raise_alarms(self, sentences: list[str]) -> None:
+        """Tells once of a buffer that stays full or empty, and again when it does so anew."""
+        current = {sentence.split(" for ")[0]: sentence for sentence in sentences}
+        for name in current.keys() - self._alarms:
+            self.console.warning(current[name])
+            self.metrics.event("note", step=self.counters.step, text=current[name])
+        self._alarms = set(current)
 
     def _publish_weights(self) -> None:
         """Puts the learners' weights into the object store under their version, once per version."""

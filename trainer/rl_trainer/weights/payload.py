@@ -48,7 +48,7 @@ def pack_weights(tensors: Mapping[str, Tensor], version: int) -> WeightsPayload:
     for name, tensor in tensors.items():
         _view(block, index[name]).copy_(tensor.detach())
     array = block.numpy()
-    return WeightsPayload(version, array, index, zlib.crc32(array))
+    return WeightsPayload(version, array, index, zlib.crc32(array.data))
 
 
 def unpack_weights(payload: WeightsPayload) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def unpack_weights(payload: WeightsPayload) -> dict[str, Tensor]:
     Raises:
         ModelError: the bytes that arrived are not those that were sent.
     """
-    found = zlib.crc32(payload.block)
+    found = zlib.crc32(payload.block.data)
     if found != payload.checksum:
         raise ModelError(
             f"weights of version {payload.version}: checksum {found:#010x} found, {payload.checksum:#010x} sent; "
