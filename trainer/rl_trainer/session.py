@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import ray
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import ModelError, RLTrainError
@@ -24,7 +25,8 @@ from rl_trainer.learner.advantages import AdvantageStats
 from rl_trainer.learner.learner import UpdateResult
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.tokenizer import load_tokenizer
-from rl_trainer.placement.groups import Bundle, reserve
+from rl_trainer.placement.bundles import bundles, check_supported
+from rl_trainer.placement.groups import reserve
 from rl_trainer.counters import Counters, step_record
 from rl_trainer.ray_session import ray_session
 from rl_trainer.report.examples import Example, read_examples, write_examples
@@ -85,11 +87,12 @@ class Session:
 
     def _open(self) -> None:
         spec = self.spec
+        check_supported(spec)
         self.checkpoints = Checkpoints(spec, self.folder)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
         self.console.phase("starting Ray")
-        bundles = _bundles(self.run)
-        self._stack.enter_context(ray_session(sum(bundle.cpus for bundle in bundles), debug=self.debug))
+        cpus = sum(bundle.cpus for bundle in bundles(spec))
+        self._stack.enter_context(ray_session(cpus, debug=self.debug))
         if checkpoint is not None:
             model = checkpoint.file("model")
         else:
@@ -99,7 +102,8 @@ class Session:
             )
         self.model_folder = model
         self.console.phase("reserving actors")
-        reservation = reserve(bundles, spec.placement.strategy, spec.placement.timeout.seconds)
+        gpus = ray.cluster_resources().get("GPU", 0.0)
+        reservation = reserve(bundles(spec, gpus), spec.placement.strategy, spec.placement.timeout.seconds)
         self._stack.callback(reservation.release)
 
         self.console.phase("loading model and task")
@@ -335,13 +339,3 @@ class Session:
             ]
         write_examples(self.folder.path, examples)
 
-
-def _bundles(run: RLTrainingRun) -> list[Bundle]:
-    spec = run.spec
-    gpus = 1.0 if spec.sampler.engine == "vllm" else 0.0
-    return [
-        # Ray refuses an empty bundle; the buffer computes next to nothing.
-        Bundle("buffer", 0.01),
-        *(Bundle(f"learner {rank}", spec.learner.threads, gpus) for rank in range(spec.learner.replicas)),
-        *(Bundle(f"sampler {rank}", spec.sampler.threads, gpus) for rank in range(spec.sampler.replicas)),
-    ]

@@ -51,9 +51,10 @@ class LearnerActor:
 
     def start(self, folder: Path, address: str | None) -> None:
         """Loads the model and joins the other ranks."""
+        device = "cuda" if ray.get_gpu_ids() else "cpu"
         with self.spans.span("load model"):
             if address is not None:
-                backend = "nccl" if torch.cuda.is_available() else "gloo"
+                backend = "nccl" if device == "cuda" else "gloo"
                 dist.init_process_group(
                     backend,
                     init_method=address,
@@ -61,7 +62,7 @@ class LearnerActor:
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
-            self.learner = Learner(folder, self.spec, rank=self.rank, ranks=self.ranks)
+            self.learner = Learner(folder, self.spec, rank=self.rank, ranks=self.ranks, device=device)
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""

@@ -58,11 +58,11 @@ class UpdateResult:
 class Learner:
     """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
 
-    def __init__(self, folder: Path, spec: RunSpec, *, rank: int = 0, ranks: int = 1):
+    def __init__(self, folder: Path, spec: RunSpec, *, rank: int = 0, ranks: int = 1, device: str = "cpu"):
         self.spec = spec
         self.rank = rank
         self.ranks = ranks
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device)
         # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
         self.model: nn.Module = load_model(folder, torch.float32, self.device)
         self.reference: nn.Module | None = None

@@ -95,7 +95,10 @@ class SamplerActor:
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
         tokenizer = load_tokenizer(folder)
         self.engine = create_engine(
-            folder, slots=spec.sampler.max_sequences, dtype=getattr(torch, spec.model.dtype)
+            folder,
+            slots=spec.sampler.max_sequences,
+            dtype=getattr(torch, spec.model.dtype),
+            device="cuda" if ray.get_gpu_ids() else "cpu",
         )
         self.rollouts = Rollouts(
             self.engine,

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_api import RunSpec
+from rl_api.errors import InvalidConfig
+from rl_trainer.placement.bundles import bundles, check_supported
+
+
+def spec(**parts: Any) -> RunSpec:
+    base = {"model": {"source": "tiny"}, "task": {"environment": "reasoning-gym", "name": "chain_sum"}}
+    return RunSpec.model_validate(base | parts)
+
+
+def test_every_actor_has_a_bundle_of_its_own():
+    found = bundles(spec(learner={"replicas": 2, "threads": 3}, sampler={"replicas": 2, "threads": 1}))
+    assert [(b.name, b.cpus, b.gpus) for b in found] == [
+        ("buffer", 0.01, 0.0),
+        ("learner 0", 3, 0.0),
+        ("learner 1", 3, 0.0),
+        ("sampler 0", 1, 0.0),
+        ("sampler 1", 1, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "learner", "sampler"), [(0, 0, 0), (1, 1, 0), (2, 1, 0), (3, 1, 1)])
+def test_gpus_go_to_learners_first_and_to_a_whole_role_or_none(gpus: int, learner: float, sampler: float):
+    found = {b.name: b.gpus for b in bundles(spec(sampler={"replicas": 2}), gpus)}
+    assert (found["learner 0"], found["sampler 0"], found["sampler 1"]) == (learner, sampler, sampler)
+
+
+def test_resources_of_the_sampler_overrule():
+    found = {b.name: b for b in bundles(spec(sampler={"resources": {"cpu": 0.5, "accelerators": 2}}), 8)}
+    assert (found["sampler 0"].cpus, found["sampler 0"].gpus) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"sampler": {"engine": "vllm"}}, "spec.sampler.engine: found vllm, this version of rltrain can run torch"),
+        ({"placement": {"mode": "hybrid"}}, "spec.placement.mode: found hybrid, .* auto or disaggregated"),
+    ],
+)
+def test_what_cannot_be_run_yet_is_refused(parts: dict[str, Any], sentence: str):
+    check_supported(spec())
+    with pytest.raises(InvalidConfig, match=sentence):
+        check_supported(spec(**parts))

@@ -1,0 +1,47 @@
+"""What each actor of a run asks for, and what this trainer cannot place yet. Pure."""
+
+from __future__ import annotations
+
+from rl_api import RunSpec
+from rl_api.errors import InvalidConfig
+from rl_trainer.placement.groups import Bundle
+
+
+def check_supported(spec: RunSpec) -> None:
+    """Refuses settings of the contract that this version of the trainer does not have.
+
+    Raises:
+        InvalidConfig: names the first of them.
+    """
+    missing = (
+        ("sampler.engine", spec.sampler.engine, ("torch",)),
+        ("sampler.tensorParallelSize", spec.sampler.tensor_parallel_size, (1,)),
+        ("placement.mode", spec.placement.mode, ("auto", "disaggregated")),
+    )
+    for field, found, allowed in missing:
+        if found not in allowed:
+            values = " or ".join(str(value) for value in allowed)
+            raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
+
+
+def bundles(spec: RunSpec, gpus: float = 0.0) -> list[Bundle]:
+    """One bundle per actor, named as in messages.
+
+    Args:
+        spec: the run.
+        gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers, where there are enough
+            for all of a role and `sampler.resources.accelerators` does not say otherwise.
+    """
+    learners, samplers = spec.learner.replicas, spec.sampler.replicas
+    resources = spec.sampler.resources
+    learner_gpus = 1.0 if gpus >= learners else 0.0
+    sampler_gpus = 1.0 if gpus >= learners + samplers else 0.0
+    if resources is not None and resources.accelerators is not None:
+        sampler_gpus = float(resources.accelerators)
+    sampler_cpus = resources.cpu if resources is not None and resources.cpu else spec.sampler.threads
+    return [
+        # Ray refuses an empty bundle; the buffer computes next to nothing.
+        Bundle("buffer", 0.01),
+        *(Bundle(f"learner {rank}", spec.learner.threads, learner_gpus) for rank in range(learners)),
+        *(Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus) for rank in range(samplers)),
+    ]
