@@ -34,7 +34,10 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
-    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama-linear-rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
@@ -63,7 +66,9 @@ def _save(name: str, folder: Path) -> None:
     torch.manual_seed(7)
     transformers.utils.logging.disable_progress_bar()
     if name == "gpt2":
-        config = transformers.GPT2Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1)
+        config = transformers.GPT2Config(
+            vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1
+        )
         model = transformers.GPT2LMHeadModel(config)
     else:
         family, extra = FAMILIES[name]

@@ -27,19 +27,19 @@ def library_model(folder, dtype=torch.float32):
 
 
 def small(**changes) -> Decoder:
-    sizes = dict(
-        model_type="qwen2",
-        vocab_size=50,
-        hidden_size=32,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        max_positions=64,
-        qkv_bias=True,
-        tied_embeddings=True,
-    )
+    sizes = {
+        "model_type": "qwen2",
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_positions": 64,
+        "qkv_bias": True,
+        "tied_embeddings": True,
+    }
     model = Decoder(DecoderConfig(**{**sizes, **changes}))
     model.initialize(0.3, seed=1)
     return model
@@ -67,7 +67,9 @@ def test_gradients_equal_the_library(family, family_folder):
         for mine, gradient in zip(found.parameters(), ours.parameters(), strict=True):
             mine.copy_(gradient.grad)
     for name, value in found.hf_state_dict().items():
-        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, expected[name], atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -102,13 +104,15 @@ def test_names_survive_the_way_there_and_back(family_folder):
     for family in ("llama-biases", "qwen2-untied", "qwen3"):
         model = load_decoder(family_folder(family))
         before = {name: value.clone() for name, value in model.hf_state_dict().items()}
-        assert list(before)[0] == "model.embed_tokens.weight"
+        assert next(iter(before)) == "model.embed_tokens.weight"
         again = Decoder(model.config)
         again.load_hf_state_dict(before)
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
         after = again.hf_state_dict()
         assert after.keys() == before.keys()
-        assert all(value.is_contiguous() and torch.equal(value, before[name]) for name, value in after.items())
+        assert all(
+            value.is_contiguous() and torch.equal(value, before[name]) for name, value in after.items()
+        )
 
 
 def test_padding_after_the_tokens_changes_nothing():

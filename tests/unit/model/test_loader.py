@@ -133,7 +133,8 @@ def test_hub_downloads_only_what_is_needed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("some/model", tmp_path, revision="abc") == folder
     assert (asked["name"], asked["revision"]) == ("some/model", "abc")
-    assert "*.safetensors" in asked["patterns"] and "*.bin" not in asked["patterns"]
+    assert "*.safetensors" in asked["patterns"]
+    assert "*.bin" not in asked["patterns"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,8 @@ def test_hub_downloads_only_what_is_needed(folder, tmp_path, monkeypatch):
 def test_missing_files(name, words, folder, tmp_path):
     (folder / name).unlink()
     sentence = refused(folder, tmp_path)
-    assert words in sentence and str(folder) in sentence
+    assert words in sentence
+    assert str(folder) in sentence
 
 
 def test_truncated_weights(folder, tmp_path):
@@ -171,7 +173,10 @@ def test_tensors_that_do_not_fit_the_configuration(folder, tmp_path):
     save_file({**tensors, "model.layers.1.extra": torch.zeros(1)}, folder / "model.safetensors")
     assert "tensor model.layers.1.extra is not part of a qwen2 model" in refused(folder, tmp_path)
     # Old files repeat what is computed or tied.
-    old = {"lm_head.weight": torch.zeros(98, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    old = {
+        "lm_head.weight": torch.zeros(98, 16),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+    }
     save_file({**tensors, **old}, folder / "model.safetensors")
     assert isinstance(load_model(resolve_model(str(folder), tmp_path)), Decoder)
 
@@ -218,7 +223,9 @@ def test_other_families_go_to_the_library(family_folder, tmp_path):
 def test_a_family_nobody_knows(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "frobnicator"}))
-    assert "neither the built-in decoder nor the Hugging Face library can open it" in refused(folder, tmp_path)
+    assert "neither the built-in decoder nor the Hugging Face library can open it" in refused(
+        folder, tmp_path
+    )
 
 
 def test_saving_replaces_a_folder_only_when_the_new_one_is_complete(folder, tmp_path, monkeypatch):

@@ -21,26 +21,37 @@ QWEN2 = {
 
 def test_both_spellings_of_rotary_parameters():
     old = parse_config({**QWEN2, "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    new = parse_config({**QWEN2, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}})
+    new = parse_config(
+        {**QWEN2, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}}
+    )
     assert old == new
     assert (old.rope.theta, old.rope.type, old.rope.factor) == (1e6, "linear", 2.0)
 
 
 def test_what_the_families_imply():
     qwen2 = parse_config(QWEN2)
-    assert qwen2.qkv_bias and not qwen2.output_bias and not qwen2.qk_norm
+    assert qwen2.qkv_bias
+    assert not qwen2.output_bias
+    assert not qwen2.qk_norm
     assert (qwen2.head_dim, qwen2.groups, qwen2.norm_eps) == (8, 2, 1e-6)
     qwen3 = parse_config({**QWEN2, "model_type": "qwen3"})
-    assert qwen3.qk_norm and not qwen3.qkv_bias and qwen3.head_dim == 128
+    assert qwen3.qk_norm
+    assert not qwen3.qkv_bias
+    assert qwen3.head_dim == 128
     llama = parse_config({**QWEN2, "model_type": "llama", "attention_bias": True, "mlp_bias": True})
-    assert llama.qkv_bias and llama.output_bias and llama.mlp_bias
+    assert llama.qkv_bias
+    assert llama.output_bias
+    assert llama.mlp_bias
     assert parse_config({**QWEN2, "num_key_value_heads": None}).kv_heads == 4
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one that the built-in decoder runs (llama, mistral, qwen2"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not one that the built-in decoder runs (llama, mistral, qwen2",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary positions of type 'yarn'"),
         ({"use_sliding_window": True, "sliding_window": 32}, "sliding_window is 32, below"),

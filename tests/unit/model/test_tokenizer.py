@@ -76,7 +76,11 @@ def test_chat_template(place, folder):
     if place == "file":
         (folder / "chat_template.jinja").write_text(CHATML)
     else:
-        value = CHATML if place == "text" else [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
+        value = (
+            CHATML
+            if place == "text"
+            else [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
+        )
         change(folder, "tokenizer_config.json", chat_template=value)
     tokenizer = load_tokenizer(folder)
     messages = [{"role": "user", "content": "1+2"}]

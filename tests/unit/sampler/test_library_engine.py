@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rl_api.errors import ModelError, TaskError
 
+from rl_api.errors import ModelError, TaskError
 from rl_trainer.model.loader import load_model
 from rl_trainer.sampler.engine import GenerationRequest, SamplingParams, create_engine
 from rl_trainer.sampler.library_engine import LibraryEngine

@@ -17,7 +17,9 @@ def batch(temperature=(1.0,), top_k=(0,), top_p=(1.0,), vocab=8):
     def full(values, dtype):
         return np.array(values * n if len(values) == 1 else values, dtype)
 
-    return BatchSampling.of(full(temperature, np.float32), full(top_k, np.int64), full(top_p, np.float32), vocab, CPU)
+    return BatchSampling.of(
+        full(temperature, np.float32), full(top_k, np.int64), full(top_p, np.float32), vocab, CPU
+    )
 
 
 def splitmix64(seed: int, position: int) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rl_api.errors import ModelError, TaskError
 
+from rl_api.errors import ModelError, TaskError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.sampler.engine import GenerationRequest, SamplingParams, create_engine
@@ -35,7 +35,9 @@ def decoder(seed=1, **changes) -> Decoder:
 
 def prompts(count, seed=0, longest=30, vocab=40):
     generator = np.random.default_rng(seed)
-    return [generator.integers(2, vocab, generator.integers(1, longest)).astype(np.int32) for _ in range(count)]
+    return [
+        generator.integers(2, vocab, generator.integers(1, longest)).astype(np.int32) for _ in range(count)
+    ]
 
 
 def requests(texts, lengths, seed=100, **params):
@@ -58,7 +60,11 @@ def logprobs_of(model, prompt, tokens, temperature=1.0):
     text = torch.from_numpy(np.concatenate((prompt, tokens)).astype(np.int64))[None]
     with torch.no_grad():
         logits = model(text)[0, len(prompt) - 1 : -1] / temperature
-    return torch.log_softmax(logits, -1).gather(1, torch.from_numpy(tokens.astype(np.int64))[:, None])[:, 0].numpy()
+    return (
+        torch.log_softmax(logits, -1)
+        .gather(1, torch.from_numpy(tokens.astype(np.int64))[:, None])[:, 0]
+        .numpy()
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,9 @@ def test_left_padded_generate_agrees_too(family_folder):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "kv_heads": 1}, {"tied_embeddings": False, "mlp_bias": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"qk_norm": True, "kv_heads": 1}, {"tied_embeddings": False, "mlp_bias": True}]
+)
 def test_logprobs_equal_a_full_forward(changes, temperature):
     model = decoder(**changes)
     texts = prompts(30)
@@ -174,7 +182,13 @@ def test_each_prompt_is_prefilled_once(monkeypatch):
     texts = prompts(6, longest=20)
     texts = [np.append(text, text[:1]) for text in texts]
     engine = TorchEngine(decoder(), slots=4)
-    engine.add([GenerationRequest((p, m), texts[p], SamplingParams(3 + m), seed=m) for p in range(6) for m in range(8)])
+    engine.add(
+        [
+            GenerationRequest((p, m), texts[p], SamplingParams(3 + m), seed=m)
+            for p in range(6)
+            for m in range(8)
+        ]
+    )
     drain(engine)
     assert sorted(seen) == sorted(text[:-1].tobytes() for text in texts)
 
@@ -304,8 +318,12 @@ def test_sequences_that_need_more_room_join_later():
     engine.add(requests(short, [30] * 4))
     for _ in range(2):
         engine.step()
-    engine.add([GenerationRequest(f"long{i}", text, SamplingParams(45, stop_token_ids=frozenset({0, 1, 2})), i)
-                for i, text in enumerate(long)])
+    engine.add(
+        [
+            GenerationRequest(f"long{i}", text, SamplingParams(45, stop_token_ids=frozenset({0, 1, 2})), i)
+            for i, text in enumerate(long)
+        ]
+    )
     found = drain(engine)
     for index, text in enumerate(short):
         exact = logprobs_of(model, text, found[index].tokens)

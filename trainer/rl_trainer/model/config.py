@@ -1,7 +1,8 @@
 """Which models our decoder runs, read from a Hugging Face `config.json` without the library.
 
-Supported: Llama, Qwen2, Qwen3 and Mistral with full attention, SwiGLU and rotary positions of type default, linear or
-llama3. Everything else raises ModelError with the reason; the caller then chooses the library's own model.
+Supported: Llama, Qwen2, Qwen3 and Mistral with full attention, SwiGLU and rotary positions of type default,
+linear or llama3. Everything else raises ModelError with the reason; the caller then chooses the library's own
+model.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> DecoderConfig:
-    """Read `config.json` of a folder; ModelError when it is broken, UnsupportedModelError when our decoder lacks the family."""
+    """Read `config.json` of a folder.
+
+    Raises ModelError when it is broken, UnsupportedModelError when it is sound but not for our decoder.
+    """
     path = Path(folder) / "config.json"
     return parse_config(read_json(path), where=str(path))
 
@@ -124,7 +128,9 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> DecoderConf
         )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedModelError(f"{where}: hidden_act is {activation!r}; the built-in decoder runs 'silu'")
+        raise UnsupportedModelError(
+            f"{where}: hidden_act is {activation!r}; the built-in decoder runs 'silu'"
+        )
 
     hidden = _positive(raw, "hidden_size", where)
     heads = _positive(raw, "num_attention_heads", where)
@@ -201,7 +207,9 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> Rope:
         )
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0, 1):
-        raise UnsupportedModelError(f"{where}: partial_rotary_factor is {partial}; the built-in decoder runs 1.0")
+        raise UnsupportedModelError(
+            f"{where}: partial_rotary_factor is {partial}; the built-in decoder runs 1.0"
+        )
     if kind != "default" and "factor" not in parameters:
         raise ModelError(f"{where}: rotary positions of type {kind!r} need a factor")
     return Rope(

@@ -1,7 +1,9 @@
-"""One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for sampling.
+"""One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for
+sampling.
 
-The learner calls `forward` or `hidden` + `lm_head` on padded batches with gradients; the sampler's engine reads the
-same parameters in its decode loop. Parameters are fused (see `names`); Hugging Face names appear at the edges only.
+The learner calls `forward` or `hidden` + `lm_head` on padded batches with gradients; the sampler's engine
+reads the same parameters in its decode loop. Parameters are fused (see `names`); Hugging Face names appear at
+the edges only.
 """
 
 from __future__ import annotations
@@ -138,10 +140,11 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """Final hidden states after the last norm, [B, T, H].
 
-        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding: padding after the tokens costs
-        nothing, padding before them a mask. `segment_ids` int [B, T] marks packed sequences (equal id = same sequence, ids
-        run consecutively): tokens see their own segment only and positions restart with each. Rows at padding are arbitrary
-        but finite. `position_ids` [B, T] overrides the positions that follow from these.
+        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding: padding after the
+        tokens costs nothing, padding before them a mask. `segment_ids` int [B, T] marks packed sequences
+        (equal id = same sequence, ids run consecutively): tokens see their own segment only and positions
+        restart with each. Rows at padding are arbitrary but finite. `position_ids` [B, T] overrides the
+        positions that follow from these.
         """
         mask, positions = _mask_and_positions(input_ids, attention_mask, segment_ids)
         if position_ids is not None:
@@ -226,7 +229,8 @@ def load_decoder(
 ) -> Decoder:
     """Open a Hugging Face folder as a Decoder.
 
-    Raises UnsupportedModelError for other families (use `library_model` then) and ModelError for a broken folder.
+    Raises UnsupportedModelError for other families (use `library_model` then) and ModelError for a broken
+    folder.
     """
     from rl_trainer.model.folder import read_tensors
 

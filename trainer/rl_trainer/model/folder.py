@@ -74,10 +74,11 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_folder(tensors: Mapping[str, torch.Tensor], source: Path, target: Path) -> None:
-    """Write a model folder with these weights and `source`'s configuration and tokenizer; it appears complete or not at all.
+    """Write a model folder with these weights and `source`'s configuration and tokenizer; it appears complete
+    or not at all.
 
-    Raises OSError (disk full, no permission) after removing what was written so far; a `target` that was there before
-    is replaced only once its successor is complete.
+    Raises OSError (disk full, no permission) after removing what was written so far; a `target` that was
+    there before is replaced only once its successor is complete.
     """
     from safetensors.torch import save_file
 

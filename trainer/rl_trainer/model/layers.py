@@ -1,7 +1,8 @@
 """The small operators between the matrix products: RMS norm, rotary positions, SwiGLU.
 
-PyTorch composes the first and the last from many small kernels on a CPU; for models whose layers take microseconds these
-dominate. The versions here do the same arithmetic with fewer passes and hand-written gradients.
+PyTorch composes the first and the last from many small kernels on a CPU; for models whose layers take
+microseconds these dominate. The versions here do the same arithmetic with fewer passes and hand-written
+gradients.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from rl_trainer.model.config import Rope
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """Rotations in radians per position, float32 [D / 2].
 
-    Default: theta^(-2i/D) (Su et al. 2021, RoFormer, section 3.2.2). linear: divided by the factor. llama3: long wavelengths
-    divided, short ones kept, the ones between interpolated, as the Hugging Face library's llama3 type.
+    Default: theta^(-2i/D) (Su et al. 2021, RoFormer, section 3.2.2). linear: divided by the factor. llama3:
+    long wavelengths divided, short ones kept, the ones between interpolated, as the Hugging Face library's
+    llama3 type.
     """
     steps = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (rope.theta**steps)

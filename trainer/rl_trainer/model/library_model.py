@@ -38,7 +38,7 @@ class LibraryModel(nn.Module):
 
         transformers.utils.logging.disable_progress_bar()
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
         except Exception as error:  # every family raises its own kinds
             lines = str(error).strip().splitlines()
             raise ModelError(

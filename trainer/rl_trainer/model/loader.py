@@ -38,9 +38,10 @@ def resolve_model(
 ) -> Path:
     """Make `source` a checked local folder.
 
-    `source` is the preset `tiny` (written below `cache_folder` from the sizes `tiny` and `seed`), a local folder, a URI that
-    fsspec opens (s3://..., file://...; copied below `cache_folder`), or a Hugging Face hub id (the hub's own cache;
-    HF_HUB_OFFLINE=1 uses what is there). Raises ModelError with one sentence for everything that can go wrong.
+    `source` is the preset `tiny` (written below `cache_folder` from the sizes `tiny` and `seed`), a local
+    folder, a URI that fsspec opens (s3://..., file://...; copied below `cache_folder`), or a Hugging Face hub
+    id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). Raises ModelError with one sentence for
+    everything that can go wrong.
     """
     cache = Path(cache_folder)
     if source in PRESETS:
@@ -81,7 +82,8 @@ def load_model(
 ) -> Decoder | LibraryModel:
     """Open a folder for learning or sampling: our decoder, or the library's model for other families.
 
-    Both have `forward(input_ids, attention_mask)`, `hidden`, `lm_head`, `hf_state_dict`, `load_hf_state_dict`.
+    Both have `forward(input_ids, attention_mask)`, `hidden`, `lm_head`, `hf_state_dict`,
+    `load_hf_state_dict`.
     """
     try:
         read_config(folder)
@@ -210,7 +212,7 @@ def _hub(source: str, revision: str | None) -> Path:
         reason = (
             "it is not in the local cache, and HF_HUB_OFFLINE is set"
             if offline
-            else "the hub cannot be reached and the model is not in the local cache; check the network or give a local folder"
+            else "the hub cannot be reached and the local cache lacks it; check the network or give a local folder"
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = _first_line(error)

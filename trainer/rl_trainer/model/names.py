@@ -1,9 +1,9 @@
 """Names and shapes of the parameters as Hugging Face folders have them, and their place in our fused tensors.
 
-Inside the decoder the three attention projections are one matrix, and so are gate and up: two matrix products instead
-of five per layer. Rows of q and k are stored with the two halves of each head interleaved, so that a rotary position is one
-complex multiplication of neighbours instead of a concatenation of halves. Dot products do not see the order, and
-the way back is exact.
+Inside the decoder the three attention projections are one matrix, and so are gate and up: two matrix products
+instead of five per layer. Rows of q and k are stored with the two halves of each head interleaved, so that a
+rotary position is one complex multiplication of neighbours instead of a concatenation of halves. Dot products
+do not see the order, and the way back is exact.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 def fuse(
     config: DecoderConfig, tensors: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]
 ) -> None:
-    """Copy Hugging Face tensors into the fused parameters `target` (names of `Decoder.named_parameters`), in place.
+    """Copy Hugging Face tensors into the fused parameters `target` (names of `Decoder.named_parameters`), in
+    place.
 
     Names and shapes must have been checked. Values are converted to the target's dtype and device.
     """

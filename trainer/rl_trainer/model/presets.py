@@ -20,7 +20,8 @@ from rl_trainer.model.tokenizer import byte_letter
 PAD, EOS = "<pad>", "<eos>"
 # Ids 0 and 1 are the special tokens; then newline and the printable ASCII characters in order.
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
-# Wider than the customary 0.02: with few layers the smaller one starts with nearly equal logits and learns later.
+# Wider than the customary 0.02: with few layers the smaller one starts with nearly equal logits and learns
+# later.
 INIT_STD = 0.05
 
 
@@ -121,8 +122,8 @@ def tiny_config(shape: TinyShape) -> dict[str, Any]:
 def tiny_tokenizer() -> dict[str, Any]:
     """The preset's `tokenizer.json`: one token per character, text comes back exactly.
 
-    A byte-level BPE without merges, as every Qwen2 tokenizer is a byte-level BPE: the library insists on that for this
-    model type. Byte-level alphabets spell a space and a newline with printable stand-ins.
+    A byte-level BPE without merges, as every Qwen2 tokenizer is a byte-level BPE: the library insists on that
+    for this model type. Byte-level alphabets spell a space and a newline with printable stand-ins.
     """
     vocabulary = {PAD: 0, EOS: 1}
     for index, character in enumerate(CHARACTERS, start=2):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Tokenizer:
     """A folder's tokenizer; get one from `load_tokenizer`.
 
-    `stop_ids` are the ids that end a completion (from generation_config.json, config.json and tokenizer_config.json),
-    `pad_id` fills padded batches, `vocab_size` counts the ids the tokenizer knows (a model's may be larger).
+    `stop_ids` are the ids that end a completion (from generation_config.json, config.json and
+    tokenizer_config.json), `pad_id` fills padded batches, `vocab_size` counts the ids the tokenizer knows (a
+    model's may be larger).
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text) if wanted.
+        """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text)
+        if wanted.
 
         Raises ModelError when the tokenizer has no token for a character.
         """
@@ -76,7 +78,8 @@ class Tokenizer:
     ) -> str:
         """Messages ({"role", "content"}) as the model's chat template writes them.
 
-        Without a template: the contents, one per line. Raises ModelError when the template refuses the messages.
+        Without a template: the contents, one per line. Raises ModelError when the template refuses the
+        messages.
         """
         if self._chat_template is None:
             return "\n".join(message["content"] for message in messages)
@@ -155,7 +158,8 @@ def _now(pattern: str) -> str:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Open the tokenizer of a model folder; ModelError when it is missing or broken.
 
-    A folder with only a sentencepiece or vocab/merges tokenizer is converted by the library, which takes seconds.
+    A folder with only a sentencepiece or vocab/merges tokenizer is converted by the library, which takes
+    seconds.
     """
     import tokenizers
 

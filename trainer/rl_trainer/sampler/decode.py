@@ -1,10 +1,11 @@
 """One decode step of a batch, written for little work between the matrix products.
 
-Every buffer is allocated once per batch size, products write into them, and the residual stream is updated in place.
+Every buffer is allocated once per batch size, products write into them, and the residual stream is updated in
+place.
 
-Rows and attention lengths are rounded up to whole blocks of 16. Besides saving allocations this makes a sequence's logits
-the same bits whatever else is in the batch: matrix products handle the last few rows and columns by other code, which adds in
-another order, and with whole blocks there are no such rows.
+Rows and attention lengths are rounded up to whole blocks of 16. Besides saving allocations this makes a
+sequence's logits the same bits whatever else is in the batch: matrix products handle the last few rows and
+columns by other code, which adds in another order, and with whole blocks there are no such rows.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ class DecodeStep:
         self.dtype = decoder.embed.dtype
         # In float32 on a CPU the small operators have cheaper forms; elsewhere the plain ones are as good.
         self._in_place = self.device.type == "cpu" and self.dtype == torch.float32
-        # PyTorch's batched product of fewer multiplications per matrix than this takes yet another way of adding.
+        # PyTorch's batched product of fewer multiplications per matrix than this takes yet another way of
+        # adding.
         self._shortest = math.ceil(400 / (self.config.groups * self.config.head_dim))
         self._buffers: dict[int, _Buffers] = {}
         self._scores: dict[tuple[int, int], torch.Tensor] = {}
         self._epsilon = torch.tensor(self.config.norm_eps, device=self.device)
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Logits [n, V] after `tokens` int64 [n] at `positions` int64 [n] of slots 0..n-1; their keys and values are stored.
+        """Logits [n, V] after `tokens` int64 [n] at `positions` int64 [n] of slots 0..n-1; their keys and
+        values are stored.
 
-        n is a multiple of 16. `length` is above every position. The result is overwritten by the next call with this n.
+        n is a multiple of 16. `length` is above every position. The result is overwritten by the next call
+        with this n.
         """
         n = tokens.shape[0]
         length = round_up(max(length, self._shortest))
@@ -169,9 +173,7 @@ class DecodeStep:
         return self._scores[key]
 
 
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

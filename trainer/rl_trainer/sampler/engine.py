@@ -1,7 +1,8 @@
-"""The interface every inference engine has: requests in, finished sequences out, new weights between two steps.
+"""The interface every inference engine has: requests in, finished sequences out, new weights between two
+steps.
 
-An engine keeps up to `slots` sequences in flight and advances all of them by one token per `step()`. It knows nothing
-of groups, rewards or Ray; `rl_trainer.sampler.rollout` builds those on top.
+An engine keeps up to `slots` sequences in flight and advances all of them by one token per `step()`. It knows
+nothing of groups, rewards or Ray; `rl_trainer.sampler.rollout` builds those on top.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ FinishReason = Literal["stop", "length"]
 class SamplingParams:
     """How one sequence is sampled.
 
-    `temperature` 0 is greedy. `top_p` in (0, 1] and `top_k` >= 0 (0: off) cut the distribution *after* the temperature,
-    top-k first, as the Hugging Face library does. A token of `stop_token_ids` ends the sequence and is part of it.
+    `temperature` 0 is greedy. `top_p` in (0, 1] and `top_k` >= 0 (0: off) cut the distribution *after* the
+    temperature, top-k first, as the Hugging Face library does. A token of `stop_token_ids` ends the sequence
+    and is part of it.
     """
 
     max_new_tokens: int
@@ -47,8 +49,8 @@ class SamplingParams:
 class GenerationRequest:
     """One sequence to generate: `prompt` int32 [P], P >= 1.
 
-    `seed` keys a counter-based random number generator: the token at position t depends on (seed, t) and the model's
-    distribution only, not on the other sequences of the batch.
+    `seed` keys a counter-based random number generator: the token at position t depends on (seed, t) and the
+    model's distribution only, not on the other sequences of the batch.
     """
 
     id: Hashable
@@ -61,9 +63,10 @@ class GenerationRequest:
 class GenerationResult:
     """One finished sequence of T tokens.
 
-    `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of each
-    token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k and top-p;
-    for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that sampled each token.
+    `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
+    each token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k
+    and top-p; for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that
+    sampled each token.
     """
 
     id: Hashable
@@ -99,8 +102,8 @@ class Engine(Protocol):
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, first in first out.
 
-        Raises TaskError when a prompt is empty, holds an id outside the vocabulary, or leaves no room for a token in the
-        model's context; then none of `requests` is queued.
+        Raises TaskError when a prompt is empty, holds an id outside the vocabulary, or leaves no room for a
+        token in the model's context; then none of `requests` is queued.
         """
         ...
 
@@ -109,9 +112,11 @@ class Engine(Protocol):
         ...
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry `version`.
+        """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry
+        `version`.
 
-        Raises ModelError when a tensor is missing, unknown or of another shape; then the weights are as before.
+        Raises ModelError when a tensor is missing, unknown or of another shape; then the weights are as
+        before.
         """
         ...
 
@@ -129,7 +134,8 @@ def create_engine(
     max_length: int | None = None,
     **options: Any,
 ) -> Engine:
-    """Open the CPU/PyTorch engine for a model folder: our own decode loop, or the library's for other families.
+    """Open the CPU/PyTorch engine for a model folder: our own decode loop, or the library's for other
+    families.
 
     `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
     Raises ModelError when the folder cannot be loaded by either.

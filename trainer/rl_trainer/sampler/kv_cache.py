@@ -15,14 +15,13 @@ def round_up(value: int, block: int = BLOCK) -> int:
 
 
 class KVCache:
-    """Keys and values [layers, 2, slots, kv_heads, capacity, D]; `capacity` grows to the longest sequence asked for.
+    """Keys and values [layers, 2, slots, kv_heads, capacity, D]; `capacity` grows to the longest sequence
+    asked for.
 
     Slots are a multiple of 16 and so is the capacity: the decode step works on whole blocks (see `decode`).
     """
 
-    def __init__(
-        self, config: DecoderConfig, slots: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.slots = round_up(slots)
         self.capacity = 0
@@ -38,7 +37,8 @@ class KVCache:
         old = self._data
         shape = list(old.shape)
         shape[4] = round_up(length)
-        # Zeros, not garbage: masked positions still take part in a product with probability 0, and 0 * NaN is NaN.
+        # Zeros, not garbage: masked positions still take part in a product with probability 0, and 0 * NaN is
+        # NaN.
         self._data = torch.zeros(shape, dtype=old.dtype, device=old.device)
         self._data[:, :, :, :, : self.capacity] = old
         self.capacity = shape[4]
@@ -52,7 +52,9 @@ class KVCache:
         self.values = [layer[1].view(heads, self.capacity, config.head_dim) for layer in self._data]
         self.rows = [layer.view(2 * rows, config.head_dim) for layer in self._data]
         # Row of position 0 for (slot, key heads then value heads); a position is added to get a token's row.
-        slot_head = torch.arange(heads, device=self._data.device).view(self.slots, config.kv_heads) * self.capacity
+        slot_head = (
+            torch.arange(heads, device=self._data.device).view(self.slots, config.kv_heads) * self.capacity
+        )
         self.first_row = torch.cat((slot_head, slot_head + rows), dim=1)
 
     def store(self, prefix: torch.Tensor, entries: torch.Tensor, slots: torch.Tensor) -> None:

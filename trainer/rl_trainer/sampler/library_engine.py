@@ -1,7 +1,8 @@
 """The fallback engine: the library's own `generate`, for model families that our decoder does not run.
 
-A batch of up to `slots` requests runs to its end in one `step`; there is no refill in between. The library computes logits and
-keeps its cache; tokens are chosen by our sampling, so seeds, log-probabilities and stopping mean the same in both engines.
+A batch of up to `slots` requests runs to its end in one `step`; there is no refill in between. The library
+computes logits and keeps its cache; tokens are chosen by our sampling, so seeds, log-probabilities and
+stopping mean the same in both engines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class LibraryEngine:
         from transformers import GenerationConfig
 
         self._model = model.requires_grad_(False).eval()
-        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters say.
+        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters
+        # say.
         model.model.generation_config = GenerationConfig()
         self._slots = slots
         self._context = min(max_length or model.max_positions, model.max_positions)
@@ -119,7 +121,8 @@ class LibraryEngine:
 class _Choice:
     """Chooses every token with our sampling, inside the library's loop.
 
-    As a logits processor it records the token and its log-probability and leaves the library's greedy choice no other token.
+    As a logits processor it records the token and its log-probability and leaves the library's greedy choice
+    no other token.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class _Choice:
         tokens = chosen.cpu().numpy()
         self._tokens.append(tokens)
         self._logprobs.append(logprobs.cpu().numpy())
-        for row in np.flatnonzero(~self._done):
+        for row in np.flatnonzero(~self._done).tolist():
             self._lengths[row] = step + 1
             self._stopped[row] = int(tokens[row]) in self._batch[row].params.stop_token_ids
             self._done[row] = self._stopped[row] or step + 1 >= self.limits[row]

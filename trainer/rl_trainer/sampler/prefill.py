@@ -1,7 +1,8 @@
 """Keys and values of prompts, several prompts in one pass.
 
-Matrix products run over the tokens alone, without padding; only attention sees a padded batch. Token rows and padded
-lengths come in whole blocks, for the reason `decode` gives: the result of a prompt does not depend on its companions.
+Matrix products run over the tokens alone, without padding; only attention sees a padded batch. Token rows and
+padded lengths come in whole blocks, for the reason `decode` gives: the result of a prompt does not depend on
+its companions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from rl_trainer.sampler.kv_cache import round_up
 
 @torch.inference_mode()
 def prefill(decoder: Decoder, prompts: Sequence[npt.NDArray[np.int32]]) -> torch.Tensor:
-    """Keys and values [layers, 2, B, kv_heads, T, D] of B prompts (at least one token each), T a multiple of 16.
+    """Keys and values [layers, 2, B, kv_heads, T, D] of B prompts (at least one token each), T a multiple of
+    16.
 
     Beyond a prompt's own length the values are finite and without meaning.
     """

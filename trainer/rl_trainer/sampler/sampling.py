@@ -1,7 +1,8 @@
 """From logits to tokens: temperature, top-k, top-p, and a choice that depends on (seed, position) alone.
 
-Pure functions over batches. A sequence's random numbers come from a counter (its seed and the index of the token), not from
-a generator's state, so a sequence samples the same tokens whatever else is in the batch, before and after a restart.
+Pure functions over batches. A sequence's random numbers come from a counter (its seed and the index of the
+token), not from a generator's state, so a sequence samples the same tokens whatever else is in the batch,
+before and after a restart.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True)
 class BatchSampling:
-    """The sampling parameters of a batch of n sequences, as tensors; None where no sequence needs the treatment.
+    """The sampling parameters of a batch of n sequences, as tensors; None where no sequence needs the
+    treatment.
 
-    `inverse_temperature` float32 [n, 1] (1 for greedy rows), `greedy` bool [n], `top_k` int64 [n] (vocabulary size: off),
-    `top_p` float32 [n].
+    `inverse_temperature` float32 [n, 1] (1 for greedy rows), `greedy` bool [n], `top_k` int64 [n] (vocabulary
+    size: off), `top_p` float32 [n].
     """
 
     inverse_temperature: torch.Tensor | None = None
@@ -58,8 +60,8 @@ def _tensor(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tens
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Uniform numbers in [0, 1), float32 [n], one for each (seed, position); both [n].
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, figure 16) applied to the seed and then, along the
-    generator's own sequence, to the position; the upper 24 bits become the fraction.
+    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, figure 16) applied to the seed and then, along
+    the generator's own sequence, to the position; the upper 24 bits become the fraction.
     """
     with np.errstate(over="ignore"):
         state = _mix(seeds + _GOLDEN) + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
@@ -77,8 +79,9 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def distribution(logits: torch.Tensor, sampling: BatchSampling) -> torch.Tensor:
     """Probabilities float32 [n, V] of logits [n, V] at each row's temperature, after top-k and then top-p.
 
-    Top-k keeps the k largest logits and those equal to the k-th. Top-p keeps the smallest set of most probable
-    tokens whose probability reaches p (Holtzman et al. 2020, section 3.1). What is left is normalised again.
+    Top-k keeps the k largest logits and those equal to the k-th. Top-p keeps the smallest set of most
+    probable tokens whose probability reaches p (Holtzman et al. 2020, section 3.1). What is left is
+    normalised again.
     """
     scaled = logits.float()
     if sampling.inverse_temperature is not None:
@@ -107,10 +110,12 @@ def _cut(scaled: torch.Tensor, sampling: BatchSampling) -> torch.Tensor:
 
 
 def choose(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw by the inverse distribution function: int64 [n] for probabilities [n, V] and uniform [n] in [0, 1).
+    """Draw by the inverse distribution function: int64 [n] for probabilities [n, V] and uniform [n] in [0,
+    1).
 
-    The token is the first whose cumulated probability exceeds uniform * total. A token of probability 0 is never drawn: it
-    does not raise the sum, and uniform <= 1 - 2^-24 keeps the product below the total in float32.
+    The token is the first whose cumulated probability exceeds uniform * total. A token of probability 0 is
+    never drawn: it does not raise the sum, and uniform <= 1 - 2^-24 keeps the product below the total in
+    float32.
     """
     cumulated = probabilities.cumsum(dim=-1)
     target = uniform[:, None] * cumulated[:, -1:]
@@ -122,10 +127,11 @@ def choose(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, uniform: torch.Tensor, sampling: BatchSampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row and its log-probability: logits [n, V], uniform float32 [n] -> int64 [n], float32 [n].
+    """One token per row and its log-probability: logits [n, V], uniform float32 [n] -> int64 [n], float32
+    [n].
 
-    The log-probability is that of the distribution the token was drawn from; for greedy rows that of the plain
-    softmax of the logits.
+    The log-probability is that of the distribution the token was drawn from; for greedy rows that of the
+    plain softmax of the logits.
     """
     probabilities = distribution(logits, sampling)
     tokens = choose(probabilities, uniform)

@@ -1,10 +1,11 @@
-"""The PyTorch engine: continuous batching on our own decoder, made for CPUs and small models, correct everywhere.
+"""The PyTorch engine: continuous batching on our own decoder, made for CPUs and small models, correct
+everywhere.
 
-Sequences in flight occupy the first slots of the cache without gaps. A finished sequence leaves a hole; before the next
-step holes are filled from the queue, or, when that is empty, with the last sequences. Prompts are run through the model
-once each, several distinct ones at a time and ahead of need, and their keys and values copied to every sequence that starts
-with them. The last prompt token is the first input of the decode loop, so each token, the first included, comes from
-the same code.
+Sequences in flight occupy the first slots of the cache without gaps. A finished sequence leaves a hole;
+before the next step holes are filled from the queue, or, when that is empty, with the last sequences. Prompts
+are run through the model once each, several distinct ones at a time and ahead of need, and their keys and
+values copied to every sequence that starts with them. The last prompt token is the first input of the decode
+loop, so each token, the first included, comes from the same code.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rl_api.errors import TaskError
 
+from rl_api.errors import TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.sampler.decode import DecodeStep
 from rl_trainer.sampler.engine import GenerationRequest, GenerationResult
@@ -46,7 +47,9 @@ class _Prefix:
 class TorchEngine:
     """Implements `rl_trainer.sampler.engine.Engine`; see the module for how."""
 
-    def __init__(self, decoder: Decoder, *, slots: int, max_length: int | None = None, version: int = 0) -> None:
+    def __init__(
+        self, decoder: Decoder, *, slots: int, max_length: int | None = None, version: int = 0
+    ) -> None:
         """`slots` sequences at once, each of at most `max_length` tokens with its prompt (default: the model's context)."""
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
@@ -64,7 +67,8 @@ class TorchEngine:
         self._wanted: Counter[bytes] = Counter()
         self._prefixes: dict[bytes, _Prefix] = {}
 
-        # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at zero.
+        # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at
+        # zero.
         rows = self._cache.slots
         self._used = 0
         self._holes: list[int] = []
@@ -299,7 +303,8 @@ class TorchEngine:
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def _prepare(self, admitted: list[_Waiting]) -> None:
-        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts along with it.
+        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts
+        along with it.
 
         All but the last token of a prompt are its prefix; a prompt of one token has none.
         """
@@ -337,7 +342,9 @@ def check_request(request: GenerationRequest, vocab_size: int, context: int) -> 
     lowest, highest = int(prompt.min()), int(prompt.max())
     if lowest < 0 or highest >= vocab_size:
         found = lowest if lowest < 0 else highest
-        raise TaskError(f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}")
+        raise TaskError(
+            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
+        )
     if len(prompt) >= context:
         raise TaskError(
             f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
@@ -349,4 +356,3 @@ def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:  # type: ign
     wide = np.full((array.shape[0], width), fill, array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
-
