@@ -8,6 +8,7 @@ are cut off.
     model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
     optimizer.safetensors    AdamW moments by parameter
     groups.npz               payloads of the groups that were ready
+    rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
     manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
 """
 
@@ -26,6 +27,7 @@ from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError
 from rl_trainer.channel.buffer import Buffer
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint_state import pack_groups, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.learner.actor import Learners
 from rl_trainer.model.folder import write_folder
@@ -52,8 +54,9 @@ class Checkpoints:
         Raises:
             CheckpointError: it belongs to another run.
         """
-        if self.remote is not None:
-            self.store.fetch(self.remote)
+        remote = self.store.fetch(self.remote) if self.remote is not None else None
+        for sentence in remote.skipped if remote is not None else ():
+            warn(sentence)
         found = self.store.load_latest()
         if found is None:
             return None
@@ -83,6 +86,7 @@ class Checkpoints:
         """
         snapshot, payloads = buffer.snapshot()
         weights, moments, optimizer_steps = learners.state()
+        generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}
         state = {
             "counters": counters.dump(),
             "buffer": snapshot,
@@ -95,7 +99,8 @@ class Checkpoints:
             {
                 "model": lambda target: _write_model(weights, model_folder, target),
                 "optimizer.safetensors": lambda target: _write_tensors(moments, target),
-                "groups.npz": lambda target: _write_payloads(payloads, target),
+                "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
+                **generators,
             },
             state,
         )
@@ -111,9 +116,11 @@ class Checkpoints:
 
         state = checkpoint.metadata
         moments = load_file(checkpoint.file("optimizer.safetensors"))
-        learners.restore(moments, state["optimizer_steps"], self.folder.initial)
-        with np.load(checkpoint.file("groups.npz")) as arrays:
-            payloads = [arrays[str(index)].tobytes() for index in range(len(arrays.files))]
+        ranks = range(self.spec.learner.replicas)
+        names = [f"rng/rank-{rank}.json" for rank in ranks]
+        generators = [checkpoint.read(name) if name in checkpoint.info.files else None for name in names]
+        learners.restore(moments, state["optimizer_steps"], self.folder.initial, generators)
+        payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
         buffer.restore(state["buffer"], payloads)
         metrics.truncate(state["metrics_position"])
         return Counters.load(state["counters"])
@@ -145,8 +152,3 @@ def _write_tensors(tensors: dict[str, npt.NDArray[Any]], target: Path) -> None:
 
     save_file(tensors, target)
 
-
-def _write_payloads(payloads: list[bytes], target: Path) -> None:
-    arrays = {str(index): np.frombuffer(payload, np.uint8) for index, payload in enumerate(payloads)}
-    with target.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)

@@ -21,6 +21,7 @@ from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import fetch_payloads
 from rl_trainer.channel.payload import unpack_group
 from rl_trainer.channel.state import TakenGroup
+from rl_trainer.checkpoint_state import capture_rng, restore_rng
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
 from rl_trainer.learner.losses import LossDenominators
@@ -68,11 +69,23 @@ class LearnerActor:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
         self.learner.start_reinforcement()
 
-    def restore(self, optimizer: Mapping[str, npt.NDArray[Any]], steps: int, reference: Path) -> None:
-        """Optimizer state and KL reference of a checkpoint; the weights came with `start`."""
+    def restore(
+        self,
+        optimizer: Mapping[str, npt.NDArray[Any]],
+        steps: int,
+        reference: Path,
+        generators: bytes | None,
+    ) -> None:
+        """Optimizer state, KL reference and random generators of a checkpoint; the weights came with `start`."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in optimizer.items()}
         self.learner.load_optimizer_state(tensors, steps)
         self.learner.load_reference(reference)
+        if generators is not None:  # None: the checkpoint was written with fewer learners
+            restore_rng(generators)
+
+    def random_state(self) -> bytes:
+        """The random generators of this process."""
+        return capture_rng()
 
     def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
         """One supervised step on this rank's samples; the mean loss over all ranks."""
@@ -152,10 +165,21 @@ class Learners:
         """See `LearnerActor.start_reinforcement`."""
         self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
 
-    def restore(self, optimizer: Mapping[str, npt.NDArray[Any]], steps: int, reference: Path) -> None:
-        """See `LearnerActor.restore`."""
+    def restore(
+        self,
+        optimizer: Mapping[str, npt.NDArray[Any]],
+        steps: int,
+        reference: Path,
+        generators: Sequence[bytes | None],
+    ) -> None:
+        """See `LearnerActor.restore`; `generators` by rank."""
         shared = ray.put(dict(optimizer))
-        self._all("restore", [(shared, steps, reference)] * len(self.actors), "restoring the optimizer")
+        arguments = [(shared, steps, reference, data) for data in generators]
+        self._all("restore", arguments, "restoring the optimizer")
+
+    def random_states(self) -> list[bytes]:
+        """See `LearnerActor.random_state`; by rank."""
+        return self._all("random_state", [()] * len(self.actors), "reading random states for a checkpoint")
 
     def supervise(self, samples: Sequence[Sample], rate: float) -> float:
         """One supervised step on `samples`, dealt out over the ranks."""

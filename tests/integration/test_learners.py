@@ -1,0 +1,125 @@
+"""Learner actors on real Ray: data parallelism over gloo, weights through the object store, deaths as sentences."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from rl_api import RunSpec
+from rl_api.errors import ActorDied, PlacementError
+from rl_trainer.channel.payload import Trajectory, pack_group
+from rl_trainer.channel.state import GroupMeta, TakenGroup
+from rl_trainer.learner.actor import Learners
+from rl_trainer.model.loader import resolve_model
+from rl_trainer.placement.groups import Bundle, reserve
+from rl_trainer.weights.payload import unpack_weights
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def spec(replicas: int) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "algorithm": {"learningRate": 1e-3, "groupSize": 4, "promptsPerStep": 3, "kl": {"coefficient": 0.05}},
+            "learner": {"replicas": replicas, "tokensPerMicroBatch": 64},
+        }
+    )
+
+
+def groups(seed: int) -> list[TakenGroup]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for group_id in range(3):
+        trajectories = []
+        for _ in range(4):
+            length = int(rng.integers(8, 24))
+            mask = np.zeros(length, dtype=np.bool_)
+            mask[5:] = True
+            trajectories.append(
+                Trajectory(
+                    rng.integers(3, 60, length).astype(np.int32),
+                    mask,
+                    rng.normal(-4, 0.1, length - 5).astype(np.float32),
+                    np.zeros(length - 5, dtype=np.int32),
+                )
+            )
+        lengths = [len(t.logprobs) for t in trajectories]
+        meta = GroupMeta(
+            group_id, [0.0] * 4, lengths, 0, 0, extra={"total_lengths": [len(t.tokens) for t in trajectories]}
+        )
+        made.append(TakenGroup(meta, 0, pack_group(trajectories).to_bytes()))
+    return made
+
+
+def launch(replicas: int, cache: Path) -> tuple[Learners, Any]:
+    run = spec(replicas)
+    reservation = reserve([Bundle(f"learner {rank}", 1) for rank in range(replicas)], "PACK", 30)
+    learners = Learners.launch(run, reservation)
+    learners.start(resolve_model("tiny", cache, run.model.tiny, 0, None))
+    return learners, reservation
+
+
+def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[float]]:
+    learners, reservation = launch(replicas, cache)
+    try:
+        learners.start_reinforcement()
+        losses = []
+        for step in range(3):
+            advantages = np.random.default_rng(step).normal(size=12).astype(np.float32)
+            result, spans = learners.update(groups(step), advantages, step)
+            losses.append(result.metrics["loss"])
+            assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
+        weights, moments, steps = learners.state()
+        assert steps == 3
+        assert moments
+        return weights, losses
+    finally:
+        reservation.release()
+        for actor in learners.actors:
+            ray.kill(actor)
+
+
+def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
+    one, losses_of_one = trained(1, tmp_path)
+    two, losses_of_two = trained(2, tmp_path)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=0, atol=1e-5, err_msg=name)
+    assert losses_of_two == pytest.approx(losses_of_one, rel=1e-4)
+
+
+def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):
+    learners, reservation = launch(1, tmp_path)
+    reference, _ = learners.publish(7)
+    payload = ray.get(reference[0])
+    assert payload.version == 7
+    weights, _, _ = learners.state()
+    for name, value in unpack_weights(payload).items():
+        assert np.array_equal(value.numpy(), weights[name]), name
+    reservation.release()
+
+
+def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
+    learners, reservation = launch(2, tmp_path)
+    learners.start_reinforcement()
+    os.kill(ray.get(learners.actors[1].__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    with pytest.raises(ActorDied, match=r"learner died while update: .*; add --resume"):
+        learners.update(groups(0), np.ones(12, np.float32), 0)
+    reservation.release()
+
+
+def test_a_cluster_that_is_too_small_is_told_after_the_deadline():
+    bundles = [Bundle("learner 0", 1), *(Bundle(f"sampler {rank}", 64) for rank in range(2))]
+    with pytest.raises(PlacementError) as caught:
+        reserve(bundles, "PACK", 1.0)
+    sentence = str(caught.value)
+    assert "129 CPU in all and 64 on one node (cluster: 4," in sentence
+    assert "placement.timeout" in sentence
