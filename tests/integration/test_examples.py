@@ -1,0 +1,106 @@
+"""Every example is executed: the whole run, from the model to the report, in shortened form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_api import load_run
+from rl_trainer.console import Console
+from rl_trainer.driver import train
+from rl_trainer.report.timeline import read_timeline
+from rl_trainer.run_folder import RunFolder
+from rl_trainer.stopping import StopRequest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+STEPS, PROMPTS, GROUP, HELDOUT = 3, 4, 4, 8
+SHORT = (
+    f"stop={{maxSteps: {STEPS}}}",
+    "warmStart={maxSteps: 2, batchSize: 8}",
+    f"task.evaluation={{everySteps: 2, samples: {HELDOUT}}}",
+    f"algorithm.promptsPerStep={PROMPTS}",
+    f"algorithm.groupSize={GROUP}",
+)
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda path: path.stem)
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, local_ray: None
+) -> dict[str, Any]:
+    """One example, run in short: the run, its folder and what `train` returned."""
+    path: Path = request.param
+    run = load_run(path, SHORT)
+    out = tmp_path_factory.mktemp("runs") / path.stem
+    stop = StopRequest()
+    with (
+        RunFolder(out, search=path.parent) as folder,
+        (out / "console.txt").open("w") as stream,
+        Console(run.name, max_steps=STEPS, stream=stream) as console,
+    ):
+        try:
+            summary = train(run, folder, console, stop)
+        finally:
+            stop.ignore_further()
+    return {"run": run, "folder": out, "summary": summary}
+
+
+def test_every_step_is_trained_on(finished: dict[str, Any]) -> None:
+    summary = finished["summary"]
+    assert summary["stop_reason"] == "maxSteps"
+    assert summary["steps"] == len(summary["reward_curve"]) == STEPS
+    assert summary["groups_trained"] == STEPS * PROMPTS
+    assert summary["groups_dropped"] == {}
+    assert summary["skipped_steps"] == 0
+    assert summary["completion_tokens"] >= STEPS * PROMPTS * GROUP
+    assert summary["resumed_from"] is None
+
+
+def test_the_summary_is_in_the_folder(finished: dict[str, Any]) -> None:
+    written = json.loads((finished["folder"] / "summary.json").read_text())
+    assert written == finished["summary"]
+    assert {"samples_per_second", "wall_seconds", "time_breakdown"} <= written.keys()
+
+
+def test_it_is_evaluated_before_during_and_after(finished: dict[str, Any]) -> None:
+    curve = finished["summary"]["heldout_curve"]
+    assert [step for step, _ in curve] == [0, 2, 3]
+    assert all(score * HELDOUT == round(score * HELDOUT) for _, score in curve)
+
+
+def test_staleness_keeps_its_bound(finished: dict[str, Any]) -> None:
+    assert finished["summary"]["max_staleness_seen"] <= finished["run"].spec.buffer.max_staleness
+
+
+def test_no_prompt_is_trained_on_twice(finished: dict[str, Any]) -> None:
+    lines = [json.loads(line) for line in (finished["folder"] / "metrics.jsonl").read_text().splitlines()]
+    prompts = [index for line in lines if "event" not in line for index in line["prompts"]]
+    assert len(prompts) == STEPS * PROMPTS == len(set(prompts))
+
+
+def test_every_actor_is_in_the_timeline(finished: dict[str, Any]) -> None:
+    spec = finished["run"].spec
+    actors = {span.actor for span in read_timeline(finished["folder"] / "timeline.json")}
+    assert "driver" in actors
+    assert {f"learner {rank}" for rank in range(spec.learner.replicas)} <= actors
+    # A second sampler may get no group of a run as short as this.
+    assert actors & {f"sampler {rank}" for rank in range(spec.sampler.replicas)}
+
+
+def test_the_report_shows_the_run(finished: dict[str, Any]) -> None:
+    page = (finished["folder"] / "report.html").read_text()
+    spec = finished["run"].spec
+    assert f"<title>{finished['run'].name}" in page
+    assert "All steps done" in page
+    assert (spec.task.name or spec.task.file) in page
+    answered = json.loads((finished["folder"] / "examples.json").read_text())
+    assert len(answered) == HELDOUT
+    assert {"before", "after"} <= answered[0].keys()
+
+
+def test_model_and_checkpoint_are_kept(finished: dict[str, Any]) -> None:
+    folder = finished["folder"]
+    assert (folder / "final" / "model.safetensors").exists()
+    assert (folder / "checkpoints" / f"step-{STEPS:08}" / "manifest.json").exists()
