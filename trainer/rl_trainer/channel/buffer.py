@@ -8,7 +8,6 @@ is never lost with its sampler.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import ray
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.channel.adoption import adopt
 from rl_trainer.channel.calls import answer
+from rl_trainer.channel.changes import Changes
 from rl_trainer.channel.groups import BufferConfig, GroupMeta, PutResult, TakenGroup, Ticket
 from rl_trainer.channel.payload import GroupPayload, unpack_group
 from rl_trainer.channel.policies import batch_by_tokens
@@ -79,19 +79,7 @@ class BufferActor:
         self._published = False
         self._stopping = False
         self._life: dict[int, int] = {}  # per sampler: how often it was registered or released
-        self._changed = asyncio.Event()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _wait_for_change(self, deadline: float) -> bool:
-        """True when something changed, False at the deadline."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return False
-        return True
+        self._changes = Changes()
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -99,13 +87,13 @@ class BufferActor:
         """See `BufferState.register`."""
         self._life[sampler] = self._life.get(sampler, 0) + 1
         self._state.register(sampler)
-        self._notify()
+        self._changes.notify()
 
     async def release(self, sampler: int) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
         self._life[sampler] = self._life.get(sampler, 0) + 1
         lost = self._state.release(sampler)
-        self._notify()
+        self._changes.notify()
         return lost
 
     async def acquire(
@@ -123,7 +111,7 @@ class BufferActor:
                 return Acquired([], self._state.version, stop=True)
             tickets = self._state.acquire(sampler, max_groups) if self._published else []
             newer = self._published and self._state.version > known_version
-            if tickets or newer or not await self._wait_for_change(started + timeout):
+            if tickets or newer or not await self._changes.wait(started + timeout - time.monotonic()):
                 break
         if max_groups > 0:
             self._state.producer_wait.add(time.monotonic() - started)
@@ -134,13 +122,13 @@ class BufferActor:
         if isinstance(payload, list):
             payload = await adopt(payload[0], node_id)
         result = self._state.put(sampler, meta, payload, time.monotonic())
-        self._notify()
+        self._changes.notify()
         return result
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""
         dropped = self._state.drop(sampler, group_id, reason)
-        self._notify()
+        self._changes.notify()
         return dropped
 
     # -- learner and driver --------------------------------------------------------------------------------
@@ -149,20 +137,20 @@ class BufferActor:
         """Make `weights` of `version` the current ones and wake all samplers."""
         self._state.publish(version)
         self._weights, self._published = weights, True
-        self._notify()
+        self._changes.notify()
 
     async def take(self, timeout: float, max_tokens: int | None = None) -> Batch:
         """The next batch, under lease until `commit`. Raises DeadlineExceeded with what was missing."""
         started = time.monotonic()
         while (groups := self._state.take(time.monotonic())) is None:
-            if not await self._wait_for_change(started + timeout):
+            if not await self._changes.wait(started + timeout - time.monotonic()):
                 self._state.consumer_wait.add(time.monotonic() - started)
                 raise DeadlineExceeded(
                     f"no batch within {timeout:.0f} s: {self._state.waiting_for()}; "
                     "look at the samplers' logs, or give one step more time"
                 )
         self._state.consumer_wait.add(time.monotonic() - started)
-        self._notify()
+        self._changes.notify()
         cut = batch_by_tokens([group.meta.tokens for group in groups], max_tokens) if max_tokens else []
         return Batch(self._state.committed_steps, groups, cut)
 
@@ -174,7 +162,7 @@ class BufferActor:
                     f"commit of step {step}, but the batch under lease is step {self._state.committed_steps}"
                 )
             self._state.commit()
-            self._notify()
+            self._changes.notify()
         return self._state.committed_steps
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
@@ -185,7 +173,7 @@ class BufferActor:
         """Become the buffer of a checkpoint; samplers have to register again."""
         self._state = BufferState.restore(self._config, state, payloads)
         self._published = False
-        self._notify()
+        self._changes.notify()
 
     async def metrics(self) -> dict[str, Any]:
         """See `BufferState.metrics`."""
@@ -194,7 +182,7 @@ class BufferActor:
     async def stop(self) -> None:
         """The run is over: every `acquire` returns with `stop`."""
         self._stopping = True
-        self._notify()
+        self._changes.notify()
 
 
 class Buffer:

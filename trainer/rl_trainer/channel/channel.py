@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rl_api.errors import RLTrainError
 from rl_trainer.channel.adoption import adopt
 from rl_trainer.channel.calls import answer
+from rl_trainer.channel.changes import Changes
 from rl_trainer.channel.chunks import cut
 from rl_trainer.channel.liveness import Probe, look_at
 from rl_trainer.channel.policies import OnFull, Order
@@ -55,12 +56,8 @@ class ChannelActor:
         self._turns: Counter[str] = Counter()  # the number of the chunk whose turn it is, by producer
         self._consumers: dict[str, tuple[str, str, Probe | None]] = {}  # id -> (path, node, local probe)
         self._lost: Counter[str] = Counter()
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._watcher: asyncio.Task[None] | None = None
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     # -- producers -----------------------------------------------------------------------------------------
 
@@ -79,10 +76,10 @@ class ChannelActor:
                 accepted = self._state.offer(chunk, count, priority, time.monotonic())
             if accepted is not None:
                 break
-            await self._changed.wait()  # ends with room, or when the channel closes
+            await self._changes.wait()  # ends with room, or when the channel closes
         self._turns[producer] += 1
         self._state.producer_wait.add(time.monotonic() - started)
-        self._notify()
+        self._changes.notify()
         return accepted
 
     async def flush(self, producer: str) -> None:
@@ -112,17 +109,13 @@ class ChannelActor:
             parts = self._state.lease(consumer, items, time.monotonic(), REPLY_BYTES)
             if parts:
                 self._state.consumer_wait.add(time.monotonic() - started)
-                self._notify()  # there is room
+                self._changes.notify()  # there is room
                 return [
                     LeasedPart(lease, _payload(part.chunk, part.start, part.stop), *_range(part))
                     for lease, part in parts
                 ], False
             left = started + timeout - time.monotonic()
-            if self._state.finished or left <= 0:
-                break
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
+            if self._state.finished or not await self._changes.wait(left):
                 break
         self._state.consumer_wait.add(time.monotonic() - started)
         return [], self._state.finished
@@ -167,19 +160,19 @@ class ChannelActor:
         self._state.delivered(consumer, delivered, time.monotonic())
         if alive or self._consumers.pop(consumer, None) is None:
             if self._state.finished:
-                self._notify()
+                self._changes.notify()
             return
         if probe is not None:
             probe.close()
         self._state.reclaim(consumer, delivered, time.monotonic())
-        self._notify()
+        self._changes.notify()
 
     # -- everybody -----------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """No more puts; consumers get what is left, then ChannelClosed."""
         self._state.closed = True
-        self._notify()
+        self._changes.notify()
 
     async def metrics(self) -> dict[str, Any]:
         """See `QueueState.metrics`."""

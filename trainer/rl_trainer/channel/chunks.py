@@ -67,12 +67,12 @@ def encode(item: Any, weight: int = 1) -> Encoded:
             raise pickle.PicklingError
     except (pickle.PicklingError, AttributeError, TypeError):
         big.clear()  # cloudpickle knows more types, and its message is the better one
-        data = cloudpickle.dumps(item, 5, buffer_callback=big.append)  # type: ignore[no-untyped-call]
+        data = cloudpickle.dumps(item, 5, buffer_callback=big.append)
     if not big:
         return Encoded(data, [], weight, len(data))
     buffers = [np.frombuffer(buffer.raw(), np.uint8) for buffer in big]
     if sum(buffer.nbytes for buffer in buffers) < BIG_BUFFER:  # of some other type with small buffers
-        data = cloudpickle.dumps(item, 5)  # type: ignore[no-untyped-call]
+        data = cloudpickle.dumps(item, 5)
         return Encoded(data, [], weight, len(data))
     return Encoded(data, buffers, weight, len(data) + sum(buffer.nbytes for buffer in buffers))
 

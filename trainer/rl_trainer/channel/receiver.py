@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ class Receiver:
         """Give undelivered items back now, not at the end of this process."""
         with self._lock:
             if self._progress is not None:
-                self._progress.close()
+                self._release()
                 answer(self._actor.detach.remote(self._id), self._name, "leaving", CALL_SECONDS)
             self._reset()
 
@@ -107,6 +108,8 @@ class Receiver:
     def _ask(self, most: int) -> None:
         if self._progress is None:
             self._progress = Progress(self._id)
+            # A handle that is forgotten counts as gone: the actor sees the lock released.
+            self._release = weakref.finalize(self, self._progress.close)
             node = ray.get_runtime_context().get_node_id()
             ref = self._actor.attach.remote(self._id, self._progress.path, node)
             answer(ref, self._name, "joining", CALL_SECONDS)
@@ -119,24 +122,30 @@ class Receiver:
             return
         if self._fetch is None:
             self._ask(most)
-        ready, _ = ray.wait([self._fetch], timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
+        try:
+            self._arrived(max(0.0, deadline - time.monotonic()))
+        except DeadlineExceeded:
             raise DeadlineExceeded(
                 f"getting an item: {self._name} stayed empty; look at its producers, or wait longer"
-            )
-        self._arrived()
+            ) from None
 
     def _more_at_hand(self, most: int) -> bool:
         if self._parts:
             self._open(self._parts.popleft())
             return True
         if self._fetch is not None and ray.wait([self._fetch], timeout=0)[0]:
-            return self._arrived() > 0
+            return self._arrived(CALL_SECONDS) > 0
         return False
 
-    def _arrived(self) -> int:
-        fetch, self._fetch = self._fetch, None
-        parts, closed = answer(fetch, self._name, "getting items", CALL_SECONDS)
+    def _arrived(self, timeout: float) -> int:
+        try:
+            parts, closed = answer(self._fetch, self._name, "getting items", timeout)
+        except DeadlineExceeded:
+            raise
+        except BaseException:
+            self._fetch = None
+            raise
+        self._fetch = None
         self._parts.extend(parts)
         count: int = sum(part.stop - part.start for part in parts)
         now = time.monotonic()

@@ -61,6 +61,8 @@ class Sender:
         self._bytes = 0
         self._sent = 0  # chunks
         self._queued = self._written = 0  # items; written: pickled into a message or the object store
+        self._in_flight: deque[tuple[Any, int, int]] = deque()  # answer, items, bytes
+        self._sending = False  # the thread is writing a chunk
         self._idle = False  # the thread waits for items
         self._by_reference = False  # since the last flush
         self._error: BaseException | None = None
@@ -79,6 +81,7 @@ class Sender:
             if encoded.buffers:  # the caller may change its arrays as soon as put returns
                 encoded = encoded._replace(buffers=[self._blocks.copy(buffer) for buffer in encoded.buffers])
             self._queue(encoded, priority, bool(encoded.buffers))
+            self._kick()
 
     def put_many(self, items: Iterable[Any], priority: float, deadline: float) -> None:
         """Queue several items. Their big buffers are not copied: they are written before this returns."""
@@ -86,19 +89,26 @@ class Sender:
         for item in items:
             encoded = encode(item)
             with self._condition:
-                self._wait_for(self._has_room, deadline, "putting items")
+                if not self._has_room() or self._error is not None:
+                    self._kick()
+                    self._wait_for(self._has_room, deadline, "putting items")
                 self._queue(encoded, priority, False)
                 if encoded.buffers:
                     last = self._queued
-        if last:
-            with self._condition:
-                self._wait_for(lambda: self._written >= last, deadline, "putting items")
+        with self._condition:
+            self._kick()
+            self._wait_for(lambda: self._written >= last, deadline, "putting items")
 
     def _queue(self, encoded: Encoded, priority: float, copied: bool) -> None:
         self._pending.append((encoded, priority, copied))
         self._queued += 1
         self._unacknowledged += 1
         self._bytes += encoded.nbytes
+
+    def _kick(self) -> None:
+        """See that what is queued will be sent, from here if that costs no waiting: a thread switch would."""
+        if self._pending and not self._in_flight and not self._sending and not self._pending[0][0].buffers:
+            self._send_next()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"channel {self._name}", daemon=True)
             self._thread.start()
@@ -149,26 +159,23 @@ class Sender:
         return items, priority, copies
 
     def _run(self) -> None:
-        in_flight: deque[tuple[Any, int, int]] = deque()
         try:
             while True:
-                chunk = None
                 with self._condition:
-                    while not self._pending and not in_flight:
+                    while not self._pending and not self._in_flight:
                         self._idle = True
                         awake = self._condition.wait(IDLE_SECONDS)
                         self._idle = False
-                        if not awake and not self._pending:
+                        if not awake and not self._pending and not self._in_flight:
                             self._thread = None  # let the channel go when nobody else holds it
                             return
-                    if self._pending and len(in_flight) < PUSHES_IN_FLIGHT:
-                        chunk = self._next_chunk()
-                if chunk is not None:
-                    in_flight.append(self._send(*chunk))
-                    continue
-                ref, count, size = in_flight.popleft()
+                    if self._pending and len(self._in_flight) < PUSHES_IN_FLIGHT:
+                        self._send_next()
+                        continue
+                    ref, count, size = self._in_flight[0]
                 accepted = answer(ref, f"channel {self._name}", "putting items", None)
                 with self._condition:
+                    self._in_flight.popleft()
                     self.accepted += accepted
                     self.refused += count - accepted
                     self._unacknowledged -= count
@@ -179,17 +186,24 @@ class Sender:
                 self._error = error if isinstance(error, RLTrainError) else RLTrainError(str(error))
                 self._condition.notify_all()
 
-    def _send(self, items: list[Encoded], priority: float, copies: list[Bytes]) -> tuple[Any, int, int]:
-        size = sum(item.nbytes for item in items)
-        payload: Any = join(items)
-        buffers = [buffer for item in items for buffer in item.buffers]
-        by_reference = bool(buffers) or size > INLINE_BYTES
-        if by_reference:
-            payload = [ray.put([np.frombuffer(payload, np.uint8), *buffers])]
-        with self._condition:
-            self._by_reference |= by_reference
-            self._blocks.give_back(copies)
-            self._written += len(items)
-            self._condition.notify_all()
+    def _send_next(self) -> None:
+        """Send the next chunk. Called with the lock held, which is let go while bytes are written."""
+        items, priority, copies = self._next_chunk()
         number, self._sent = self._sent, self._sent + 1
-        return self._actor.push.remote(self._id, number, len(items), priority, payload), len(items), size
+        size = sum(item.nbytes for item in items)
+        buffers = [buffer for item in items for buffer in item.buffers]
+        payload: Any = join(items)
+        if buffers or size > INLINE_BYTES:
+            self._by_reference = self._sending = True
+            self._condition.release()
+            try:
+                payload = [ray.put([np.frombuffer(payload, np.uint8), *buffers])]
+            finally:
+                self._condition.acquire()
+                self._sending = False
+        ref = self._actor.push.remote(self._id, number, len(items), priority, payload)
+        self._in_flight.append((ref, len(items), size))
+        if buffers:
+            self._blocks.give_back(copies)
+        self._written += len(items)
+        self._condition.notify_all()
