@@ -2,6 +2,8 @@ import json
 import random
 import subprocess
 import sys
+import time
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
 from rl_trainer.tasks import Segment, load_task
 from rl_trainer.tasks import reasoning_gym as module
+from rl_trainer.tasks.guards import ARITHMETIC, FORMULAS, LITERALS, is_formula
 from rl_trainer.tasks.split import BLOCK
 
 SORTING = {
@@ -210,6 +213,90 @@ def test_without_the_library(monkeypatch):
         TaskError, match=r"reasoning-gym cannot be imported \(.*\); install rltrain\[trainer\]"
     ):
         load("chain_sum")
+
+
+EVALUATING = sorted(LITERALS | ARITHMETIC | FORMULAS)
+
+
+@pytest.fixture
+def fixed_hashes(monkeypatch):
+    flags = SimpleNamespace(hash_randomization=0)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(flags=flags, modules=sys.modules))
+
+
+@pytest.mark.parametrize("name", EVALUATING)
+def test_scorers_that_evaluate_run_nothing_and_stay_quick(name, fixed_hashes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = load(name, rewards=[{"rule": "task", "timeout": "5s"}])
+    prompt = task.prompt(0)
+    touch = "__import__('pathlib').Path('touched').touch()"
+    attacks = [touch, f"[{touch}]", f"{touch} or 24", f"1 + 0*len(str({touch}))", f"(lambda: {touch})()"]
+    attacks += [
+        "9**9**9**9",
+        "[9**9**9**9]",
+        "x**99999999",
+        "factorial(10**8)",
+        "(" * 500,
+        "[" * 5000,
+        "1" * 100_000,
+    ]
+    attacks += ["((9**99)**99)**99", "x.__class__", "0or 24", "'" + "\\d" + "'"]
+    for attack in attacks:
+        started = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert task.score(prompt, attack).reward < 0.1
+        assert time.monotonic() - started < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", EVALUATING)
+def test_scorers_that_evaluate_still_know_their_answers(name, fixed_hashes):
+    task = load(name, rewards=[{"rule": "task"}])
+    for index in range(6):
+        prompt = task.prompt(index)
+        assert task.score(prompt, prompt.answer).reward == 1, prompt.answer
+
+
+def test_lists_and_sums_are_still_read():
+    task = load("spiral_matrix", rewards=[{"rule": "task"}])
+    prompt = task.prompt(0)
+    assert task.score(prompt, str(prompt.item["metadata"]["solution"])).reward == pytest.approx(0.1)
+    task = load("countdown", rewards=[{"rule": "task"}])
+    prompt = task.prompt(0)
+    assert task.score(prompt, f"  ({prompt.answer}) ").reward == 1
+    assert task.score(prompt, "1+1").reward == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "formula"),
+    [
+        ("-3*x**2/2 + sin(x)*exp(2*x) + C", True),
+        ("x**(3/2) - sqrt(x) + E + pi", True),
+        ("x**n", True),
+        ("1.5*x", True),
+        ("log(x) + atanh(y)", True),
+        ("2x", False),
+        ("x if x else y", False),
+        ("open(x)", False),
+        ("log(x, 2)", False),
+        ("x.y", False),
+        ("[x]", False),
+        ("'x'", False),
+        ("1j", False),
+        ("True", False),
+        ("spam", False),
+        ("x**2000", False),
+        ("(x+1)**50", True),
+        ("(x+1)**50**50", False),
+        ("9" * 700, False),
+        ("x" * 1001, False),
+        ("\u03c0", False),
+        ("", False),
+    ],
+)
+def test_what_is_a_formula(text, formula):
+    assert is_formula(text) is formula
 
 
 def test_a_generator_that_prints_is_silenced(capsys):

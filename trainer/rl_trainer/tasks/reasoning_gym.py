@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl_api.errors import TaskError
+from rl_trainer.tasks.guards import guard_scorers, may_be_scored
 from rl_trainer.tasks.split import BLOCK, derive_seed
 
 HASH_ORDERED = frozenset(
@@ -85,7 +86,11 @@ class ReasoningGym:
         """The library's own score of a completion, from 0 to 1.
 
         A few of the library's scorers raise on an answer that they cannot read; that is a wrong answer, so 0.
+        So is one that must not be shown to the scorer (see `guards`).
         """
+        source = (entry.get("metadata") or {}).get("source_dataset", self.name)
+        if not may_be_scored(source, completion):
+            return 0.0
         try:
             return float(self._scorer.score_answer(completion.strip(), dict(entry)))
         except Exception:
@@ -183,7 +188,9 @@ def _import_library() -> Any:
     compiler = sys.modules.get("reasoning_gym.code.contrib.bfit.Compiler.Optimizer")
     if compiler is not None:  # generator bf: prints a dot per program
         vars(compiler)["print"] = lambda *_, **__: None
-    return importlib.import_module("reasoning_gym.factory")
+    factory = importlib.import_module("reasoning_gym.factory")
+    guard_scorers(factory.DATASETS)
+    return factory
 
 
 class _Unused(types.ModuleType):

@@ -10,34 +10,17 @@ A model that can only copy gets every answer right with the tool; without it, it
 
 from __future__ import annotations
 
-import ast
-import operator
 import random
 import re
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any
 
 from rl_api.errors import TaskError
+from rl_trainer.tasks.arithmetic import evaluate, shown
 from rl_trainer.tasks.task import StepResult
-
-MAX_EXPRESSION = 200
-"""Longest expression, in characters."""
-
-MAX_BITS = 512
-"""Size of the largest number that the calculator handles, numerator and denominator each."""
 
 _TRIES = 1000
 _CALL = re.compile(r"<([^<>]*)>")
-_CHARACTERS = re.compile(r"[0-9.+\-*/%() ]+")
-_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: lambda a, b: Fraction(a // b),
-    ast.Mod: operator.mod,
-}
 _DEFAULTS: dict[str, Any] = {
     "min_operands": 2,
     "max_operands": 2,
@@ -73,7 +56,7 @@ class Calculator:
             for _ in range(count - 1):
                 expression += rng.choice(options["operators"]) + _operand(rng, options)
             try:
-                answer = calculate(expression)
+                answer = shown(evaluate(expression))
             except ValueError:
                 continue
             return {"question": f"{expression}=", "answer": answer, "expression": expression}
@@ -96,71 +79,10 @@ class Calculator:
         if call is None:
             return StepResult(done=True)
         try:
-            result = calculate(call.group(1))
+            result = shown(evaluate(call.group(1)))
         except ValueError as error:
             result = f"error: {error}"
         return StepResult(f"{result}\n")
-
-
-def calculate(expression: str) -> str:
-    """The value of an arithmetic expression of numbers, + - * / // % ** and parentheses, to 6 decimals.
-
-    Nothing is executed: the expression is parsed, and only numbers and these operators are followed. Length,
-    size of the numbers and exponents are bounded, so every call is quick.
-
-    Raises:
-        ValueError: not such an expression, too long or too large, or division by zero; says which.
-    """
-    if len(expression) > MAX_EXPRESSION:
-        raise ValueError(f"longer than {MAX_EXPRESSION} characters")
-    if not _CHARACTERS.fullmatch(expression):
-        raise ValueError("not arithmetic")
-    try:
-        tree = ast.parse(expression.strip(), mode="eval")
-        return _shown(_value(tree.body, expression.strip()))
-    except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError("not arithmetic") from None
-    except ZeroDivisionError:
-        raise ValueError("division by zero") from None
-
-
-def _value(node: ast.expr, source: str) -> Fraction:
-    match node:
-        case ast.Constant(value=int() | float()):
-            # From the source text: 0.1 is a tenth, not the nearest binary fraction.
-            return _bounded(Fraction(ast.get_source_segment(source, node) or ""))
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, source)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, source)
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_value(left, source), _value(right, source))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(_BINARY[type(op)](_value(left, source), _value(right, source)))
-    raise ValueError("not arithmetic")
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1:
-        raise ValueError("exponent is not whole")
-    size = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(exponent.numerator) * size > MAX_BITS:  # before it is worked out
-        raise ValueError("too large")
-    return Fraction(base**exponent.numerator)
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise ValueError("too large")
-    return value
-
-
-def _shown(value: Fraction) -> str:
-    if value.denominator == 1:
-        return str(value.numerator)
-    millionths = round(value * 10**6)
-    digits = f"{abs(millionths) // 10**6}.{abs(millionths) % 10**6:06d}".rstrip("0").rstrip(".")
-    return f"-{digits}" if millionths < 0 else digits
 
 
 def _operand(rng: random.Random, options: Mapping[str, Any]) -> str:
