@@ -10,8 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-
-RESUME_HINT = "add --resume to the same command to go on from the last checkpoint"
+from rl_trainer.stopping import RESUME_HINT
 
 
 def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:

@@ -14,28 +14,38 @@ are cut off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rl_api import CheckpointStatus, RunSpec
-from rl_api.errors import CheckpointError
-from rl_trainer.channel.buffer import Buffer
+from rl_api.errors import InvalidConfig
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore
 from rl_trainer.checkpoint_state import pack_groups, unpack_groups
 from rl_trainer.counters import Counters
-from rl_trainer.learner.actor import Learners
-from rl_trainer.model.folder import write_folder
+from rl_trainer.inputs import heldout_count
 from rl_trainer.report.metrics import MetricsWriter
 from rl_trainer.run_folder import RunFolder
 
-# What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream or another batch.
-_FIXED = ("seed", "model", "task", "algorithm.group_size", "algorithm.prompts_per_step")
+if TYPE_CHECKING:  # these import torch
+    from rl_trainer.channel.buffer import Buffer
+    from rl_trainer.learner.actor import Learners
+
+# What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
+# or other weight versions.
+_FIXED = (
+    "seed",
+    "model",
+    *(f"task.{name}" for name in ("environment", "name", "args", "file", "promptField", "answerField")),
+    *(f"task.{name}" for name in ("promptTemplate", "answerTemplate", "systemPrompt")),
+    "algorithm.groupSize",
+    "algorithm.promptsPerStep",
+    "weightSync.everySteps",
+)
 
 
 class Checkpoints:
@@ -52,7 +62,8 @@ class Checkpoints:
         """The newest good checkpoint; damaged ones are passed over, with a warning each.
 
         Raises:
-            CheckpointError: it belongs to another run.
+            CheckpointError: none can be used.
+            InvalidConfig: it belongs to another run.
         """
         remote = self.store.fetch(self.remote) if self.remote is not None else None
         for sentence in remote.skipped if remote is not None else ():
@@ -62,12 +73,12 @@ class Checkpoints:
             return None
         for sentence in found.skipped:
             warn(sentence)
-        saved = found.metadata["fixed"]
-        for name, value in self._fixed().items():
-            if saved.get(name) != value:
-                raise CheckpointError(
-                    f"spec.{name}: the checkpoint at step {found.step} was made with {saved.get(name)}, found {value}; "
-                    "resume with the value the run had, or start anew with --overwrite"
+        saved, now = found.metadata["fixed"], self._fixed()
+        for name in sorted(saved.keys() | now.keys()):
+            if saved.get(name) != now.get(name):
+                raise InvalidConfig(
+                    f"spec.{name}: found {now.get(name)}, but the checkpoint of step {found.step} was made with "
+                    f"{saved.get(name)}; resume with the value the run had, or start anew with --overwrite"
                 )
         return found
 
@@ -131,19 +142,31 @@ class Checkpoints:
         _write_model(weights, model_folder, target)
 
     def _fixed(self) -> dict[str, Any]:
-        document = self.spec.model_dump(mode="json")
+        """Path in spec -> value, for all that is fixed."""
+        document = self.spec.model_dump(mode="json", by_alias=True)
         found: dict[str, Any] = {}
         for name in _FIXED:
             value: Any = document
             for part in name.split("."):
                 value = value[part]
-            found[name] = value
-        # How often to look does not change what is learned.
-        found["task"] = {key: value for key, value in found["task"].items() if key != "evaluation"}
-        return found
+            found.update(_leaves(name, value))
+        # They are taken out of the prompts that are trained on.
+        return found | {"task.evaluation.samples": heldout_count(self.spec)}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}", part)
+    else:
+        yield path, value
 
 
 def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Path) -> None:
+    import torch
+
+    from rl_trainer.model.folder import write_folder
+
     write_folder({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, source, target)
 
 
@@ -151,4 +174,3 @@ def _write_tensors(tensors: dict[str, npt.NDArray[Any]], target: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file(tensors, target)
-

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_api.cli import add_validate_parser, run_validate
-from rl_api.errors import Interrupted, RLTrainError
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_trainer.stopping import RESUME_HINT, StopRequest
 
 EXAMPLES = """examples:
   rltrain run examples/quickstart.yaml
@@ -21,25 +22,31 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 2 wrong input, 130 interrupted with a checkpoint, else 1."""
+    """Entry point; returns the exit status: 0 done, 2 wrong input, 130 or 143 stopped by a signal, else 1."""
     args = _parser().parse_args(arguments)
     try:
         return int(args.command(args))
-    except Interrupted as error:
-        print(f"rltrain: {error}", file=sys.stderr)
-        return error.exit_code
     except RLTrainError as error:
-        if args.debug:
+        if args.debug and error.exit_code == 1:
             traceback.print_exc()
-        print(f"rltrain: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("rltrain: stopped at once; add --resume to go on from the last checkpoint", file=sys.stderr)
-        return 130
+        return _say(str(error), error.exit_code)
+    except KeyboardInterrupt as error:
+        return _say(f"stopped at once; {RESUME_HINT}", getattr(error, "exit_code", 130))
     except BrokenPipeError:
         # Whoever read our output has left, for instance `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if args.debug:
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _say(f"unexpected error: {text:.300}; --debug shows where it comes from", 1)
+
+
+def _say(sentences: str, status: int) -> int:
+    for sentence in sentences.splitlines():
+        print(f"rltrain: {sentence}", file=sys.stderr)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on from the newest good checkpoint in the run folder; start anew when there is none",
     )
-    run.add_argument("--overwrite", action="store_true", help="remove an earlier run from the run folder first")
+    run.add_argument(
+        "--overwrite", action="store_true", help="remove an earlier run from the run folder first"
+    )
     run.set_defaults(command=_run)
 
     validate = add_validate_parser(commands)
@@ -100,15 +109,15 @@ def _run(args: argparse.Namespace) -> int:
         from rl_api.errors import InvalidConfig
 
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
-    # Only now: importing torch and Ray takes seconds, and a mistake in the file should not.
+    # Only now: importing Ray takes seconds, and a mistake in the file should not.
     from rl_trainer.console import Console
     from rl_trainer.run_folder import RunFolder
-    from rl_trainer.stopping import StopRequest
 
     search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
     out = args.out or Path("runs") / run.name
     spec = run.spec
     with (
+        StopRequest() as stop,
         RunFolder(out, resume=args.resume, overwrite=args.overwrite, search=search) as folder,
         Console(
             run.name,
@@ -117,16 +126,17 @@ def _run(args: argparse.Namespace) -> int:
             buffer_capacity=spec.buffer.capacity,
         ) as console,
     ):
-        console.phase("starting")
         from rl_trainer.driver import train
 
-        stop = StopRequest()
         try:
             train(run, folder, console, stop, debug=args.debug)
-        except Interrupted as error:
-            console.close()
-            print(f"rltrain: {error}", file=sys.stderr)
-            return stop.exit_code
+        except (ActorDied, DeadlineExceeded) as error:
+            if not stop.requested:
+                raise
+            # A signal to the process group, as `timeout` sends it, ends Ray as well.
+            raise stop.interrupted(
+                f"stopped before the step's checkpoint could be written, as Ray was stopped too; {RESUME_HINT}"
+            ) from error
     return 0
 
 

@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_api import Progress, RunSpec
-from rl_trainer.channel.buffer import Batch
-from rl_trainer.learner.advantages import AdvantageStats
-from rl_trainer.learner.learner import UpdateResult
 from rl_trainer.report.metrics import NAN, StepRecord
 from rl_trainer.report.step_times import step_times
 from rl_trainer.report.timeline import Span
 from rl_trainer.stopping import MEAN_REWARD_STEPS
+
+if TYPE_CHECKING:
+    from rl_trainer.channel.buffer import Batch
+    from rl_trainer.learner.advantages import AdvantageStats
+    from rl_trainer.learner.learner import UpdateResult
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from rl_api import RLTrainingRun
-from rl_api.errors import Interrupted
-from rl_trainer.actors import RESUME_HINT
 from rl_trainer.console import Console
 from rl_trainer.learner.advantages import group_advantages
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.session import Session
-from rl_trainer.stopping import StopRequest, check_divergence
+from rl_trainer.stopping import RESUME_HINT, StopRequest, check_divergence
 from rl_trainer.warm_start import warm_start
 
 
@@ -35,11 +33,11 @@ def train(
     """
     algorithm = run.spec.algorithm
     with Session(run, folder, console, debug=debug) as session:
-        stop.listen()
         if not session.resumed:
-            warm_start(session, stop)
+            warm_start(session)
             session.begin()
         session.publish()
+        stop.begin(console.message)
 
         reason = session.stop_reason()
         while reason is None and not stop.requested:
@@ -60,7 +58,7 @@ def train(
 
         session.checkpoint()
         if reason is None:
-            raise Interrupted(
+            raise stop.interrupted(
                 f"stopped at step {session.counters.step} of {run.spec.stop.max_steps}, checkpoint written; {RESUME_HINT}"
             )
         return session.finish(reason)

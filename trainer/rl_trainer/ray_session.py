@@ -2,54 +2,230 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from rl_api.errors import DeadlineExceeded
+import psutil  # type: ignore[import-untyped]
 
-# Read by Ray when it is imported or started: no usage reports, no advice on standard error.
-_QUIET = {
+from rl_api.errors import DeadlineExceeded, InvalidConfig, RLTrainError
+
+# How long RAY_ADDRESS may refuse connections: a head that is just starting gets there in this time.
+JOIN_SECONDS = 10.0
+# How long Ray may take to start here.
+START_SECONDS = 120.0
+# Read by Ray when it is imported or started: no usage reports, no advice on standard error, and a head node that
+# does not answer, or no more, is given up within seconds instead of minutes.
+_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_gcs_server_port_wait_time_s": "1",
+    "RAY_py_gcs_connect_timeout_s": "15",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+    "RAY_agent_register_timeout_ms": f"{START_SECONDS * 1000:.0f}",
 }
+# Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
+# machine uses none of them, and together they take as much of its start as torch does.
+_NEEDLESS = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextmanager
-def ray_session(cpus: float, *, debug: bool = False) -> Iterator[None]:
+def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     """Joins the cluster at RAY_ADDRESS, or starts Ray on this machine for the length of the block.
+
+    Inside another session, or where the program has initialised Ray itself, it uses that Ray and leaves it running.
 
     Args:
         cpus: CPU cores that the run's actors ask for. A local Ray offers at least as many: on a small machine
             they share cores instead of waiting for ones that never come.
         debug: show Ray's own log lines.
 
+    Yields:
+        Whether Ray ends with the block, and every actor with it.
+
     Raises:
-        DeadlineExceeded: no cluster answers at RAY_ADDRESS.
+        InvalidConfig: RAY_ADDRESS is no address.
+        DeadlineExceeded: no cluster answers there, or Ray does not come up here.
     """
-    for name, value in _QUIET.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
 
-    level = logging.INFO if debug else logging.ERROR
-    address = os.environ.get("RAY_ADDRESS")
-    options = {"log_to_driver": debug, "logging_level": level, "configure_logging": True}
+    if ray.is_initialized():
+        yield False
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    address = os.environ.get("RAY_ADDRESS", "").strip()
     try:
-        if address:
-            ray.init(address=address, **options)
+        if address in ("", "local"):
+            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug)
         else:
-            cores = os.cpu_count() or 1
-            ray.init(num_cpus=max(cores, math.ceil(cpus)), include_dashboard=False, **options)
-    except (ConnectionError, TimeoutError) as error:
+            _join(address, debug)
+    except SystemExit:
+        # Ray's own handler of SIGTERM: it was there meanwhile.
+        if callable(handler):
+            handler(signal.SIGTERM, None)
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    try:
+        yield address in ("", "local")
+    finally:
+        ray.shutdown()
+
+
+def _start(cpus: int, debug: bool) -> None:
+    import ray
+
+    before = _children()
+    try:
+        with _muted(debug), _patient(), contextlib.nullcontext() if debug else _only_needed_processes():
+            # "local": never a cluster that somebody else has started on this machine.
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
+    except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
+        ray.shutdown()
+        for process in _children() - before:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         raise DeadlineExceeded(
-            f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}); start one or unset RAY_ADDRESS"
+            f"starting Ray on this machine: {_first_line(error)}; stop other programs if it is overloaded, look "
+            "for free space in /tmp and /dev/shm, then try again (--debug shows Ray's own lines)"
         ) from error
+
+
+def _join(address: str, debug: bool) -> None:
+    import ray
+
+    if address != "auto":
+        _probe(address)
+    try:
+        with _muted(debug):
+            ray.init(address=address, **_options(debug))
+    except Exception as error:
+        raise _unreachable(address, _first_line(error)) from error
+
+
+def _probe(address: str) -> None:
+    """Whether anything listens there at all: Ray itself would try for minutes, and loudly."""
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.partition("/")[0].rpartition(":")
+    host = host.strip("[]")
+    if scheme not in ("", "ray") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidConfig(
+            f"RAY_ADDRESS: found {address}, allowed: host:port (such as head:6379), ray://host:port, auto, or nothing to "
+            "start Ray on this machine"
+        )
+    deadline = time.monotonic() + JOIN_SECONDS
+    while True:
+        try:
+            with socket.create_connection((host, int(port)), timeout=max(1.0, deadline - time.monotonic())):
+                return
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or time.monotonic() > deadline:
+                raise _unreachable(address, error.strerror or "no answer") from None
+            time.sleep(0.5)
+
+
+def _unreachable(address: str, why: str) -> RLTrainError:
+    return DeadlineExceeded(
+        f"RAY_ADDRESS={address}: no Ray cluster could be joined there ({why}); start one, correct the address, or unset "
+        "RAY_ADDRESS to start Ray on this machine"
+    )
+
+
+def _options(debug: bool) -> dict[str, Any]:
+    level = logging.INFO if debug else logging.CRITICAL
+    return {"log_to_driver": debug, "logging_level": level, "configure_logging": True}
+
+
+@contextmanager
+def _muted(debug: bool) -> Iterator[None]:
+    """Ray's C++ part writes to file descriptor 2 whatever the log level: what it says there, we say in a sentence."""
+    if debug:
+        yield
+        return
+    kept = os.dup(2)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silent, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(silent)
+
+
+@contextmanager
+def _only_needed_processes() -> Iterator[None]:
+    """Ray has no setting that leaves these processes out, so the methods that start them do nothing meanwhile."""
+    from ray._private.node import Node
+
+    with contextlib.ExitStack() as stack:
+        for name in _NEEDLESS:
+            stack.enter_context(_replaced(Node, name, lambda _: lambda *_, **__: None))
+        yield
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Ray gives its node 30 seconds to appear, fixed in its code: too few on a machine under load."""
+    from ray._private import services
+
+    deadline = time.monotonic() + START_SECONDS
+
+    def patient(look: Callable[..., Any]) -> Callable[..., Any]:
+        def get_node(*arguments: Any) -> Any:
+            while True:
+                try:
+                    return look(*arguments)
+                except RuntimeError:
+                    if not _raylet_lives() or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+
+        return get_node
+
+    with _replaced(services, "get_node", patient):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`owner.name` becomes `make(owner.name)` for the length of the block; nothing happens where there is none."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, make(original))
     try:
         yield
     finally:
-        ray.shutdown()
+        setattr(owner, name, original)
+
+
+def _raylet_lives() -> bool:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -13,6 +13,7 @@ import yaml
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
 
+_LOCK = ".lock"
 # Everything a run writes; `--overwrite` removes these and nothing else.
 _OWN = (
     "checkpoints",
@@ -54,34 +55,57 @@ class RunFolder:
         self.path = path.resolve()
         self.resume = resume
         self.search = search
+        ours = (path / _LOCK).exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
+            self._lock = (path / _LOCK).open("a+")
+            self._claim(path)
         except OSError as error:
             raise CheckpointError(
                 f"--out {path}: the run folder cannot be written ({error.strerror})"
             ) from error
         try:
+            self._make_room(path, ours, overwrite)
+        except BaseException:
+            self.close()
+            raise
+
+    def _claim(self, path: Path) -> None:
+        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "unknown"
             self._lock.close()
             raise RunFolderBusy(
                 f"--out {path}: process {owner} is training in this run folder; choose another --out or stop it first"
             ) from None
+        except OSError:
+            pass  # a file system without locks: nothing to be known there
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+
+    def _make_room(self, path: Path, ours: bool, overwrite: bool) -> None:
+        there = [name for name in _OWN if (path / name).exists()]
         if overwrite:
+            if there and not ours:
+                raise RunFolderBusy(
+                    f"--overwrite: {path} holds {', '.join(there)}, but no run of rltrain; choose another --out"
+                )
             self._clear()
-        elif not resume and (path / "metrics.jsonl").exists():
-            self.close()
+        elif not self.resume and self._holds_a_run(path):
             raise RunFolderBusy(
                 f"--out {path}: this folder holds an earlier run; add --resume to go on with it, --overwrite to "
                 "start anew, or choose another --out"
             )
+
+    @staticmethod
+    def _holds_a_run(path: Path) -> bool:
+        """Whether there is something to lose: a run that failed before its first step left nothing."""
+        metrics = path / "metrics.jsonl"
+        return (metrics.exists() and metrics.stat().st_size > 0) or any(path.glob("checkpoints/step-*"))
 
     @property
     def checkpoints(self) -> Path:

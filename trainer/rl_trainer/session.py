@@ -5,29 +5,27 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import ray
 
 from rl_api import CheckpointStatus, RLTrainingRun
-from rl_api.errors import ModelError, RLTrainError
+from rl_api.errors import RLTrainError
 from rl_trainer.channel.buffer import Batch, Buffer
 from rl_trainer.channel.state import BufferConfig
 from rl_trainer.checkpointing import Checkpoints
 from rl_trainer.console import Console
-from rl_trainer.learner.actor import Learners
-from rl_trainer.learner.advantages import AdvantageStats
-from rl_trainer.learner.learner import UpdateResult
-from rl_trainer.model.loader import resolve_model
-from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.counters import Counters, step_record
+from rl_trainer.inputs import load_inputs
 from rl_trainer.placement.bundles import bundles, check_supported
 from rl_trainer.placement.groups import reserve
-from rl_trainer.counters import Counters, step_record
 from rl_trainer.ray_session import ray_session
 from rl_trainer.report.examples import Example, read_examples, write_examples
 from rl_trainer.report.metrics import MetricsWriter
@@ -35,11 +33,13 @@ from rl_trainer.report.page import write_report
 from rl_trainer.report.summary import write_summary
 from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
 from rl_trainer.run_folder import RunFolder
-from rl_trainer.sampler.actor import Answer, heldout_count
-from rl_trainer.sampler.samplers import Samplers
 from rl_trainer.status_server import StatusServer
 from rl_trainer.stopping import stop_reason
-from rl_trainer.tasks import load_task
+
+if TYPE_CHECKING:
+    from rl_trainer.learner.advantages import AdvantageStats
+    from rl_trainer.learner.learner import UpdateResult
+    from rl_trainer.sampler.actor import Answer
 
 # No batch for this long: samplers hang.
 STALL_SECONDS = 3600.0
@@ -81,7 +81,8 @@ class Session:
             self.timeline.write(self.spans.drain())
             write_report(self.folder.path)
         except RLTrainError as problem:
-            self.console.warning(str(problem))
+            if error is None:  # else that says why: the same disk is full
+                self.console.warning(str(problem))
         finally:
             self._stack.close()
 
@@ -90,23 +91,52 @@ class Session:
         check_supported(spec)
         self.checkpoints = Checkpoints(spec, self.folder)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
-        self.console.phase("starting Ray")
-        cpus = sum(bundle.cpus for bundle in bundles(spec))
-        self._stack.enter_context(ray_session(cpus, debug=self.debug))
-        if checkpoint is not None:
-            model = checkpoint.file("model")
-        else:
-            source = spec.model
-            model = resolve_model(
-                source.source, self.folder.path / "model", source.tiny, spec.seed, source.revision
+        self.server = self._stack.enter_context(
+            StatusServer(
+                self.run.name,
+                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
+                port=spec.server.port,
+                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
+                on_checkpoint=self._checkpoint_wanted.set,
             )
-        self.model_folder = model
+        )
+        self._launch(checkpoint.file("model") if checkpoint is not None else None)
+        self.metrics = self._stack.enter_context(MetricsWriter(self.folder.path))
+        self.timeline = self._stack.enter_context(TimelineWriter(self.folder.path))
+        if checkpoint is not None:
+            self.counters = self.checkpoints.restore(checkpoint, self.learners, self.buffer, self.metrics)
+            self.resumed = True
+            self.counters.resumed_from = self.counters.step
+            self.metrics.event("resumed", step=self.counters.step)
+            self.console.message(f"resumed from step {self.counters.step}")
+        elif self.folder.resume:
+            self.metrics.truncate(0)
+            self.console.message("no checkpoint to resume from: the run starts at step 0")
+        self.folder.write_run(self.run)
+        self.console.message(f"status at {self.server.url}/status")
+        self._start_clock()
+
+    def _launch(self, model: Path | None) -> None:
+        """Starts Ray and the actors, while another thread imports torch and finds model and task."""
+        spec, search = self.spec, self.folder.search
+        self.console.phase("starting Ray, loading model and task")
+        with ThreadPoolExecutor(1) as thread:
+            loading = thread.submit(load_inputs, spec, self.folder.path / "model", search, model)
+            cpus = sum(bundle.cpus for bundle in bundles(spec))
+            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug))
+            inputs = loading.result()
+        self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
+        self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout
+        # Only now: these import torch.
+        from rl_trainer.learner.actor import Learners
+        from rl_trainer.sampler.samplers import Samplers
+
         self.console.phase("reserving actors")
         gpus = ray.cluster_resources().get("GPU", 0.0)
         reservation = reserve(bundles(spec, gpus), spec.placement.strategy, spec.placement.timeout.seconds)
-        self._stack.callback(reservation.release)
-
-        self.console.phase("loading model and task")
+        if not own_ray:  # else they end with Ray, also where it does not answer any more
+            self._stack.callback(reservation.release)
+        self.console.phase("starting actors")
         self.buffer = Buffer.create(
             BufferConfig(
                 groups_per_step=spec.algorithm.prompts_per_step,
@@ -120,41 +150,11 @@ class Session:
             **reservation.options("buffer"),
         )
         self.learners = Learners.launch(spec, reservation)
-        search = self.folder.search
-        self.samplers = Samplers(spec, model, self.buffer, reservation, search, self.console.warning)
-        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
-        self.tokenizer = load_tokenizer(model)
-        if not self.tokenizer.stop_ids:
-            raise ModelError(f"model folder {model}: no end-of-text token is configured, so no answer could ever end")
-        self.stop_token = min(self.tokenizer.stop_ids)
-        self.heldout_prompts = self.task.heldout()
-        self.learners.start(model)
-        self.samplers.wait_ready()
-
-        self.metrics = self._stack.enter_context(MetricsWriter(self.folder.path))
-        self.timeline = self._stack.enter_context(TimelineWriter(self.folder.path))
-        if checkpoint is not None:
-            self.counters = self.checkpoints.restore(checkpoint, self.learners, self.buffer, self.metrics)
-            self.resumed = True
-            self.counters.resumed_from = self.counters.step
-            self.metrics.event("resumed", step=self.counters.step)
-            self.console.message(f"resumed from step {self.counters.step}")
-        elif self.folder.resume:
-            self.metrics.truncate(0)
-            self.console.message("no checkpoint to resume from: the run starts at step 0")
-        self.folder.write_run(self.run)
-        self.server = self._stack.enter_context(
-            StatusServer(
-                self.run.name,
-                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
-                port=spec.server.port,
-                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
-                on_checkpoint=self._checkpoint_wanted.set,
-            )
+        self.samplers = Samplers(
+            spec, self.model_folder, self.buffer, reservation, search, self.console.warning
         )
-        self.console.message(f"status at {self.server.url}/status")
-        self.counters.start_clock()
-        self._step_ended = time.monotonic()
+        self.learners.start(self.model_folder)
+        self.samplers.wait_ready()
 
     # -- the loop's verbs ------------------------------------------------------------------------------------------
 
@@ -166,8 +166,9 @@ class Session:
             self._publish_weights()
             self._evaluate()
             self.metrics.event("evaluation", step=0, score=self.counters.heldout)
-        self.counters.start_clock()
-        self._step_ended = time.monotonic()
+        if self.spec.warm_start is not None and self.spec.checkpoint is not None:
+            self.checkpoint()  # or all of the warm start would be lost with the first steps
+        self._start_clock()
 
     def next_batch(self) -> Batch:
         """The next batch of scored groups, as the admission rule lets it be."""
@@ -300,6 +301,10 @@ class Session:
             self.metrics.event("note", step=self.counters.step, text=current[name])
         self._alarms = set(current)
 
+    def _start_clock(self) -> None:
+        self.counters.start_clock()
+        self._step_ended = time.monotonic()
+
     def _publish_weights(self) -> None:
         """Puts the learners' weights into the object store under their version, once per version."""
         version = self.counters.step // self.spec.weight_sync.every_steps
@@ -328,7 +333,8 @@ class Session:
         """The first evaluation's answers are `before`; every later one's are `after`."""
         if self.counters.step == 0:
             examples = [
-                Example(prompt=a.prompt, expected=a.expected, before=a.text, before_right=a.exact) for a in answers
+                Example(prompt=a.prompt, expected=a.expected, before=a.text, before_right=a.exact)
+                for a in answers
             ]
         else:
             after = {a.prompt: a for a in answers}
@@ -338,4 +344,3 @@ class Session:
                 if one.prompt in after
             ]
         write_examples(self.folder.path, examples)
-

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
 
 from rl_api import StopSpec
-from rl_api.errors import TrainingDiverged
+from rl_api.errors import Interrupted, TrainingDiverged
 
+RESUME_HINT = "add --resume to the same command to go on from the last checkpoint"
 MEAN_REWARD_STEPS = 10
 SKIPPED_IN_A_ROW = 3
 
@@ -62,13 +64,27 @@ def check_divergence(skipped_in_a_row: int) -> None:
         )
 
 
+class StopNow(KeyboardInterrupt):
+    """Raised by a signal that ends the run at once."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("stopped at once")
+        self.exit_code = exit_code
+
+
 class StopRequest:
-    """Ctrl-C and SIGTERM: the first asks for a stop after the step under way, the second stops at once."""
+    """Ctrl-C and SIGTERM.
+
+    While a run starts, the first signal ends it (`StopNow`): there is nothing to keep yet. Once it is under way (`begin`),
+    the first asks for a stop after the step at hand, and the second ends the run at once.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._announce: Callable[[str], None] | None = None
+        self._previous: dict[signal.Signals, Any] = {}
         self.signal: signal.Signals | None = None
-        self._previous: dict[signal.Signals, object] = {}
+        self._patient = False
 
     @property
     def requested(self) -> bool:
@@ -86,18 +102,57 @@ class StopRequest:
         self._event.set()
 
     def listen(self) -> None:
-        """Takes over SIGINT and SIGTERM; main thread only. Ray installs handlers of its own, so call it after Ray."""
+        """Takes over SIGINT and SIGTERM, where that can be done: in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous.setdefault(number, signal.getsignal(number))
-            signal.signal(number, self._handle)
+            handler = signal.getsignal(number)
+            # Bound methods are equal, not identical, to one another. What is ignored (nohup) stays ignored.
+            if handler != self._handle and handler is not signal.SIG_IGN:
+                self._previous.setdefault(number, handler)
+                signal.signal(number, self._handle)
 
-    def ignore_further(self) -> None:
+    def begin(self, announce: Callable[[str], None]) -> None:
+        """The run is under way: from now on the first signal waits for a checkpoint. `announce` is told of it."""
+        self.listen()
+        self._patient = True
+        self._announce = announce
+        # A signal handler must not print: it may have interrupted a line that is being printed.
+        threading.Thread(target=self._tell, name="stop request", daemon=True).start()
+
+    def interrupted(self, text: str) -> Interrupted:
+        """The error to end with: `text` for people, the signal's exit code for the shell."""
+        error = Interrupted(text)
+        error.exit_code = self.exit_code
+        return error
+
+    def release(self) -> None:
         """Gives the signals back to who had them."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
         self._previous.clear()
+        self._announce = None
+        self._event.set()
+
+    def __enter__(self) -> StopRequest:
+        self.listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _tell(self) -> None:
+        self._event.wait()
+        announce, number = self._announce, self.signal
+        if announce is not None and number is not None:
+            again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
+            announce(f"{number.name}: stopping after this step, with a checkpoint ({again} stops at once)")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.request(signal.Signals(number))
+        at_once = self.requested or not self._patient
+        self.signal = self.signal or signal.Signals(number)
+        if at_once:
+            raise StopNow(self.exit_code)
+        self._event.set()

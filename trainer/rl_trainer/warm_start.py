@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_trainer.learner.batch import Sample
 from rl_trainer.model.tokenizer import Tokenizer
-from rl_trainer.sampler.rollout import encode_prompt
-from rl_trainer.stopping import StopRequest
 from rl_trainer.tasks import Prompt, Task
 
 if TYPE_CHECKING:
+    from rl_trainer.learner.batch import Sample
     from rl_trainer.session import Session
 
 # Far from every prompt that reinforcement learning will see of an endless task.
@@ -20,7 +18,7 @@ FIRST_INDEX = 1_000_000_000
 SCORE_EVERY = 5
 
 
-def warm_start(session: Session, stop: StopRequest) -> None:
+def warm_start(session: Session) -> None:
     """Trains on solutions for `warmStart.maxSteps` steps, or until `untilScore` is reached."""
     spec = session.spec.warm_start
     if spec is None:
@@ -45,7 +43,7 @@ def warm_start(session: Session, stop: StopRequest) -> None:
             score = session.sampled_score(label=step)
         session.console.warm_start(step, spec.max_steps, loss, score)
         session.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
-        if (spec.until_score is not None and score is not None and score >= spec.until_score) or stop.requested:
+        if spec.until_score is not None and score is not None and score >= spec.until_score:
             return
 
 
@@ -56,6 +54,9 @@ def solution_sample(
 
     The stop token follows every trained segment: the model ends its turn there.
     """
+    from rl_trainer.learner.batch import Sample  # torch: not while Ray starts
+    from rl_trainer.sampler.rollout import encode_prompt
+
     environment = task.environment(prompt)
     opening = environment.reset() if environment else prompt.content
     tokens = encode_prompt(tokenizer, opening, system_prompt)

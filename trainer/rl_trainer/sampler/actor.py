@@ -23,6 +23,7 @@ from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.channel.buffer import Acquired, Buffer
 from rl_trainer.channel.payload import pack_group
 from rl_trainer.channel.state import GroupMeta, Ticket
+from rl_trainer.inputs import heldout_count
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.report.timeline import SpanRecorder
 from rl_trainer.sampler.engine import SamplingParams, create_engine
@@ -34,8 +35,6 @@ from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 POLL_SECONDS = 5.0
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
-# Held-out prompts of a run that has no evaluation, but a score at which its warm start ends.
-UNTIL_SCORE_SAMPLES = 64
 
 
 def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
@@ -53,13 +52,6 @@ def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
             )
         found.add(ids[0])
     return frozenset(found)
-
-
-def heldout_count(spec: RunSpec) -> int:
-    """Prompts kept out of training: for evaluation, and for `warmStart.untilScore`."""
-    if spec.task.evaluation is not None:
-        return spec.task.evaluation.samples
-    return UNTIL_SCORE_SAMPLES if spec.warm_start and spec.warm_start.until_score is not None else 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,9 @@ class SamplerActor:
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
         self._sampling = False
-        self._loaded: int | None = None  # version of the published weights in the engine; None: the model folder's
+        self._loaded: int | None = (
+            None  # version of the published weights in the engine; None: the model folder's
+        )
         self._busy_since: float | None = None
         self._score_seconds = 0.0
 
@@ -217,7 +211,9 @@ class SamplerActor:
         return max(0, -(-free // self.spec.algorithm.group_size))
 
     def _acquire(self, groups: int) -> Future[Acquired]:
-        reference = self.buffer.acquire_ref(self.rank, groups, POLL_SECONDS, -1 if self._loaded is None else self._loaded)
+        reference = self.buffer.acquire_ref(
+            self.rank, groups, POLL_SECONDS, -1 if self._loaded is None else self._loaded
+        )
         future: Future[Acquired] = reference.future()
         future.add_done_callback(lambda _: self._wake.set())
         return future

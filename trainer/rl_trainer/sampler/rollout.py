@@ -1,8 +1,8 @@
 """Rollouts: from a ticket to a scored group, on any engine. No Ray here: the sampler actor carries it.
 
 A group is one prompt and its members. Every member is a `Trajectory` that grows by turns: the engine continues it,
-an environment (if the task has one) answers, and the answer's tokens are appended unsampled. Token ids are only ever appended,
-never decoded and tokenised again.
+an environment (if the task has one) answers, and the answer's tokens are appended unsampled. Token ids are only ever
+appended, never decoded and tokenised again.
 """
 
 from __future__ import annotations

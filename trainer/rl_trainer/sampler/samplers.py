@@ -11,10 +11,11 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
-from rl_trainer.actors import RESUME_HINT, answer, answers
+from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import Buffer
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.sampler.actor import Answer, SamplerActor
+from rl_trainer.stopping import RESUME_HINT
 from rl_trainer.tasks import Prompt
 from rl_trainer.weights.payload import WeightsPayload
 
@@ -79,7 +80,9 @@ class Samplers:
                 self._restarts = 0
                 return answer(call, actor, phase, 60.0)
             if not done:
-                raise DeadlineExceeded(f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}")
+                raise DeadlineExceeded(
+                    f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}"
+                )
             for rank in [rank for rank, run in self._runs.items() if run in done]:
                 try:
                     answer(self._runs[rank], f"sampler {rank}", "sampling", 60.0)
@@ -99,7 +102,9 @@ class Samplers:
         ranks = len(self.actors)
 
         def ask(rank: int) -> ray.ObjectRef[list[Answer]]:
-            return self.actors[rank].evaluate.remote(  # type: ignore[no-any-return]
+            return self.actors[
+                rank
+            ].evaluate.remote(  # type: ignore[no-any-return]
                 list(prompts[rank::ranks]),
                 weights,
                 version,
@@ -139,7 +144,9 @@ class Samplers:
                 f"{error}; samplers died {self._restarts} times without a batch in between (retry.limit is {limit})"
             ) from error
         lost = self._buffer.release(rank)
-        self._warn(f"sampler {rank} died and was replaced; its {len(lost)} unfinished groups are sampled again")
+        self._warn(
+            f"sampler {rank} died and was replaced; its {len(lost)} unfinished groups are sampled again"
+        )
         self.actors[rank] = self._launch(rank)
         self._runs[rank] = self.actors[rank].run.remote()
         if self.begun:
