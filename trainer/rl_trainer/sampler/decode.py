@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from rl_trainer.model.decoder import Block, Decoder
 from rl_trainer.model.layers import rotate
+from rl_trainer.sampler.attention import make_attention
 from rl_trainer.sampler.kv_cache import KVCache, round_up
 
 
@@ -29,11 +30,24 @@ class _Buffers:
     normed: torch.Tensor  # [n, H]
     scale: torch.Tensor  # [n, 1]
     qkv: torch.Tensor  # [n, (heads + 2 kv_heads) D]
-    query: torch.Tensor  # [n kv_heads, groups, D]
-    context: torch.Tensor  # [n kv_heads, groups, D]
+    query: torch.Tensor  # [n, heads, D]
+    key: torch.Tensor  # [n, kv_heads, D]
     gate_up: torch.Tensor  # [n, 2 I]
     inner: torch.Tensor  # [n, I]
     logits: torch.Tensor  # [n, V]
+
+
+@dataclass
+class _Place:
+    """Where this step's tokens stand: the same for all layers."""
+
+    n: int
+    length: int
+    query_rotations: torch.Tensor  # complex [n, heads, D / 2], with the factor 1 / sqrt(D) of the scores
+    key_rotations: torch.Tensor  # complex [n, kv_heads, D / 2]
+    key_columns: torch.Tensor  # int64 [n kv_heads D, 1], column of each new key element
+    value_rows: torch.Tensor  # int64 [n kv_heads], row of each new value
+    mask: torch.Tensor  # [n, 1, length], 0 up to a sequence's own position and minus infinity after it
 
 
 class DecodeStep:
@@ -47,73 +61,61 @@ class DecodeStep:
         self.dtype = decoder.embed.dtype
         # In float32 on a CPU the small operators have cheaper forms; elsewhere the plain ones are as good.
         self._in_place = self.device.type == "cpu" and self.dtype == torch.float32
-        # PyTorch's batched product of fewer multiplications per matrix than this takes yet another way of
-        # adding.
-        self._shortest = math.ceil(400 / (self.config.groups * self.config.head_dim))
+        self._attention = make_attention(self.config, self.device, self.dtype)
         self._buffers: dict[int, _Buffers] = {}
-        self._scores: dict[tuple[int, int], torch.Tensor] = {}
         self._epsilon = torch.tensor(self.config.norm_eps, device=self.device)
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Logits [n, V] after `tokens` int64 [n] at `positions` int64 [n] of slots 0..n-1; their keys and
-        values are stored.
+        """Logits [n, V] after `tokens` int64 [n] at `positions` int64 [n] of slots 0..n-1; their keys and values are stored.
 
-        n is a multiple of 16. `length` is above every position. The result is overwritten by the next call
-        with this n.
+        n is a multiple of 16. `length` is above every position. The result is overwritten by the next call with this n.
         """
-        n = tokens.shape[0]
-        length = round_up(max(length, self._shortest))
+        length = round_up(max(length, self._attention.shortest))
         self.cache.reserve(length)
-        config = self.config
-        buffers = self._buffers_for(n)
-        mask = self._mask(positions, n, length)
-        rows = self.cache.first_row[:n] + positions[:, None]
-        heads = config.heads + config.kv_heads
-        rotations = self.decoder.rotations(length).index_select(0, positions)[:, None]
-        rotations = rotations.expand(n, heads, config.head_dim // 2).contiguous()
+        buffers = self._buffers_for(tokens.shape[0])
+        place = self._place(positions, length)
         torch.index_select(self.decoder.embed.detach(), 0, tokens, out=buffers.stream)
         for index, layer in enumerate(self.decoder.layers):
-            self._layer(index, layer, buffers, rotations, rows, mask, length)  # type: ignore[arg-type]
+            self._layer(index, layer, buffers, place)  # type: ignore[arg-type]
         self._norm(buffers, self.decoder.norm)
         head = self.decoder.embed if self.decoder.head is None else self.decoder.head
         return torch.mm(buffers.normed, head.t(), out=buffers.logits)
 
-    def _layer(
-        self,
-        index: int,
-        layer: Block,
-        buffers: _Buffers,
-        rotations: torch.Tensor,
-        rows: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-    ) -> None:
-        config, cache = self.config, self.cache
-        n = rows.shape[0]
+    def _place(self, positions: torch.Tensor, length: int) -> _Place:
+        config, n = self.config, positions.shape[0]
+        heads, dim = config.kv_heads, config.head_dim
+        rotations = self.decoder.rotations(length).index_select(0, positions)[:, None]
+        rows = torch.arange(n * heads, device=self.device).view(n, heads) * self.cache.capacity
+        later = torch.arange(length, device=self.device) > positions[:, None]
+        mask = torch.zeros(n, length, dtype=self.dtype, device=self.device).masked_fill_(later, -torch.inf)
+        return _Place(
+            n=n,
+            length=length,
+            query_rotations=(rotations / math.sqrt(dim)).expand(n, config.heads, dim // 2).contiguous(),
+            key_rotations=rotations.expand(n, heads, dim // 2).contiguous(),
+            key_columns=positions[:, None].expand(n, heads * dim).reshape(-1, 1),
+            value_rows=(rows + positions[:, None]).view(-1),
+            mask=mask[:, None],
+        )
+
+    def _layer(self, index: int, layer: Block, buffers: _Buffers, place: _Place) -> None:
+        config, cache, n = self.config, self.cache, place.n
         self._norm(buffers, layer.attention_norm)
         _product(buffers.normed, layer.qkv_weight, layer.qkv_bias, buffers.qkv)
         heads = buffers.qkv.view(n, -1, config.head_dim)
-        turned = heads[:, : config.heads + config.kv_heads]
+        q, k, v = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            self._norm_heads(turned[:, : config.heads], layer.q_norm)
-            self._norm_heads(turned[:, config.heads :], layer.k_norm)
-        if self._in_place:
-            torch.view_as_complex(turned.unflatten(-1, (-1, 2))).mul_(rotations)
-        else:
-            turned.copy_(rotate(turned, rotations))
-        cache.rows[index].index_put_((rows,), heads[:, config.heads :])
-        buffers.query.view(n, config.heads, config.head_dim).copy_(heads[:, : config.heads])
+            self._norm_heads(q, layer.q_norm)
+            self._norm_heads(k, layer.k_norm)
+        self._rotate(q, place.query_rotations, buffers.query)
+        self._rotate(k, place.key_rotations, buffers.key)
+        used, dim = n * config.kv_heads, config.head_dim
+        columns = cache.keys[index][:used].view(used * dim, cache.capacity)
+        columns.scatter_(1, place.key_columns, buffers.key.view(-1, 1))
+        cache.values[index].view(-1, dim).index_copy_(0, place.value_rows, v.reshape(used, dim))
 
-        used = n * config.kv_heads
-        scores = self._scores_for(used, length)
-        keys = cache.keys[index][:used, :length].transpose(1, 2)
-        torch.baddbmm(mask, buffers.query, keys, alpha=1 / math.sqrt(config.head_dim), out=scores)
-        if self._in_place:
-            torch.softmax(scores, dim=-1, out=scores)
-        else:
-            scores = torch.softmax(scores.float(), dim=-1).to(self.dtype)
-        torch.bmm(scores, cache.values[index][:used, :length], out=buffers.context)
-        _add_product(buffers.stream, buffers.context.view(n, -1), layer.output_weight, layer.output_bias)
+        attended = self._attention(buffers.query, cache.keys[index], cache.values[index], place.mask)
+        _add_product(buffers.stream, attended, layer.output_weight, layer.output_bias)
 
         self._norm(buffers, layer.mlp_norm)
         _product(buffers.normed, layer.gate_up_weight, layer.gate_up_bias, buffers.gate_up)
@@ -131,16 +133,16 @@ class DecodeStep:
         else:
             normed.copy_(F.rms_norm(stream, weight.shape, weight, self.config.norm_eps))
 
+    def _rotate(self, heads: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
+        """Rotary positions of [n, N, D] heads into `out`."""
+        if self._in_place:
+            pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
+            torch.mul(pairs, rotations, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
+        else:
+            out.copy_(rotate(heads, rotations))
+
     def _norm_heads(self, heads: torch.Tensor, weight: torch.Tensor) -> None:
         heads.copy_(F.rms_norm(heads, weight.shape, weight, self.config.norm_eps))
-
-    def _mask(self, positions: torch.Tensor, n: int, length: int) -> torch.Tensor:
-        """Zero up to and including each sequence's own position, minus infinity after it: [n kv_heads, 1, length]."""
-        heads = self.config.kv_heads
-        columns = torch.arange(length, device=self.device)
-        later = columns > positions[:, None]
-        mask = torch.zeros(n, length, dtype=self.dtype, device=self.device).masked_fill_(later, -torch.inf)
-        return mask[:, None].expand(n, heads, length).reshape(n * heads, 1, length)
 
     def _buffers_for(self, n: int) -> _Buffers:
         if n not in self._buffers:
@@ -149,28 +151,18 @@ class DecodeStep:
             def empty(*shape: int) -> torch.Tensor:
                 return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-            dim, kv = config.head_dim, config.kv_heads
             self._buffers[n] = _Buffers(
                 stream=empty(n, config.hidden_size),
                 normed=empty(n, config.hidden_size),
                 scale=empty(n, 1),
-                qkv=empty(n, (config.heads + 2 * kv) * dim),
-                query=empty(n * kv, config.groups, dim),
-                context=empty(n * kv, config.groups, dim),
+                qkv=empty(n, (config.heads + 2 * config.kv_heads) * config.head_dim),
+                query=empty(n, config.heads, config.head_dim),
+                key=empty(n, config.kv_heads, config.head_dim),
                 gate_up=empty(n, 2 * config.intermediate_size),
                 inner=empty(n, config.intermediate_size),
                 logits=empty(n, config.vocab_size),
             )
         return self._buffers[n]
-
-    def _scores_for(self, heads: int, length: int) -> torch.Tensor:
-        key = (heads, length)
-        if key not in self._scores:
-            # Only the current length is used; older ones would pile up as sequences grow.
-            self._scores = {
-                key: torch.empty(heads, self.config.groups, length, dtype=self.dtype, device=self.device)
-            }
-        return self._scores[key]
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
