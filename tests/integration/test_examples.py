@@ -34,16 +34,13 @@ def finished(
     path: Path = request.param
     run = load_run(path, SHORT)
     out = tmp_path_factory.mktemp("runs") / path.stem
-    stop = StopRequest()
     with (
+        StopRequest() as stop,
         RunFolder(out, search=path.parent) as folder,
         (out / "console.txt").open("w") as stream,
         Console(run.name, max_steps=STEPS, stream=stream) as console,
     ):
-        try:
-            summary = train(run, folder, console, stop)
-        finally:
-            stop.ignore_further()
+        summary = train(run, folder, console, stop)
     return {"run": run, "folder": out, "summary": summary}
 
 
