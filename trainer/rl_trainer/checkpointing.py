@@ -9,11 +9,14 @@ are cut off.
     optimizer.safetensors    AdamW moments by parameter
     groups.npz               payloads of the groups that were ready
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
+    initial/, metrics.jsonl  only where checkpoints are kept outside the run folder, whose disk may be lost with a node
     manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_api import CheckpointStatus, RunSpec
-from rl_api.errors import InvalidConfig
-from rl_trainer.checkpoint import Checkpoint, CheckpointStore
+from rl_api.errors import CheckpointError, InvalidConfig
+from rl_trainer.checkpoint import Checkpoint, CheckpointStore, Writer
+from rl_trainer.checkpoint_manifest import reason
 from rl_trainer.checkpoint_state import pack_groups, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.inputs import heldout_count
-from rl_trainer.report.metrics import MetricsWriter
+from rl_trainer.report.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run_folder import RunFolder
+from rl_trainer.stopping import RESUME_HINT
 
 if TYPE_CHECKING:  # these import torch
     from rl_trainer.channel.buffer import Buffer
@@ -56,6 +61,7 @@ class Checkpoints:
         storage = spec.checkpoint.storage if spec.checkpoint else None
         place = folder.path / storage.path if storage and storage.path else folder.checkpoints
         self.remote = storage.s3 if storage else None
+        self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -112,12 +118,39 @@ class Checkpoints:
                 "optimizer.safetensors": lambda target: _write_tensors(moments, target),
                 "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
                 **generators,
+                **self._lost_with_a_disk(metrics),
             },
             state,
         )
         if self.remote is not None:
             self.store.mirror(self.remote)
         return CheckpointStatus(step=info.step, uri=self.remote or str(info.path), time=datetime.now(UTC))
+
+    def unpack(self, checkpoint: Checkpoint) -> Path:
+        """Puts into the run folder what a resumed run needs there; returns a model folder that outlives the checkpoint.
+
+        Raises:
+            CheckpointError: the run folder cannot be written, or the KL reference is nowhere.
+        """
+        folder, model = self.folder, self.folder.path / "model" / "resumed"
+        try:
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(checkpoint.file("model"), model, copy_function=_link)
+            if not folder.initial.exists() and (checkpoint.path / "initial").exists():
+                shutil.copytree(checkpoint.path / "initial", folder.initial)
+            metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
+            if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
+                shutil.copyfile(kept, metrics)
+        except (OSError, shutil.Error) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
+            ) from error
+        if self.spec.algorithm.kl.coefficient and not folder.initial.exists():
+            raise CheckpointError(
+                f"{folder.initial}: this folder holds the policy that the KL penalty refers to, and it is missing; bring it "
+                "back, or set algorithm.kl.coefficient to 0"
+            )
+        return model
 
     def restore(
         self, checkpoint: Checkpoint, learners: Learners, buffer: Buffer, metrics: MetricsWriter
@@ -137,9 +170,26 @@ class Checkpoints:
         return Counters.load(state["counters"])
 
     def export(self, learners: Learners, model_folder: Path, target: Path) -> None:
-        """Writes the policy as it is now as a Hugging Face folder."""
+        """Writes the policy as it is now as a Hugging Face folder.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
         weights, _, _ = learners.state()
-        _write_model(weights, model_folder, target)
+        try:
+            _write_model(weights, model_folder, target)
+        except Exception as error:  # OSError, and safetensors' own
+            raise CheckpointError(
+                f"the policy cannot be written to {target}: {reason(error)}; mend that, then {RESUME_HINT}"
+            ) from error
+
+    def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
+        if not self.outside:
+            return {}
+        files: dict[str, Writer] = {METRICS_FILE: lambda target: _copy(metrics.path, target)}
+        if self.spec.algorithm.kl.coefficient:
+            files["initial"] = lambda target: _copy(self.folder.initial, target)
+        return files
 
     def _fixed(self) -> dict[str, Any]:
         """Path in spec -> value, for all that is fixed."""
@@ -160,6 +210,21 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{path}.{name}", part)
     else:
         yield path, value
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for the same bytes, which nobody ever writes to; a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
 
 
 def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Path) -> None:

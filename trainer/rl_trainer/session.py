@@ -100,7 +100,7 @@ class Session:
                 on_checkpoint=self._checkpoint_wanted.set,
             )
         )
-        self._launch(checkpoint.file("model") if checkpoint is not None else None)
+        self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         self.metrics = self._stack.enter_context(MetricsWriter(self.folder.path))
         self.timeline = self._stack.enter_context(TimelineWriter(self.folder.path))
         if checkpoint is not None:

@@ -1,0 +1,88 @@
+"""Whole runs: the same every time, and the same when they were killed in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+from training_runs import GROUP, PROMPTS, RunFiles
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+STEPS = 8
+
+
+def two_samplers(folder: Path, **changes: object) -> RunFiles:
+    return RunFiles(folder, sampler={"replicas": 2}, stop={"maxSteps": STEPS}, **changes)
+
+
+def trained(files: RunFiles, *options: str) -> RunFiles:
+    files.run(*options).assert_well()
+    return files
+
+
+def ray_here() -> dict[str, str]:
+    """Makes another process join this process's Ray: it saves the start of a second one."""
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    return trained(two_samplers(tmp_path_factory.mktemp("uninterrupted")))
+
+
+def curves(files: RunFiles) -> list[tuple[object, ...]]:
+    """Everything measured that is not a time."""
+    return [
+        (r.step, r.reward_mean, r.reward_std, r.loss, r.grad_norm, r.entropy, r.completion_tokens, r.prompts)
+        for r in files.steps
+    ]
+
+
+def test_the_same_run_twice_is_the_same_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
+    again = trained(two_samplers(tmp_path))
+    assert curves(again) == curves(uninterrupted)
+    assert again.weights == uninterrupted.weights
+    assert len({r.reward_mean for r in again.steps}) > 1, "a run without any change proves nothing"
+    assert again.weights != (again.out / "initial" / "model.safetensors").read_bytes()
+    assert {r.staleness_max for r in again.steps} == {0}
+
+
+def test_another_seed_is_another_run(uninterrupted: RunFiles, tmp_path: Path):
+    other = trained(two_samplers(tmp_path), "--set", "seed=2", "--set", "stop.maxSteps=2")
+    assert [r.reward_mean for r in other.steps] != [r.reward_mean for r in uninterrupted.steps[:2]]
+
+
+def test_killed_and_resumed_is_the_uninterrupted_run_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
+    files = two_samplers(tmp_path)
+    files.feel(delay=0.05)
+    with files.start(**ray_here()) as process:
+        process.wait_for(lambda: len(files.steps) >= 5)
+        process.kill()
+    assert files.checkpoints[-1] in (4, 6)
+    files.feel()
+    outcome = files.run("--resume").assert_well()
+    resumed_from = files.summary["resumed_from"]
+    assert f"resumed from step {resumed_from}" in outcome.out
+    assert resumed_from in (4, 6)
+    assert files.weights == uninterrupted.weights
+    assert curves(files) == curves(uninterrupted)
+    assert [prompt for r in files.steps for prompt in r.prompts] == list(range(STEPS * PROMPTS))
+    files.assert_nothing_lost_or_twice()
+
+
+def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path: Path):
+    files = two_samplers(tmp_path, buffer={"maxStaleness": 2})
+    files.feel(delay=0.03)
+    with files.start("--set", "stop.maxSteps=14", **ray_here()) as process:
+        process.wait_for(lambda: len(files.steps) >= 5)
+        process.kill()
+    files.feel()
+    files.run("--resume", "--set", "stop.maxSteps=14").assert_well()
+    assert len(files.steps) == 14
+    assert max(r.staleness_max for r in files.steps) in (1, 2)
+    assert files.steps[-1].groups_dropped == {}
+    assert files.summary["groups_trained"] == 14 * PROMPTS
+    assert sum(r.samples_per_second * r.wall_seconds for r in files.steps) == pytest.approx(14 * PROMPTS * GROUP)
+    files.assert_nothing_lost_or_twice()

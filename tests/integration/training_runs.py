@@ -1,0 +1,247 @@
+"""Small training runs for tests: a run file with its data and reward, started in this process or in one of its own.
+
+The reward looks at `moods.json` beside it at every call, so a test decides which prompt it fails on, and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_trainer.checkpoint import CheckpointStore
+from rl_trainer.cli import main
+from rl_trainer.report.metrics import StepRecord, read_events, read_metrics
+
+GROUP, PROMPTS = 2, 4
+SPEC: dict[str, Any] = {
+    "seed": 1,
+    "model": {
+        "source": "tiny",
+        "tiny": {
+            "hiddenSize": 32,
+            "layers": 1,
+            "heads": 2,
+            "kvHeads": 1,
+            "intermediateSize": 32,
+            "maxPositions": 32,
+        },
+    },
+    "task": {
+        "environment": "prompts",
+        "file": "prompts.jsonl",
+        "rewards": [{"rule": "function", "function": "moody_reward:reward", "timeout": "1s"}],
+    },
+    "algorithm": {"groupSize": GROUP, "promptsPerStep": PROMPTS, "learningRate": 1e-2},
+    "sampler": {"replicas": 1, "maxSequences": 8, "maxNewTokens": 6},
+    "buffer": {"capacity": 16, "maxStaleness": 0},
+    "checkpoint": {"everySteps": 2},
+    "stop": {"maxSteps": 6},
+}
+REWARD = '''
+import json, math, time
+from pathlib import Path
+
+def reward(prompt, completion, answer):
+    moods = json.loads((Path(__file__).parent / "moods.json").read_text())
+    time.sleep(moods.get("delay", 0.0))
+    mood = moods.get(str(prompt["index"]))
+    if mood == "raise":
+        raise ValueError("no reward today")
+    if mood == "hang":
+        time.sleep(3600)
+    if mood == "nan":
+        return math.nan
+    if mood == "huge":
+        return 1e38 * len(completion)
+    return len(set(completion)) / 6
+'''
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def assert_well(self) -> Outcome:
+        """It succeeded, and without a word on standard error."""
+        assert (self.code, self.err) == (0, ""), f"{self.code}: {self.out}{self.err}"
+        return self
+
+    @property
+    def sentence(self) -> str:
+        """Standard error, which is one sentence."""
+        assert self.err.startswith("rltrain: "), self.err
+        assert self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("rltrain: ").strip()
+
+
+class RunFiles:
+    """The user's files of one run in `folder`, and its run folder `out`."""
+
+    def __init__(self, folder: Path, **changes: Any):
+        self.folder, self.out = folder, folder / "out"
+        self.file = folder / "run.yaml"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "moody_reward.py").write_text(REWARD)
+        self.feel()
+        lines = [{"prompt": f"say {number}:", "answer": str(number)} for number in range(100, 164)]
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        spec = merged(SPEC, changes)
+        document = {"kind": "RLTrainingRun", "metadata": {"name": "small"}, "spec": spec}
+        document["apiVersion"] = "rltrain.dev/v1alpha1"
+        self.file.write_text(yaml.safe_dump(document))
+
+    def feel(self, moods: dict[int, str] | None = None, *, delay: float = 0.0) -> None:
+        """The reward from now on: prompt index -> raise, hang, nan or huge; `delay`: seconds that every call takes."""
+        temporary = self.folder / "moods.new"
+        temporary.write_text(json.dumps({**(moods or {}), "delay": delay}))
+        temporary.replace(self.folder / "moods.json")
+
+    def arguments(self, *options: str) -> list[str]:
+        return ["run", str(self.file), "--out", str(self.out), *options]
+
+    def run(self, *options: str) -> Outcome:
+        """Trains in this process."""
+        return rltrain(*self.arguments(*options))
+
+    def start(self, *options: str, **environment: str) -> Process:
+        """Trains in a process of its own."""
+        return Process(self.arguments(*options), self.folder, environment)
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return read_metrics(self.out / "metrics.jsonl")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return read_events(self.out / "metrics.jsonl", kind)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "summary.json").read_text())
+        return found
+
+    @property
+    def weights(self) -> bytes:
+        """The trained policy, bit by bit."""
+        return (self.out / "final" / "model.safetensors").read_bytes()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps of the finished checkpoints."""
+        store = CheckpointStore(self.out / "checkpoints", read_only=True)
+        return [info.step for info in store.list()]
+
+    def assert_nothing_lost_or_twice(self) -> None:
+        """Every step once; every prompt index handed out is trained, dropped, or waits in the last checkpoint."""
+        steps = self.steps
+        assert [record.step for record in steps] == list(range(1, len(steps) + 1))
+        trained = [prompt for record in steps for prompt in record.prompts]
+        last = CheckpointStore(self.out / "checkpoints", read_only=True).load_latest()
+        assert last is not None
+        assert last.step == steps[-1].step
+        buffer = last.metadata["buffer"]
+        waiting = [*buffer["in_flight"], *(ready["meta"]["group_id"] for ready in buffer["ready"])]
+        dropped = sum(steps[-1].groups_dropped.values())
+        assert len({*trained, *waiting}) == len(trained) + len(waiting), "a prompt comes twice"
+        assert len(trained) + len(waiting) + dropped == buffer["cursor"], "a prompt is lost"
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` put over it, field by field."""
+    both = dict(base)
+    for name, value in changes.items():
+        inner = both.get(name)
+        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
+
+
+def rltrain(*arguments: str) -> Outcome:
+    """The command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+class Process:
+    """`rltrain` in a process (and process group) of its own."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]):
+        self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rl_trainer.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                cwd=folder,
+                env={**clean, "OMP_NUM_THREADS": "1", **environment},
+            )
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 120.0) -> None:
+        """Returns as soon as `condition` holds; the process must live that long."""
+
+        def holds() -> bool:
+            assert self.process.poll() is None, f"ended too early: {self.outcome()}"
+            return condition()
+
+        until(holds, timeout)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the process alone."""
+        self.process.send_signal(number)
+
+    def send_to_group(self, number: signal.Signals) -> None:
+        """A signal to the process and everything it started, as a terminal or `timeout` does."""
+        os.killpg(self.process.pid, number)
+
+    def finish(self, timeout: float = 120.0) -> Outcome:
+        """Waits for its end."""
+        try:
+            self.process.wait(timeout)
+        finally:
+            self.kill()
+        return self.outcome()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group."""
+        with contextlib.suppress(ProcessLookupError):
+            self.send_to_group(signal.SIGKILL)
+        self.process.wait(10)
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.process.poll() or 0, self._out.read_text(), self._err.read_text())
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def until(condition: Callable[[], bool], timeout: float = 120.0) -> None:
+    """Looks at `condition` until it holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.02)
