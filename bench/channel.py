@@ -26,6 +26,7 @@ from ray.util.queue import Empty, Full, Queue
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.channel.channel import Channel
+from rl_trainer.ray_session import ray_session
 
 CAPACITY = {"200 B": 4096, "16 KB": 4096, "1 MB": 256}  # items
 SHAPES = {"1 to 1": (1, 1), "4 to 2": (4, 2)}
@@ -56,7 +57,6 @@ class OurLink:
             return [self.channel.get(0.3)] if count == 1 else self.channel.get_many(count, timeout=0.3)
         except DeadlineExceeded:
             return []
-
 
     def leave(self) -> None:
         self.channel.leave()
@@ -179,36 +179,35 @@ def main() -> int:
     sizes = options.sizes.split(",")
     cases = list(itertools.product(SHAPES, sizes, BATCHES))
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     ours: dict[Any, list[dict[str, Any]]] = {case: [] for case in cases}
     rays: dict[Any, list[dict[str, Any]]] = {case: [] for case in cases}
     tqs: dict[Any, list[dict[str, Any]]] = {case: [] for case in cases}
     calm: dict[Any, dict[str, list[dict[str, Any]]]] = {}
-    sides = [Side.remote() for _ in range(6)]
-    ray.get([side.ready.remote() for side in sides])
-    for size in sizes:
-        links = {"rltrain": OurLink(size), "ray": RayLink(size)}
-        for name, link in links.items():  # every process has touched the object store's memory once
-            measure(sides, link, size, 64, SHAPES["4 to 2"], 1.0)
-            print(f"{size}: {name} warm", flush=True)
-        for shape, batch in itertools.product(SHAPES, BATCHES):
-            case = (shape, size, batch)
-            for _ in range(options.repetitions):
-                for name, results in (("ray", rays), ("rltrain", ours)):
-                    results[case].append(
-                        measure(sides, links[name], size, batch, SHAPES[shape], options.seconds)
-                    )
-            load = median(rays[case]) / 2
-            calm[case] = {"rltrain": [], "ray": []}
-            for _ in range(options.repetitions):
-                for name, link in links.items():
-                    calm[case][name].append(
-                        measure(sides, link, size, batch, SHAPES[shape], options.seconds, rate=load)
-                    )
-            print(f"{size}, {shape}, batch {batch}: {median(ours[case]):,.0f} items/s", flush=True)
-        for link in links.values():
-            ray.kill(link.actor)
-    ray.shutdown()
+    with ray_session(4):
+        sides = [Side.remote() for _ in range(6)]
+        ray.get([side.ready.remote() for side in sides])
+        for size in sizes:
+            links = {"rltrain": OurLink(size), "ray": RayLink(size)}
+            for name, link in links.items():  # every process has touched the object store's memory once
+                measure(sides, link, size, 64, SHAPES["4 to 2"], 1.0)
+                print(f"{size}: {name} warm", flush=True)
+            for shape, batch in itertools.product(SHAPES, BATCHES):
+                case = (shape, size, batch)
+                for _ in range(options.repetitions):
+                    for name, results in (("ray", rays), ("rltrain", ours)):
+                        results[case].append(
+                            measure(sides, links[name], size, batch, SHAPES[shape], options.seconds)
+                        )
+                load = median(rays[case]) / 2
+                calm[case] = {"rltrain": [], "ray": []}
+                for _ in range(options.repetitions):
+                    for name, link in links.items():
+                        calm[case][name].append(
+                            measure(sides, link, size, batch, SHAPES[shape], options.seconds, rate=load)
+                        )
+                print(f"{size}, {shape}, batch {batch}: {median(ours[case]):,.0f} items/s", flush=True)
+            for link in links.values():
+                ray.kill(link.actor)
 
     if not options.without_transferqueue:
         python = peers.environment("transferqueue", PEER)

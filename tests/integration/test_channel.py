@@ -19,11 +19,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers canno
 BIG = 300_000  # bytes of an item that travels by reference
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @ray.remote(num_cpus=0)
@@ -147,7 +143,7 @@ def test_flushed_items_survive_although_a_consumer_had_fetched_their_lost_copy()
     channel = Channel.create("recover", capacity=256)
     producer = Producer.remote(channel)
     ray.get(producer.put_one_after_the_window_is_empty.remote(BIG))
-    parts, _ = leased_by_hand(channel)
+    parts = leased_by_hand(channel).parts
     assert ray.get(producer.put.remote(0)) == (1, 0)  # flush only
     kill(producer)
     adopted = ray.get(channel.actor.recover.remote("by-hand", parts[0].lease))
@@ -217,6 +213,16 @@ def test_batches_by_count_and_by_weight():
     assert [item for batch in got for item in batch] == list(range(5 - rest))
     weights = dict(enumerate([3, 4, 5, 20, 1]))
     assert all(sum(weights[i] for i in batch) <= 8 or len(batch) == 1 for batch in got)
+
+
+def test_the_last_batch_of_a_closed_channel_may_be_short():
+    channel = Channel.create("short")
+    channel.put_many(range(5))
+    channel.close()
+    assert channel.get_many(3, timeout=5, least=3) == [0, 1, 2]
+    assert channel.get_many(3, timeout=5, least=3) == [3, 4]
+    with pytest.raises(ChannelClosed):
+        channel.get_many(3, timeout=5, least=3)
 
 
 def test_priorities():

@@ -175,6 +175,11 @@ class QueueState:
         self.store.give_back(back)
         return sum(len(entry.value) for entry in back)
 
+    def holds(self, consumer: str) -> bool:
+        """Whether the consumer has items that it has not delivered yet."""
+        holder = self.consumers.get(consumer)
+        return holder is not None and holder.leased > holder.delivered
+
     @property
     def finished(self) -> bool:
         """Closed, and no item is left: neither queued nor with a consumer that might still give it back."""

@@ -1,8 +1,8 @@
 """The consumer's end of a channel: fetches items ahead under a lease and hands them out one by one.
 
 While the caller works through what is there, the next fetch is on its way. How much is fetched ahead follows
-the caller: it doubles while a full fetch is used up within `FAST` seconds and halves when that takes longer
-than `SLOW`, so a slow consumer does not hoard what another could take.
+the caller: it doubles while fetches follow each other within `FAST` seconds and leave something behind, and
+halves when they take longer than `SLOW`, so a slow consumer does not hoard what another could take.
 """
 
 from __future__ import annotations
@@ -42,6 +42,19 @@ class LeasedPart(NamedTuple):
     stop: int
 
 
+class Fetched(NamedTuple):
+    """Answer to a fetch: leased parts, and how many items the queue still holds.
+
+    `drained`: the channel is closed and its queue is empty, but another consumer might still give items back.
+    `finished`: no item will ever come.
+    """
+
+    parts: list[LeasedPart]
+    left: int
+    drained: bool = False
+    finished: bool = False
+
+
 class Receiver:
     """One per process and channel handle; thread-safe."""
 
@@ -58,7 +71,9 @@ class Receiver:
         self._items: deque[Encoded] = deque()  # here, still pickled
         self._fetch: Any = None
         self._ahead = 1
-        self._last_fetch = (0, 0.0)  # items, time of arrival
+        self._fetched_at = 0.0
+        self._left = 0  # items in the queue after the last fetch
+        self._drained = False
         self._done = 0
 
     def get(self, least: int, most: int, deadline: float, most_weight: int | None = None) -> list[Any]:
@@ -68,9 +83,13 @@ class Receiver:
         the end.
         """
         with self._lock:
+            waited = False
             try:
                 while len(self._items) < least:
+                    waited |= not self._parts
                     self._fill(most, deadline)
+                    if self._drained and self._items:
+                        break  # fewer than asked for, and no more can be counted on
             except ChannelClosed:
                 if not self._items:
                     raise
@@ -84,7 +103,9 @@ class Receiver:
                     break
                 taken.append(decode(self._items.popleft()))
             self._count(len(taken))
-            self._fetch_ahead(most)
+            if (self._left or not waited) and not self._drained:
+                self._fetch_ahead(most)
+            # else this caller waits for its producers: asking now would only delay what it has
             return taken
 
     def close(self) -> None:
@@ -139,24 +160,24 @@ class Receiver:
 
     def _arrived(self, timeout: float) -> int:
         try:
-            parts, closed = answer(self._fetch, self._name, "getting items", timeout)
+            fetched = answer(self._fetch, self._name, "getting items", timeout)
         except DeadlineExceeded:
             raise
         except BaseException:
             self._fetch = None
             raise
         self._fetch = None
-        self._parts.extend(parts)
-        count: int = sum(part.stop - part.start for part in parts)
+        self._left, self._drained = fetched.left, fetched.drained
+        self._parts.extend(fetched.parts)
+        count: int = sum(part.stop - part.start for part in fetched.parts)
         now = time.monotonic()
-        last_count, last_time = self._last_fetch
         if count:
-            if last_count >= self._ahead and now - last_time < FAST:
+            if self._left and now - self._fetched_at < FAST:
                 self._ahead = min(2 * self._ahead, self._most)
-            elif now - last_time > SLOW:
+            elif now - self._fetched_at > SLOW:
                 self._ahead = max(1, self._ahead // 2)
-            self._last_fetch = (count, now)
-        elif closed:
+            self._fetched_at = now
+        elif fetched.finished:
             raise ChannelClosed(f"{self._name} is closed and empty")
         return count
 

@@ -86,18 +86,18 @@ class Sender:
     def put_many(self, items: Iterable[Any], priority: float, deadline: float) -> None:
         """Queue several items. Their big buffers are not copied: they are written before this returns."""
         last = 0
-        for item in items:
-            encoded = encode(item)
-            with self._condition:
+        ready = [encode(item) for item in items]
+        with self._condition:
+            for encoded in ready:
                 if not self._has_room() or self._error is not None:
                     self._kick()
                     self._wait_for(self._has_room, deadline, "putting items")
                 self._queue(encoded, priority, False)
                 if encoded.buffers:
                     last = self._queued
-        with self._condition:
             self._kick()
-            self._wait_for(lambda: self._written >= last, deadline, "putting items")
+            if self._written < last:
+                self._wait_for(lambda: self._written >= last, deadline, "putting items")
 
     def _queue(self, encoded: Encoded, priority: float, copied: bool) -> None:
         self._pending.append((encoded, priority, copied))
