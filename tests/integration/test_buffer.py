@@ -1,0 +1,217 @@
+"""The buffer actor with real samplers: nothing lost, nothing twice, whoever is killed."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_trainer.channel.buffer import Buffer
+from rl_trainer.channel.groups import BufferConfig, GroupMeta
+from rl_trainer.channel.payload import Trajectory, pack_group
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+LARGE = 20_000  # tokens of a payload that travels by reference
+
+
+def group(ticket, tokens=5):
+    """A group whose content says which ticket it is of."""
+    one = Trajectory(
+        np.full(tokens, ticket.group_id, np.int32),
+        np.arange(tokens) > 0,
+        np.full(tokens - 1, 0.5, np.float32),
+        np.full(tokens - 1, ticket.version, np.int32),
+    )
+    meta = GroupMeta(ticket.group_id, [1.0], [tokens - 1], ticket.version, ticket.version, tokens=tokens)
+    return meta, pack_group([one])
+
+
+@ray.remote(num_cpus=0)
+class Sampler:
+    def __init__(self, buffer, rank):
+        self.buffer, self.rank = buffer, rank
+        buffer.register(rank)
+
+    def pid(self):
+        return os.getpid()
+
+    def take_tickets(self, count):
+        return [ticket.group_id for ticket in self.buffer.acquire(self.rank, count, 10.0).tickets]
+
+    def sample(self, count, tokens=5):
+        done = []
+        while len(done) < count:
+            for ticket in self.buffer.acquire(self.rank, count - len(done), 10.0).tickets:
+                assert self.buffer.put(self.rank, *group(ticket, tokens)).accepted
+                done.append(ticket.group_id)
+        return done
+
+    def sample_until_stopped(self):
+        version, weights = -1, []
+        while True:
+            acquired = self.buffer.acquire(self.rank, 2, 10.0, version)
+            if acquired.stop:
+                return weights
+            if acquired.weights is not None:
+                version = acquired.version
+                weights.append((version, ray.get(acquired.weights[0])))
+            for ticket in acquired.tickets:
+                assert ticket.version <= version
+                self.buffer.put(self.rank, *group(ticket))
+
+
+def make(weights=None, **config):
+    buffer = Buffer.create(BufferConfig(**{"groups_per_step": 4, "capacity": 32, **config}))
+    buffer.publish(0, weights)
+    return buffer
+
+
+def kill(actor):
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.pid.remote(), timeout=30)
+
+
+def ids(batch):
+    return [taken.meta.group_id for taken in batch.groups]
+
+
+@pytest.mark.parametrize("tokens", [5, LARGE])
+def test_groups_outlive_their_sampler(tokens):
+    buffer = make(max_staleness=1)
+    sampler = Sampler.remote(buffer, 0)
+    assert ray.get(sampler.sample.remote(4, tokens)) == [0, 1, 2, 3]
+    kill(sampler)
+    assert buffer.release(0) == []
+    batch = buffer.take(10.0, max_tokens=2 * tokens)
+    assert ids(batch) == [0, 1, 2, 3]
+    assert batch.micro_batches == [[0, 1], [2, 3]]
+    for taken, payload in zip(batch.groups, batch.payloads(), strict=True):
+        assert isinstance(taken.payload, ray.ObjectRef) == (tokens == LARGE)
+        assert (payload.tokens == taken.meta.group_id).all()
+        assert len(payload.tokens) == tokens
+
+
+def test_a_killed_samplers_prompts_are_sampled_by_another():
+    buffer = make(max_staleness=1, samplers=2)
+    first, second = Sampler.remote(buffer, 0), Sampler.remote(buffer, 1)
+    assert ray.get(first.take_tickets.remote(3)) == [0, 1, 2]
+    kill(first)
+    assert buffer.release(0) == [0, 1, 2]
+    assert ray.get(second.sample.remote(4)) == [0, 1, 2, 3]
+    assert ids(buffer.take(10.0)) == [0, 1, 2, 3]
+    assert buffer.metrics()["counts"]["reissued"] == 3
+
+
+def test_a_call_that_a_dead_sampler_left_behind_gets_no_tickets():
+    buffer = make()
+    buffer.register(0)
+    assert len(buffer.acquire(0, 9, 1.0).tickets) == 4
+    waiting = buffer.acquire_ref(0, 9, 30.0, 0)  # no budget: it waits
+    buffer.register(0)  # the next life of the same sampler
+    assert Buffer.result(waiting, "the old call", 10.0).stop
+    assert [t.group_id for t in buffer.acquire(0, 9, 1.0).tickets] == [0, 1, 2, 3]
+
+
+def test_weights_reach_every_sampler_and_the_loop_ends():
+    buffer = make(weights=[ray.put("w0")], samplers=2)
+    samplers = [Sampler.remote(buffer, rank) for rank in range(2)]
+    runs = [sampler.sample_until_stopped.remote() for sampler in samplers]
+    for step in range(3):
+        batch = buffer.take(30.0)
+        assert ids(batch) == [4 * step + i for i in range(4)]
+        assert {taken.version for taken in batch.groups} == {step}
+        assert buffer.commit(step) == step + 1
+        assert buffer.commit(step) == step + 1  # a driver that repeats itself
+        buffer.publish(step + 1, [ray.put(f"w{step + 1}")])
+    buffer.stop()
+    for weights in ray.get(runs, timeout=30):
+        assert weights == [(version, f"w{version}") for version, _ in weights]
+        assert weights[0][0] == 0
+
+
+def test_a_consumer_that_dies_gets_the_same_batch_again():
+    buffer = make(max_staleness=1)
+
+    @ray.remote(num_cpus=0)
+    def take_and_die(buffer):
+        buffer.take(10.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ray.get(Sampler.remote(buffer, 0).sample.remote(8))
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(take_and_die.options(max_retries=0).remote(buffer))
+    assert ids(buffer.take(10.0)) == [0, 1, 2, 3]
+    buffer.commit(0)
+    assert ids(buffer.take(10.0)) == [4, 5, 6, 7]
+
+
+def test_snapshot_goes_into_a_fresh_buffer():
+    buffer = make(max_staleness=2)
+    sampler = Sampler.remote(buffer, 0)
+    ray.get(sampler.sample.remote(5, LARGE))
+    assert ray.get(sampler.take_tickets.remote(2)) == [5, 6]
+    buffer.take(10.0)
+    buffer.commit(0)
+    buffer.publish(1, None)
+    state, payloads = buffer.snapshot()
+    ray.kill(buffer.actor)
+
+    again = Buffer.create(BufferConfig(groups_per_step=4, capacity=32, max_staleness=2))
+    again.restore(json.loads(json.dumps(state)), payloads)
+    again.register(0)
+    assert again.acquire(0, 9, 0.2).tickets == []  # not before weights are published
+    again.publish(1, None)
+    tickets = again.acquire(0, 3, 5.0).tickets
+    assert [(t.group_id, t.version, t.reissued) for t in tickets] == [
+        (5, 1, True),
+        (6, 1, True),
+        (7, 1, False),
+    ]
+    for ticket in tickets:
+        again.put(0, *group(ticket))
+    batch = again.take(10.0)
+    assert ids(batch) == [4, 5, 6, 7]
+    assert [len(payload.tokens) for payload in batch.payloads()] == [LARGE, 5, 5, 5]
+
+
+def test_waits_end_with_a_sentence():
+    buffer = make()
+    buffer.register(0)
+    buffer.acquire(0, 3, 1.0)
+    with pytest.raises(
+        DeadlineExceeded, match="0 of 4 groups are ready, 3 are running in 1 samplers, 1 wait"
+    ):
+        buffer.take(0.2)
+    started = time.monotonic()
+    assert buffer.acquire(0, 3, 0.2).tickets != []
+    assert buffer.acquire(0, 3, 0.2, known_version=0).tickets == []
+    assert 0.2 <= time.monotonic() - started < 5.0
+    assert buffer.metrics()["consumer_wait"]["longest"] >= 0.2
+    assert buffer.drop(0, 0, "reward_error")
+    assert buffer.metrics()["drops"] == {"reward_error": 1}
+
+
+def test_a_mistake_is_the_buffers_own_sentence():
+    buffer = make()
+    with pytest.raises(RLTrainError, match="sampler 3 asked for work but is not registered"):
+        buffer.acquire(3, 1, 1.0)
+    with pytest.raises(RLTrainError, match="no batch is under lease"):
+        buffer.commit(0)
+    with pytest.raises(RLTrainError, match="commit of step 2, but the batch under lease is step 0"):
+        buffer.commit(2)
+
+
+def test_a_killed_buffer_is_named():
+    buffer = make()
+    ray.kill(buffer.actor)
+    with pytest.raises(ActorDied, match="taking a batch: the buffer has died"):
+        buffer.take(5.0)
