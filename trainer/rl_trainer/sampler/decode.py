@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from rl_trainer.model.decoder import Block, Decoder
 from rl_trainer.model.layers import rotate
-from rl_trainer.sampler.attention import make_attention
+from rl_trainer.sampler.attention import DecodeAttention
 from rl_trainer.sampler.kv_cache import KVCache, round_up
 
 
@@ -31,7 +31,6 @@ class _Buffers:
     scale: torch.Tensor  # [n, 1]
     qkv: torch.Tensor  # [n, (heads + 2 kv_heads) D]
     query: torch.Tensor  # [n, heads, D]
-    key: torch.Tensor  # [n, kv_heads, D]
     gate_up: torch.Tensor  # [n, 2 I]
     inner: torch.Tensor  # [n, I]
     logits: torch.Tensor  # [n, V]
@@ -45,9 +44,10 @@ class _Place:
     length: int
     query_rotations: torch.Tensor  # complex [n, heads, D / 2], with the factor 1 / sqrt(D) of the scores
     key_rotations: torch.Tensor  # complex [n, kv_heads, D / 2]
-    key_columns: torch.Tensor  # int64 [n kv_heads D, 1], column of each new key element
-    value_rows: torch.Tensor  # int64 [n kv_heads], row of each new value
-    mask: torch.Tensor  # [n, 1, length], 0 up to a sequence's own position and minus infinity after it
+    rows: torch.Tensor  # int64 [n, 2 kv_heads], where the new keys and values go in the cache
+    mask: (
+        torch.Tensor
+    )  # [n kv_heads, 1, length], 0 up to a sequence's own position and minus infinity after it
 
 
 class DecodeStep:
@@ -61,7 +61,7 @@ class DecodeStep:
         self.dtype = decoder.embed.dtype
         # In float32 on a CPU the small operators have cheaper forms; elsewhere the plain ones are as good.
         self._in_place = self.device.type == "cpu" and self.dtype == torch.float32
-        self._attention = make_attention(self.config, self.device, self.dtype)
+        self._attention = DecodeAttention(self.config, self.device, self.dtype)
         self._buffers: dict[int, _Buffers] = {}
         self._epsilon = torch.tensor(self.config.norm_eps, device=self.device)
 
@@ -85,7 +85,6 @@ class DecodeStep:
         config, n = self.config, positions.shape[0]
         heads, dim = config.kv_heads, config.head_dim
         rotations = self.decoder.rotations(length).index_select(0, positions)[:, None]
-        rows = torch.arange(n * heads, device=self.device).view(n, heads) * self.cache.capacity
         later = torch.arange(length, device=self.device) > positions[:, None]
         mask = torch.zeros(n, length, dtype=self.dtype, device=self.device).masked_fill_(later, -torch.inf)
         return _Place(
@@ -93,9 +92,8 @@ class DecodeStep:
             length=length,
             query_rotations=(rotations / math.sqrt(dim)).expand(n, config.heads, dim // 2).contiguous(),
             key_rotations=rotations.expand(n, heads, dim // 2).contiguous(),
-            key_columns=positions[:, None].expand(n, heads * dim).reshape(-1, 1),
-            value_rows=(rows + positions[:, None]).view(-1),
-            mask=mask[:, None],
+            rows=self.cache.rows_of(positions),
+            mask=mask[:, None].expand(n, heads, length).reshape(n * heads, 1, length),
         )
 
     def _layer(self, index: int, layer: Block, buffers: _Buffers, place: _Place) -> None:
@@ -103,16 +101,13 @@ class DecodeStep:
         self._norm(buffers, layer.attention_norm)
         _product(buffers.normed, layer.qkv_weight, layer.qkv_bias, buffers.qkv)
         heads = buffers.qkv.view(n, -1, config.head_dim)
-        q, k, v = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+        q, k = heads[:, : config.heads], heads[:, config.heads : config.heads + config.kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
             self._norm_heads(q, layer.q_norm)
             self._norm_heads(k, layer.k_norm)
         self._rotate(q, place.query_rotations, buffers.query)
-        self._rotate(k, place.key_rotations, buffers.key)
-        used, dim = n * config.kv_heads, config.head_dim
-        columns = cache.keys[index][:used].view(used * dim, cache.capacity)
-        columns.scatter_(1, place.key_columns, buffers.key.view(-1, 1))
-        cache.values[index].view(-1, dim).index_copy_(0, place.value_rows, v.reshape(used, dim))
+        self._rotate(k, place.key_rotations, k)
+        cache.rows[index].index_put_((place.rows,), heads[:, config.heads :])
 
         attended = self._attention(buffers.query, cache.keys[index], cache.values[index], place.mask)
         _add_product(buffers.stream, attended, layer.output_weight, layer.output_bias)
@@ -157,7 +152,6 @@ class DecodeStep:
                 scale=empty(n, 1),
                 qkv=empty(n, (config.heads + 2 * config.kv_heads) * config.head_dim),
                 query=empty(n, config.heads, config.head_dim),
-                key=empty(n, config.kv_heads, config.head_dim),
                 gate_up=empty(n, 2 * config.intermediate_size),
                 inner=empty(n, config.intermediate_size),
                 logits=empty(n, config.vocab_size),
