@@ -143,13 +143,13 @@ def test_flushed_items_survive_although_a_consumer_had_fetched_their_lost_copy()
     channel = Channel.create("recover", capacity=256)
     producer = Producer.remote(channel)
     ray.get(producer.put_one_after_the_window_is_empty.remote(BIG))
-    parts = leased_by_hand(channel).parts
+    lease = leased_by_hand(channel)[0][0][0]
     assert ray.get(producer.put.remote(0)) == (1, 0)  # flush only
     kill(producer)
-    adopted = ray.get(channel.actor.recover.remote("by-hand", parts[0].lease))
+    adopted = ray.get(channel.actor.recover.remote("by-hand", lease))
     block, *buffers = ray.get(adopted[0], timeout=30)
     assert decode(split(block, buffers, 0, 1)[0])[:2] == ("p", 0)
-    assert ray.get(channel.actor.recover.remote("by-hand", parts[0].lease + 1)) is None
+    assert ray.get(channel.actor.recover.remote("by-hand", lease + 1)) is None
 
 
 def leased_by_hand(channel):

@@ -15,7 +15,8 @@ from rl_trainer.report.timeline import read_timeline
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.stopping import StopRequest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 STEPS, PROMPTS, GROUP, HELDOUT = 3, 4, 4, 8
 SHORT = (
     f"stop={{maxSteps: {STEPS}}}",
@@ -97,7 +98,20 @@ def test_the_report_shows_the_run(finished: dict[str, Any]) -> None:
     assert {"before", "after"} <= answered[0].keys()
 
 
-def test_model_and_checkpoint_are_kept(finished: dict[str, Any]) -> None:
+def test_model_and_checkpoint_are_kept_as_the_architecture_page_says(finished: dict[str, Any]) -> None:
     folder = finished["folder"]
     assert (folder / "final" / "model.safetensors").exists()
-    assert (folder / "checkpoints" / f"step-{STEPS:08}" / "manifest.json").exists()
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    described = page[page.index("## Checkpoints") : page.index("## When something fails")]
+    parts = list((folder / "checkpoints" / f"step-{STEPS:08}").iterdir())
+    assert len(parts) >= 4
+    assert [part.name for part in parts if f"`{part.name}{'/' * part.is_dir()}`" not in described] == []
+
+
+def test_files_of_the_run_folder_are_in_the_guide(finished: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    described = page[page.index("## The run folder") : page.index("## The report, curve by curve")]
+    ours = ("console.txt", ".lock")  # the test's own, and the lock
+    parts = [part for part in finished["folder"].iterdir() if part.name not in ours]
+    assert len(parts) >= 10
+    assert [part.name for part in parts if f"`{part.name}{'/' * part.is_dir()}`" not in described] == []

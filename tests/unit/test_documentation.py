@@ -72,7 +72,7 @@ def test_paths_of_the_architecture_page_exist() -> None:
         word for word in code(text_of(ROOT / "docs/architecture.md")) if "/" in word or word.endswith(".py")
     ]
     roots = (ROOT, TRAINER)
-    written_by_runs = ("model/", "rng/", "/status", "/metrics", "/healthz")
+    written_by_runs = ("model/", "rng/", "initial/", "/status", "/metrics", "/healthz")
     missing = [
         word
         for word in paths

@@ -23,17 +23,17 @@ JOIN_SECONDS = 10.0
 # How long Ray may take to start here.
 START_SECONDS = 120.0
 # Read by Ray when it is imported or started: no usage reports, no advice on standard error, and a head node that
-# does not answer, or no more, is given up within seconds instead of minutes.
+# answers no more is given up within seconds instead of a minute.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_gcs_server_port_wait_time_s": "1",
-    "RAY_py_gcs_connect_timeout_s": "15",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
     "RAY_agent_register_timeout_ms": f"{START_SECONDS * 1000:.0f}",
 }
+# The same for a cluster that is there already: Ray would try for minutes whether its head answers.
+_JOIN_SETTINGS = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "15"}
 # Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
 # machine uses none of them, and together they take as much of its start as torch does.
 _NEEDLESS = ("start_monitor", "start_log_monitor", "start_api_server")
@@ -57,7 +57,9 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         InvalidConfig: RAY_ADDRESS is no address.
         DeadlineExceeded: no cluster answers there, or Ray does not come up here.
     """
-    for name, value in _SETTINGS.items():
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    alone = address in ("", "local")
+    for name, value in (_SETTINGS if alone else _SETTINGS | _JOIN_SETTINGS).items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -65,9 +67,8 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         yield False
         return
     handler = signal.getsignal(signal.SIGTERM)
-    address = os.environ.get("RAY_ADDRESS", "").strip()
     try:
-        if address in ("", "local"):
+        if alone:
             _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug)
         else:
             _join(address, debug)
@@ -80,7 +81,7 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
     try:
-        yield address in ("", "local")
+        yield alone
     finally:
         ray.shutdown()
 

@@ -60,19 +60,32 @@ def test_collate_predicts_each_sampled_token_from_the_position_before():
     sample = Sample(np.array([5, 6, 7, 8], np.int32), mask, np.array([-1.0, -2.0], np.float32), 0.5)
     short = Sample(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
     batch = collate([sample, short])
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
-    assert batch.positions.tolist() == [0, 2, 4]
+    assert batch.input_ids.tolist() == [[5, 6, 7], [9, 0, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch.positions.tolist() == [0, 2, 3]
     assert batch.targets.tolist() == [6, 8, 4]
     assert batch.sampler_log_probs.tolist() == [-1.0, -2.0, -3.0]
     assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
     assert batch.sequence_ids.tolist() == [0, 0, 1]
 
 
+def test_a_trajectory_of_one_token_is_carried_along(folder: Path):
+    lonely = Sample(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32), 1.0)
+    assert collate([lonely]).positions.tolist() == []
+    batch = samples(3)
+    learners = [Learner(folder, spec()) for _ in range(2)]
+    for learner, extra in zip(learners, ([], [lonely]), strict=True):
+        learner.update([MiniBatch([*batch, *extra], denominators(batch))])
+    torch.testing.assert_close(weights(learners[0]), weights(learners[1]), rtol=0, atol=1e-6)
+
+
 def test_micro_batches_do_not_change_the_update(folder: Path):
     batch = samples(12)
     results = []
     for budget in (16_384, 24):
-        run = spec().model_copy(update={"learner": spec().learner.model_copy(update={"tokens_per_micro_batch": budget})})
+        run = spec().model_copy(
+            update={"learner": spec().learner.model_copy(update={"tokens_per_micro_batch": budget})}
+        )
         learner = Learner(folder, run)
         result = learner.update([MiniBatch(batch, denominators(batch))])
         results.append((weights(learner), result.grad_norm, result.metrics["loss"]))

@@ -162,6 +162,23 @@ def test_head_on_chosen_positions_equals_forward():
     torch.testing.assert_close(model.lm_head(hidden[:, 3:5]), model(tokens)[:, 3:5])
 
 
+@pytest.mark.parametrize("lengths", [[9, 9, 9], [9, 1, 4]])
+def test_hidden_at_places_equals_hidden_forwards_and_backwards(lengths):
+    model = small(qk_norm=True)
+    tokens = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
+    places = torch.tensor([place for place in (8, 0, 3, 9, 18, 21) if mask.flatten()[place]])
+    results = []
+    for hidden in (
+        model.hidden(tokens, mask).flatten(0, 1)[places],
+        model.hidden_at(tokens, mask, places),
+    ):
+        model.zero_grad()
+        hidden.square().sum().backward()
+        results.append((hidden.detach(), [parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(results[0], results[1])
+
+
 def test_gradients_of_the_hand_written_operators():
     model = small(qk_norm=True, mlp_bias=True, output_bias=True, rope=Rope(theta=100.0))
     tokens = torch.randint(2, 50, (1, 5))

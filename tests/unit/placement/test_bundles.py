@@ -39,7 +39,10 @@ def test_resources_of_the_sampler_overrule():
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"sampler": {"engine": "vllm"}}, "spec.sampler.engine: found vllm, this version of rltrain can run torch"),
+        (
+            {"sampler": {"engine": "vllm"}},
+            "spec.sampler.engine: found vllm, this version of rltrain can run torch",
+        ),
         ({"placement": {"mode": "hybrid"}}, "spec.placement.mode: found hybrid, .* auto or disaggregated"),
     ],
 )

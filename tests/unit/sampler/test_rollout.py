@@ -29,7 +29,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(i) for i in ids if i)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
         return self.encode("|".join(m["role"][0] + ":" + m["content"] for m in messages))
 
 

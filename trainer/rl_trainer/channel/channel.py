@@ -37,7 +37,7 @@ from rl_trainer.channel.chunks import cut
 from rl_trainer.channel.liveness import Probe, look_at
 from rl_trainer.channel.policies import OnFull, Order
 from rl_trainer.channel.queue_state import Chunk, QueueState
-from rl_trainer.channel.receiver import CALL_SECONDS, ChannelClosed, Fetched, LeasedPart, Receiver
+from rl_trainer.channel.receiver import CALL_SECONDS, ChannelClosed, Receiver
 from rl_trainer.channel.sender import Sender
 
 __all__ = ["Channel", "ChannelActor", "ChannelClosed"]
@@ -80,6 +80,9 @@ class ChannelActor:
         self._turns[producer] += 1
         self._state.producer_wait.add(time.monotonic() - started)
         self._changes.notify()
+        await asyncio.sleep(
+            0
+        )  # a consumer that was waiting is answered first: it waits, the producer does not
         return accepted
 
     async def flush(self, producer: str) -> None:
@@ -99,8 +102,10 @@ class ChannelActor:
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
-    async def pull(self, consumer: str, items: int, timeout: float, delivered: int) -> Fetched:
-        """Lease up to `items` items, waiting for the first."""
+    async def pull(
+        self, consumer: str, items: int, timeout: float, delivered: int
+    ) -> tuple[list[Any], int, bool, bool]:
+        """Lease up to `items` items, waiting for the first. Answers the fields of `receiver.Fetched`."""
         started = time.monotonic()
         self._state.delivered(consumer, delivered, started)
         while consumer in self._consumers:
@@ -109,17 +114,17 @@ class ChannelActor:
                 self._state.consumer_wait.add(time.monotonic() - started)
                 self._changes.notify()  # there is room
                 answers = [
-                    LeasedPart(lease, _payload(part.chunk, part.start, part.stop), *_range(part))
+                    (lease, _payload(part.chunk, part.start, part.stop), *_range(part))
                     for lease, part in parts
                 ]
-                return Fetched(answers, self._state.size)
+                return answers, self._state.size, False, False
             left = started + timeout - time.monotonic()
             if self._state.finished or (self._state.closed and self._state.holds(consumer)):
                 break
             if not await self._changes.wait(left):
                 break
         self._state.consumer_wait.add(time.monotonic() - started)
-        return Fetched([], 0, self._state.closed and not self._state.size, self._state.finished)
+        return [], 0, self._state.closed and not self._state.size, self._state.finished
 
     async def recover(self, consumer: str, lease: int) -> Any:
         """The adopted payload of a lease whose producer has died, or None: lost, and counted."""

@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
     `finished`: no item will ever come.
     """
 
-    parts: list[LeasedPart]
+    parts: list[Any]  # the fields of `LeasedPart`s: plain tuples travel faster
     left: int
     drained: bool = False
     finished: bool = False
@@ -160,7 +160,7 @@ class Receiver:
 
     def _arrived(self, timeout: float) -> int:
         try:
-            fetched = answer(self._fetch, self._name, "getting items", timeout)
+            fetched = Fetched(*answer(self._fetch, self._name, "getting items", timeout))
         except DeadlineExceeded:
             raise
         except BaseException:
@@ -168,8 +168,9 @@ class Receiver:
             raise
         self._fetch = None
         self._left, self._drained = fetched.left, fetched.drained
-        self._parts.extend(fetched.parts)
-        count: int = sum(part.stop - part.start for part in fetched.parts)
+        parts = [LeasedPart(*part) for part in fetched.parts]
+        self._parts.extend(parts)
+        count = sum(part.stop - part.start for part in parts)
         now = time.monotonic()
         if count:
             if self._left and now - self._fetched_at < FAST:

@@ -24,6 +24,7 @@ from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
 INLINE_BYTES = 90_000  # of a chunk inside a call; from 100 KB on Ray would use the object store itself
 CHUNK_BYTES = 32 * 1024 * 1024
 CHUNK_ITEMS = 1024
+SMALL_ITEMS = 200
 WINDOW_BYTES = 64 * 1024 * 1024
 PUSHES_IN_FLIGHT = 2
 IDLE_SECONDS = 2.0
@@ -146,11 +147,13 @@ class Sender:
         items: list[Encoded] = []
         copies: list[Bytes] = []
         priority = self._pending[0][1]
-        size = 0
+        size, limit = 0, CHUNK_BYTES
         while self._pending and len(items) < self._chunk_items:
             item, own, copied = self._pending[0]
-            if own != priority or (items and size + item.nbytes > CHUNK_BYTES):
+            if own != priority or (items and size + item.nbytes > limit):
                 break
+            if len(items) == SMALL_ITEMS:  # small ones: better several calls than the object store
+                limit = max(size, INLINE_BYTES)
             self._pending.popleft()
             items.append(item)
             size += item.nbytes

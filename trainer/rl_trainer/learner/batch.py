@@ -33,8 +33,8 @@ class MicroBatch:
     """What one forward pass needs. N is the number of trained tokens in it.
 
     Attributes:
-        input_ids: int64 [B, T], right-padded with 0.
-        attention_mask: int64 [B, T].
+        input_ids: int64 [B, T], every trajectory without its last token, right-padded with 0.
+        attention_mask: int64 [B, T], at least one 1 in each row, padding last.
         positions: int64 [N], index into the flattened [B * T] hidden states that predict the trained tokens.
         targets: int64 [N].
         sampler_log_probs: float32 [N].
@@ -54,16 +54,20 @@ class MicroBatch:
 
 
 def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> MicroBatch:
-    """Pads on the right to the longest. A first token is never trained on: nothing predicts it."""
+    """Pads on the right to the longest.
+
+    A first token is never trained on: nothing predicts it. A last token is never an input: it predicts nothing.
+    """
     longest = max(len(sample.tokens) for sample in samples)
+    width = max(1, longest - 1)
     ids = np.zeros((len(samples), longest), dtype=np.int64)
-    mask = np.zeros((len(samples), longest), dtype=np.int64)
+    mask = np.zeros((len(samples), width), dtype=np.int64)
     trained = np.zeros((len(samples), longest), dtype=np.bool_)
     log_probs = np.zeros((len(samples), longest), dtype=np.float32)
     for row, sample in enumerate(samples):
         length = len(sample.tokens)
         ids[row, :length] = sample.tokens
-        mask[row, :length] = 1
+        mask[row, : max(1, length - 1)] = 1
         trained[row, :length] = sample.sampled
         log_probs[row, :length][sample.sampled] = sample.log_probs
     trained[:, 0] = False
@@ -74,9 +78,9 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return MicroBatch(
-        input_ids=tensor(ids),
+        input_ids=tensor(np.where(mask, ids[:, :width], 0)),
         attention_mask=tensor(mask),
-        positions=tensor(rows * longest + columns - 1),
+        positions=tensor(rows * width + columns - 1),
         targets=tensor(ids[rows, columns]),
         sampler_log_probs=tensor(log_probs[rows, columns]),
         advantages=tensor(advantages[rows]),

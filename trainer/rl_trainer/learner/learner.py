@@ -256,9 +256,8 @@ class Learner:
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         with self._precision():
-            hidden = model.hidden(batch.input_ids, batch.attention_mask)  # type: ignore[operator]
-            rows = hidden.flatten(0, 1).index_select(0, batch.positions)
-            logits = model.lm_head(rows)  # type: ignore[operator]
+            hidden = model.hidden_at(batch.input_ids, batch.attention_mask, batch.positions)  # type: ignore[operator]
+            logits = model.lm_head(hidden)  # type: ignore[operator]
         return losses.token_log_probs(logits, batch.targets, temperature)
 
     def _precision(self) -> AbstractContextManager[object]:

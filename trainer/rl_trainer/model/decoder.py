@@ -9,6 +9,7 @@ the edges only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,34 @@ from torch import nn
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
 from rl_trainer.model.names import check_shapes, fuse, unfuse
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of a right-padded batch stand among its places, and back.
+
+    Products run over the N tokens alone, attention over all B * T places.
+
+    Attributes:
+        shape: (B, T).
+        to_padded: int64 [B * T], the token at each place; padding takes token 0, which is as good as any: nothing
+            that is kept sees it.
+        to_packed: int64 [N], the place of each token.
+    """
+
+    shape: tuple[int, int]
+    to_padded: torch.Tensor
+    to_packed: torch.Tensor
+
+    @classmethod
+    def of(cls, attention_mask: torch.Tensor) -> Packing:
+        """From a mask [B, T] with padding after the tokens and at least one token."""
+        present = attention_mask.flatten() != 0
+        to_packed = present.nonzero().squeeze(1)
+        to_padded = torch.zeros_like(present, dtype=torch.long)
+        to_padded[to_packed] = torch.arange(len(to_packed), device=present.device)
+        batch, length = attention_mask.shape
+        return cls((batch, length), to_padded, to_packed)
 
 
 class Block(nn.Module):
@@ -45,14 +74,26 @@ class Block(nn.Module):
         self.down_weight = parameter(hidden, inner)
         self.down_bias = parameter(hidden) if config.mlp_bias else None
 
-    def forward(self, x: torch.Tensor, rotations: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """One layer: x [B, T, H] -> [B, T, H].
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotations: torch.Tensor,
+        mask: torch.Tensor | None,
+        packing: Packing | None = None,
+        chosen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One layer: x [B, T, H] -> [B, T, H], or the tokens alone with `packing`: [N, H] -> [N, H].
 
-        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal.
+        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal. `chosen` int64 [M]: only
+        these of the flattened rows are wanted, [M, H].
         """
         config = self.config
-        batch, length, _ = x.shape
-        q, k, v = self.project(rms_norm(x, self.attention_norm, config.norm_eps), rotations)
+        qkv = F.linear(
+            rms_norm(x, self.attention_norm, config.norm_eps), self.qkv_weight, self.qkv_bias
+        )
+        if packing is not None:
+            qkv = qkv.index_select(0, packing.to_padded).unflatten(0, packing.shape)
+        q, k, v = self.heads(qkv, rotations)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -61,15 +102,30 @@ class Block(nn.Module):
             is_causal=mask is None,
             enable_gqa=config.groups > 1,
         )
-        attended = attended.transpose(1, 2).reshape(batch, length, -1)
+        attended = attended.transpose(1, 2).flatten(2)
+        if packing is not None:
+            attended = attended.flatten(0, 1)
+            if chosen is None:
+                attended = attended.index_select(0, packing.to_packed)
+            else:
+                attended = attended.index_select(0, packing.to_packed[chosen])
+                x = x.index_select(0, chosen)
+        elif chosen is not None:
+            attended = attended.flatten(0, 1).index_select(0, chosen)
+            x = x.flatten(0, 1).index_select(0, chosen)
         return self.after_attention(x, attended)
 
     def project(
         self, normed: torch.Tensor, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [..., heads, D], keys and values [..., kv_heads, D] of normed [..., H], rotated."""
+        return self.heads(F.linear(normed, self.qkv_weight, self.qkv_bias), rotations)
+
+    def heads(
+        self, qkv: torch.Tensor, rotations: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same from the projections [..., (heads + 2 kv_heads) D]."""
         config = self.config
-        qkv = F.linear(normed, self.qkv_weight, self.qkv_bias)
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         turned, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -156,6 +212,26 @@ class Decoder(nn.Module):
         x = F.embedding(input_ids, self.embed)
         for layer in self.layers:
             x = layer(x, rotations.unsqueeze(-2), mask)
+        return rms_norm(x, self.norm, self.config.norm_eps)
+
+    def hidden_at(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows `places` int64 [M] of the flattened `hidden(input_ids, attention_mask)`, [M, H], for less work.
+
+        Padding must follow the tokens and costs attention only; the last layer ends early for tokens whose state is not
+        asked for. No place may be padding.
+        """
+        padded = not bool(attention_mask.all())
+        packing = Packing.of(attention_mask) if padded else None
+        rotations = self.rotations(input_ids.shape[1])[None, : input_ids.shape[1], None]
+        x = F.embedding(input_ids, self.embed)
+        if packing is not None:
+            x = x.flatten(0, 1).index_select(0, packing.to_packed)
+            places = packing.to_padded[places]
+        for layer in self.layers[:-1]:  # type: ignore[index]
+            x = layer(x, rotations, None, packing)
+        x = self.layers[-1](x, rotations, None, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -83,6 +83,12 @@ class LibraryModel(nn.Module):
         """The logits [B, T, V] (see the class): select positions from them as from hidden states."""
         return self.forward(input_ids, attention_mask, position_ids, segment_ids)
 
+    def hidden_at(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows `places` [M] of the flattened logits [B * T, V]."""
+        return self.hidden(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
+
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Its argument: `hidden` has applied the head."""
         return hidden

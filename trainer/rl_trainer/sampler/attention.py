@@ -30,6 +30,7 @@ class DecodeAttention:
         self.bags = on_cpu and config.groups <= MOST_GROUPS_FOR_BAGS if bags is None else bags
         # Below 400 multiplications per matrix PyTorch adds in another order: results would depend on L.
         self.shortest = math.ceil(400 / (config.groups * config.head_dim))
+        self._buffer = torch.empty(0, device=device, dtype=dtype)
         self._rows: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -43,7 +44,8 @@ class DecodeAttention:
         config, length = self.config, mask.shape[2]
         used = mask.shape[0]
         grouped = query.view(used, config.groups, config.head_dim)
-        scores = torch.baddbmm(mask, grouped, keys[:used, :length].transpose(1, 2))
+        scores = self._scores(used, length, query)
+        torch.baddbmm(mask, grouped, keys[:used, :length].transpose(1, 2), out=scores)
         if scores.dtype == torch.float32:
             torch.softmax(scores, dim=-1, out=scores)
         else:
@@ -54,6 +56,12 @@ class DecodeAttention:
         table = values.view(-1, config.head_dim)
         attended = F.embedding_bag(rows, table, starts, mode="sum", per_sample_weights=scores.view(-1))
         return attended.view(len(query), -1)
+
+    def _scores(self, used: int, length: int, like: torch.Tensor) -> torch.Tensor:
+        """A buffer [used, groups, L]: fresh memory of this size would be paged in anew in every layer."""
+        if self._buffer.numel() < used * self.config.groups * length:
+            self._buffer = like.new_empty(used * self.config.groups * length)
+        return self._buffer[: used * self.config.groups * length].view(used, self.config.groups, length)
 
     def _bags(self, used: int, length: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The value rows of every query head, int32 [used groups L], and where each head's begin, int32 [used groups]."""
