@@ -88,9 +88,7 @@ class Block(nn.Module):
         these of the flattened rows are wanted, [M, H].
         """
         config = self.config
-        qkv = F.linear(
-            rms_norm(x, self.attention_norm, config.norm_eps), self.qkv_weight, self.qkv_bias
-        )
+        qkv = F.linear(rms_norm(x, self.attention_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
         if packing is not None:
             qkv = qkv.index_select(0, packing.to_padded).unflatten(0, packing.shape)
         q, k, v = self.heads(qkv, rotations)
@@ -229,7 +227,7 @@ class Decoder(nn.Module):
         if packing is not None:
             x = x.flatten(0, 1).index_select(0, packing.to_packed)
             places = packing.to_padded[places]
-        for layer in self.layers[:-1]:  # type: ignore[index]
+        for layer in self.layers[:-1]:
             x = layer(x, rotations, None, packing)
         x = self.layers[-1](x, rotations, None, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
