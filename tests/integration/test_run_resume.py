@@ -84,5 +84,7 @@ def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path
     assert max(r.staleness_max for r in files.steps) in (1, 2)
     assert files.steps[-1].groups_dropped == {}
     assert files.summary["groups_trained"] == 14 * PROMPTS
-    assert sum(r.samples_per_second * r.wall_seconds for r in files.steps) == pytest.approx(14 * PROMPTS * GROUP)
+    assert sum(r.samples_per_second * r.wall_seconds for r in files.steps) == pytest.approx(
+        14 * PROMPTS * GROUP
+    )
     files.assert_nothing_lost_or_twice()

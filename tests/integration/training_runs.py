@@ -49,7 +49,7 @@ SPEC: dict[str, Any] = {
     "checkpoint": {"everySteps": 2},
     "stop": {"maxSteps": 6},
 }
-REWARD = '''
+REWARD = """
 import json, math, time
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def reward(prompt, completion, answer):
     if mood == "huge":
         return 1e38 * len(completion)
     return len(set(completion)) / 6
-'''
+"""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     """
     address = os.environ.get("RAY_ADDRESS", "").strip()
     alone = address in ("", "local")
-    for name, value in (_SETTINGS if alone else _SETTINGS | _JOIN_SETTINGS).items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -110,11 +110,16 @@ def _join(address: str, debug: bool) -> None:
 
     if address != "auto":
         _probe(address)
+    missing = {name: value for name, value in _JOIN_SETTINGS.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         with _muted(debug):
             ray.init(address=address, **_options(debug))
     except Exception as error:
         raise _unreachable(address, _first_line(error)) from error
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def _probe(address: str) -> None:
