@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.plan import plan_update
+
+groups = st.lists(st.lists(st.integers(2, 40), min_size=2, max_size=4), min_size=1, max_size=6)
+
+
+@given(groups, st.integers(1, 3), st.integers(1, 4), st.integers(1, 2))
+def test_every_trajectory_is_in_one_mini_batch_of_each_epoch(
+    lengths: list[list[int]], ranks: int, count: int, epochs: int
+):
+    advantages = np.arange(sum(map(len, lengths)), dtype=np.float32)
+    sampled = [[length - 1 for length in group] for group in lengths]
+    plans = plan_update(lengths, sampled, advantages, ranks=ranks, mini_batch_count=count, epochs=epochs, seed=(1, 2))
+    per_epoch = min(count, len(lengths))
+    assert len(plans) == epochs * per_epoch
+    expected = {(g, m) for g, group in enumerate(lengths) for m in range(len(group))}
+    for epoch in range(epochs):
+        part = plans[epoch * per_epoch : (epoch + 1) * per_epoch]
+        members = [member for plan in part for rank in plan.ranks for member in rank]
+        assert {(member.group, member.member) for member in members} == expected
+        assert len(members) == len(expected)
+        starts = np.cumsum([0, *map(len, lengths)])
+        assert all(member.advantage == starts[member.group] + member.member for member in members)
+        assert sum(plan.denominators.tokens for plan in part) == sum(map(sum, sampled))
+
+
+@given(groups, st.integers(1, 3))
+def test_denominators_are_of_the_whole_mini_batch_whatever_the_ranks(lengths: list[list[int]], ranks: int):
+    advantages = np.zeros(sum(map(len, lengths)), dtype=np.float32)
+    (plan,) = plan_update(lengths, lengths, advantages, ranks=ranks, constant_length=7)
+    flat = [length for group in lengths for length in group]
+    assert plan.denominators == LossDenominators(sum(flat), len(flat), 7)
+    assert len(plan.ranks) == ranks
+
+
+def test_the_seed_gives_the_cut():
+    lengths = [[4, 4]] * 8
+    advantages = np.zeros(16, dtype=np.float32)
+
+    def cut(seed: int) -> list[list[int]]:
+        plans = plan_update(lengths, lengths, advantages, ranks=1, mini_batch_count=4, seed=seed)
+        return [sorted({member.group for member in plan.ranks[0]}) for plan in plans]
+
+    assert cut(3) == cut(3)
+    assert cut(3) != cut(4)
