@@ -111,7 +111,7 @@ def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
     learners, reservation = launch(2, tmp_path)
     learners.start_reinforcement()
     os.kill(ray.get(learners.actors[1].__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
-    with pytest.raises(ActorDied, match=r"learner died while update: .*; add --resume"):
+    with pytest.raises(ActorDied, match=r"learner \d died while training: .*; add --resume"):
         learners.update(groups(0), np.ones(12, np.float32), 0)
     reservation.release()
 

@@ -12,6 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.stopping import RESUME_HINT
 
+# How long Ray may take to notice a death.
+DEATH_SECONDS = 5.0
+
 
 def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
     """The result of one actor call, waited for at most `timeout` seconds.
@@ -29,7 +32,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> 
             f"or unreachable, then {RESUME_HINT}"
         ) from None
     except RayActorError as error:
-        raise ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}") from error
+        raise _death(error, actor, phase) from error
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
@@ -39,23 +42,49 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> 
 
 
 def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeout: float) -> list[Any]:
-    """Results of `calls`, in order; as soon as all are there, or one has failed.
+    """Results of `calls`, in order; as soon as all are there, or one has failed. Call i is of actor `{actors} {i}`.
 
     One failure must be seen although the other actors go on waiting for the failed one in a collective.
     Raises as `answer` does.
     """
     deadline = time.monotonic() + timeout
+    names = {call: f"{actors} {rank}" for rank, call in enumerate(calls)}
     pending = list(calls)
     while pending:
         done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-        answer(done[0] if done else pending[0], actors, phase, 60.0 if done else 0.0)
-    return [answer(call, actors, phase, 60.0) for call in calls]
+        call = done[0] if done else pending[0]
+        try:
+            answer(call, names[call], phase, 60.0 if done else 0.0)
+        except RLTrainError:
+            # It may have failed because another actor died, which Ray may notice a moment later.
+            for other in (
+                ray.wait(pending, num_returns=max(1, len(pending)), timeout=DEATH_SECONDS)[0]
+                if pending
+                else []
+            ):
+                _raise_death(other, names[other], phase)
+            raise
+    return [answer(call, names[call], phase, 60.0) for call in calls]
+
+
+def _raise_death(call: ray.ObjectRef[Any], actor: str, phase: str) -> None:
+    try:
+        ray.get(call, timeout=0)
+    except RayActorError as error:
+        raise _death(error, actor, phase) from error
+    except (RayTaskError, GetTimeoutError):
+        pass
+
+
+def _death(error: RayActorError, actor: str, phase: str) -> ActorDied:
+    return ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
 
 
 def _why(error: RayActorError) -> str:
+    """In a few words. (Of any process that vanished, Ray says that it may have been the kernel's OOM killer.)"""
     text = str(error).lower()
-    if "out of memory" in text or "oom" in text:
+    if "running low on memory" in text or "memory monitor" in text:
         return "the node ran out of memory"
     if "node failure" in text or "node was terminated" in text or "its node has died" in text:
         return "its node was lost"
-    return "its process was killed or crashed"
+    return "its process was killed (by the system when memory ran out, or by somebody) or crashed"

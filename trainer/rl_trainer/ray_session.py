@@ -157,15 +157,19 @@ def _options(debug: bool) -> dict[str, Any]:
 
 @contextmanager
 def _muted(debug: bool) -> Iterator[None]:
-    """Ray's C++ part writes to file descriptor 2 whatever the log level: what it says there, we say in a sentence."""
+    """Whatever the log level, Ray's C++ part writes to file descriptor 2 when it does not get on, and a thread of Ray prints
+    whole logs of processes that died: what they mean, we say in a sentence."""
     if debug:
         yield
         return
+    from ray._private import worker
+
     kept = os.dup(2)
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
-        yield
+        with _replaced(worker, "listen_error_messages", _nothing):
+            yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
@@ -179,7 +183,7 @@ def _only_needed_processes() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _NEEDLESS:
-            stack.enter_context(_replaced(Node, name, lambda _: lambda *_, **__: None))
+            stack.enter_context(_replaced(Node, name, _nothing))
         yield
 
 
@@ -218,6 +222,10 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _nothing(original: Any) -> Callable[..., None]:
+    return lambda *_, **__: None
 
 
 def _raylet_lives() -> bool:

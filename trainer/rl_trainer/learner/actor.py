@@ -186,7 +186,7 @@ class Learners:
         denominators = LossDenominators.from_lengths([int(s.sampled[1:].sum()) for s in samples])
         ranks = len(self.actors)
         arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
-        return float(self._all("supervise", arguments, "warm start")[0])
+        return float(self._all("supervise", arguments, "the warm start")[0])
 
     def update(
         self, groups: Sequence[TakenGroup], advantages: npt.NDArray[np.float32], step: int
@@ -204,7 +204,7 @@ class Learners:
             seed=(self.spec.seed, step),
         )
         results = self._all(
-            "update", [(groups, _rank_plan(plan, r)) for r in range(len(self.actors))], "update"
+            "update", [(groups, _rank_plan(plan, r)) for r in range(len(self.actors))], "training"
         )
         return results[0][0], [span for _, spans in results for span in spans]
 
