@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -37,7 +37,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> 
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
         raise RLTrainError(
-            f"{actor} failed while {phase}: {type(error.cause).__name__}: {error.cause}; --debug shows the traceback"
+            f"{actor} failed while {phase}: {_one_line(error.cause)}; --debug shows the traceback"
         ) from error
 
 
@@ -55,29 +55,35 @@ def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeou
         call = done[0] if done else pending[0]
         try:
             answer(call, names[call], phase, 60.0 if done else 0.0)
+        except ActorDied:
+            raise
         except RLTrainError:
-            # It may have failed because another actor died, which Ray may notice a moment later.
-            for other in (
-                ray.wait(pending, num_returns=max(1, len(pending)), timeout=DEATH_SECONDS)[0]
-                if pending
-                else []
-            ):
-                _raise_death(other, names[other], phase)
+            _raise_death(pending, names, phase)
             raise
     return [answer(call, names[call], phase, 60.0) for call in calls]
 
 
-def _raise_death(call: ray.ObjectRef[Any], actor: str, phase: str) -> None:
-    try:
-        ray.get(call, timeout=0)
-    except RayActorError as error:
-        raise _death(error, actor, phase) from error
-    except (RayTaskError, GetTimeoutError):
-        pass
+def _raise_death(
+    pending: Sequence[ray.ObjectRef[Any]], names: Mapping[ray.ObjectRef[Any], str], phase: str
+) -> None:
+    """One actor has failed: perhaps because another died, which Ray may notice a moment later. That is the reason then."""
+    done = ray.wait(pending, num_returns=len(pending), timeout=DEATH_SECONDS)[0] if pending else []
+    for call in done:
+        try:
+            ray.get(call, timeout=0)
+        except RayActorError as error:
+            raise _death(error, names[call], phase) from error
+        except (RayTaskError, GetTimeoutError):
+            continue
 
 
 def _death(error: RayActorError, actor: str, phase: str) -> ActorDied:
     return ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 400 else f'{text[:400]} ...'}"
 
 
 def _why(error: RayActorError) -> str:
