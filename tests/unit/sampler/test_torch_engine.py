@@ -133,7 +133,7 @@ def test_logprobs_equal_a_full_forward(changes, temperature):
         assert found[index].tokens.dtype == np.int32
         assert len(found[index].tokens) == 3 + index
         exact = logprobs_of(model, text, found[index].tokens, temperature)
-        np.testing.assert_allclose(found[index].logprobs, exact, atol=1e-5)
+        np.testing.assert_allclose(found[index].logprobs, exact, atol=3e-5)
 
 
 def test_another_batch_gives_the_same_tokens():
@@ -245,12 +245,12 @@ def test_new_weights_between_two_steps():
     for index in range(4):
         assert found[index].versions.tolist() == [7] * 4 + [8] * 6
         before = logprobs_of(decoder(1), texts[index], found[index].tokens)
-        np.testing.assert_allclose(found[index].logprobs[:4], before[:4], atol=1e-5)
+        np.testing.assert_allclose(found[index].logprobs[:4], before[:4], atol=3e-5)
         assert abs(found[index].logprobs[4:] - before[4:]).max() > 0.01
     for index in (4, 5):  # started afterwards: the new model's from the first token, prompt included
         assert found[index].versions.tolist() == [8] * 10
         exact = logprobs_of(later, texts[index], found[index].tokens)
-        np.testing.assert_allclose(found[index].logprobs, exact, atol=1e-5)
+        np.testing.assert_allclose(found[index].logprobs, exact, atol=3e-5)
 
 
 def test_weights_are_copied_and_a_bad_set_changes_nothing():
@@ -269,6 +269,19 @@ def test_weights_are_copied_and_a_bad_set_changes_nothing():
         engine.load_weights(broken, 2)
     assert engine.version == 1
     assert all(torch.equal(value, before[name]) for name, value in engine._decoder.hf_state_dict().items())
+
+
+def test_weights_that_are_not_numbers_spoil_nothing_afterwards():
+    good = {name: value.clone() for name, value in decoder(1).hf_state_dict().items()}
+    engine = TorchEngine(decoder(1), slots=4)
+    engine.load_weights({name: value * torch.nan for name, value in good.items()}, 1)
+    engine.add(requests(prompts(4), [20] * 4))
+    assert all(np.isnan(result.logprobs).all() for result in drain(engine).values())
+    engine.load_weights(good, 2)
+    engine.add(requests(prompts(8), [20] * 8))
+    for index, result in drain(engine).items():
+        exact = logprobs_of(decoder(1), prompts(8)[index], result.tokens)
+        np.testing.assert_allclose(result.logprobs, exact, atol=3e-5)
 
 
 def test_abort_forgets_waiting_and_running_sequences():
@@ -327,10 +340,10 @@ def test_sequences_that_need_more_room_join_later():
     found = drain(engine)
     for index, text in enumerate(short):
         exact = logprobs_of(model, text, found[index].tokens)
-        np.testing.assert_allclose(found[index].logprobs, exact, atol=1e-5)
+        np.testing.assert_allclose(found[index].logprobs, exact, atol=3e-5)
     for index, text in enumerate(long):
         exact = logprobs_of(model, text, found[f"long{index}"].tokens)
-        np.testing.assert_allclose(found[f"long{index}"].logprobs, exact, atol=1e-5)
+        np.testing.assert_allclose(found[f"long{index}"].logprobs, exact, atol=3e-5)
 
 
 def test_bfloat16_weights(family_folder):

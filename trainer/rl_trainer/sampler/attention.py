@@ -31,7 +31,7 @@ class DecodeAttention:
         # Below 400 multiplications per matrix PyTorch adds in another order: results would depend on L.
         self.shortest = math.ceil(400 / (config.groups * config.head_dim))
         self._buffer = torch.empty(0, device=device, dtype=dtype)
-        self._rows: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
@@ -45,14 +45,14 @@ class DecodeAttention:
         used = mask.shape[0]
         grouped = query.view(used, config.groups, config.head_dim)
         scores = self._scores(used, length, query)
-        torch.baddbmm(mask, grouped, keys[:used, :length].transpose(1, 2), out=scores)
+        torch.baddbmm(mask, grouped, keys[:used].transpose(1, 2), out=scores)
         if scores.dtype == torch.float32:
             torch.softmax(scores, dim=-1, out=scores)
         else:
             scores = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         if not self.bags:
-            return torch.bmm(scores, values[:used, :length]).view(len(query), -1)
-        rows, starts = self._bags(used, length, values.shape[1])
+            return torch.bmm(scores, values[:used]).view(len(query), -1)
+        rows, starts = self._bags(used, length)
         table = values.view(-1, config.head_dim)
         attended = F.embedding_bag(rows, table, starts, mode="sum", per_sample_weights=scores.view(-1))
         return attended.view(len(query), -1)
@@ -63,11 +63,11 @@ class DecodeAttention:
             self._buffer = like.new_empty(used * self.config.groups * length)
         return self._buffer[: used * self.config.groups * length].view(used, self.config.groups, length)
 
-    def _bags(self, used: int, length: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _bags(self, used: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The value rows of every query head, int32 [used groups L], and where each head's begin, int32 [used groups]."""
-        key = (used, length, capacity)
+        key = (used, length)
         if key not in self._rows:
-            first = torch.arange(used, dtype=torch.int32).repeat_interleave(self.config.groups) * capacity
+            first = torch.arange(used, dtype=torch.int32).repeat_interleave(self.config.groups) * length
             rows = first[:, None] + torch.arange(length, dtype=torch.int32)
             # They change once in 16 steps; older ones are not needed again soon.
             self._rows = {key: (rows.view(-1), torch.arange(len(first), dtype=torch.int32) * length)}

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from rl_trainer.model.decoder import Block, Decoder
 from rl_trainer.model.layers import rotate
 from rl_trainer.sampler.attention import DecodeAttention
-from rl_trainer.sampler.kv_cache import KVCache, round_up
+from rl_trainer.sampler.kv_cache import KVCache
 
 
 @dataclass
@@ -41,13 +41,12 @@ class _Place:
     """Where this step's tokens stand: the same for all layers."""
 
     n: int
-    length: int
-    query_rotations: torch.Tensor  # complex [n, heads, D / 2], with the factor 1 / sqrt(D) of the scores
-    key_rotations: torch.Tensor  # complex [n, kv_heads, D / 2]
-    rows: torch.Tensor  # int64 [n, 2 kv_heads], where the new keys and values go in the cache
+    query_rotations: torch.Tensor  # complex [n, 1, D / 2], with the factor 1 / sqrt(D) of the scores
+    key_rotations: torch.Tensor  # complex [n, 1, D / 2]
+    rows: torch.Tensor  # int64 [n 2 kv_heads], where the new keys and values go in the cache
     mask: (
         torch.Tensor
-    )  # [n kv_heads, 1, length], 0 up to a sequence's own position and minus infinity after it
+    )  # [n kv_heads, 1, capacity], 0 up to a sequence's own position and minus infinity after it
 
 
 class DecodeStep:
@@ -61,19 +60,17 @@ class DecodeStep:
         self.dtype = decoder.embed.dtype
         # In float32 on a CPU the small operators have cheaper forms; elsewhere the plain ones are as good.
         self._in_place = self.device.type == "cpu" and self.dtype == torch.float32
-        self._attention = DecodeAttention(self.config, self.device, self.dtype)
+        self.attention = DecodeAttention(self.config, self.device, self.dtype)
         self._buffers: dict[int, _Buffers] = {}
         self._epsilon = torch.tensor(self.config.norm_eps, device=self.device)
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] after `tokens` int64 [n] at `positions` int64 [n] of slots 0..n-1; their keys and values are stored.
 
-        n is a multiple of 16. `length` is above every position. The result is overwritten by the next call with this n.
+        n is a multiple of 16; the cache is laid out for every position. The next call with this n overwrites the result.
         """
-        length = round_up(max(length, self._attention.shortest))
-        self.cache.reserve(length)
         buffers = self._buffers_for(tokens.shape[0])
-        place = self._place(positions, length)
+        place = self._place(positions)
         torch.index_select(self.decoder.embed.detach(), 0, tokens, out=buffers.stream)
         for index, layer in enumerate(self.decoder.layers):
             self._layer(index, layer, buffers, place)  # type: ignore[arg-type]
@@ -81,17 +78,15 @@ class DecodeStep:
         head = self.decoder.embed if self.decoder.head is None else self.decoder.head
         return torch.mm(buffers.normed, head.t(), out=buffers.logits)
 
-    def _place(self, positions: torch.Tensor, length: int) -> _Place:
-        config, n = self.config, positions.shape[0]
-        heads, dim = config.kv_heads, config.head_dim
+    def _place(self, positions: torch.Tensor) -> _Place:
+        n, heads, length = positions.shape[0], self.config.kv_heads, self.cache.capacity
         rotations = self.decoder.rotations(length).index_select(0, positions)[:, None]
         later = torch.arange(length, device=self.device) > positions[:, None]
         mask = torch.zeros(n, length, dtype=self.dtype, device=self.device).masked_fill_(later, -torch.inf)
         return _Place(
             n=n,
-            length=length,
-            query_rotations=(rotations / math.sqrt(dim)).expand(n, config.heads, dim // 2).contiguous(),
-            key_rotations=rotations.expand(n, heads, dim // 2).contiguous(),
+            query_rotations=rotations / math.sqrt(self.config.head_dim),
+            key_rotations=rotations,
             rows=self.cache.rows_of(positions),
             mask=mask[:, None].expand(n, heads, length).reshape(n * heads, 1, length),
         )
@@ -107,9 +102,9 @@ class DecodeStep:
             self._norm_heads(k, layer.k_norm)
         self._rotate(q, place.query_rotations, buffers.query)
         self._rotate(k, place.key_rotations, k)
-        cache.rows[index].index_put_((place.rows,), heads[:, config.heads :])
+        cache.rows[index].index_copy_(0, place.rows, heads[:, config.heads :].reshape(-1, config.head_dim))
 
-        attended = self._attention(buffers.query, cache.keys[index], cache.values[index], place.mask)
+        attended = self.attention(buffers.query, cache.keys[index], cache.values[index], place.mask)
         _add_product(buffers.stream, attended, layer.output_weight, layer.output_bias)
 
         self._norm(buffers, layer.mlp_norm)

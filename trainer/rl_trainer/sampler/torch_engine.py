@@ -26,8 +26,9 @@ from rl_trainer.sampler.kv_cache import KVCache, round_up
 from rl_trainer.sampler.prefill import prefill
 from rl_trainer.sampler.sampling import BatchSampling, sample, uniforms
 
-# Prompt tokens (with padding) that go through the model in one forward pass when prompts are prepared ahead.
-PREFILL_TOKENS = 4096
+# Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
+# lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class TorchEngine:
         self._step = DecodeStep(decoder, self._cache)
         self.steps = 0
 
+        self._prefill_tokens = PREFILL_TOKENS.get(self._device.type, 1024)
         self._queue: deque[_Waiting] = deque()
         self._wanted: Counter[bytes] = Counter()
         self._prefixes: dict[bytes, _Prefix] = {}
@@ -88,6 +90,7 @@ class TorchEngine:
         self._per_slot = ["_tokens", "_positions", "_counts", "_limits", "_seeds", "_temperatures"]
         self._per_slot += ["_top_k", "_top_p", "_stops", "_out_tokens", "_out_logprobs", "_out_versions"]
         self._index = np.arange(rows)
+        self._tainted = False
         self._sampling = BatchSampling()
 
     @classmethod
@@ -137,6 +140,9 @@ class TorchEngine:
         self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
         self._version = version
         self._prefixes.clear()
+        if self._tainted:
+            self._cache.clear()
+            self._tainted = False
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting."""
@@ -153,17 +159,17 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         """Refill free slots, sample one token for every active sequence, return the sequences that ended."""
-        self._refill()
+        admitted = self._refill()
         used = self._used
         if not used:
             return []
+        positions = self._positions[: round_up(used)]
+        self._cache.fit(max(int(positions.max()) + 1, self._step.attention.shortest), used)
+        self._store(admitted)
         self.steps += 1
-        padded = round_up(used)
-        positions = self._positions[:padded]
         logits = self._step(
-            torch.from_numpy(self._tokens[:padded]).to(self._device),
+            torch.from_numpy(self._tokens[: len(positions)]).to(self._device),
             torch.from_numpy(positions).to(self._device),
-            int(positions.max()) + 1,
         )
         counts = self._counts[:used]
         uniform = torch.from_numpy(uniforms(self._seeds[:used], counts)).to(self._device)
@@ -171,7 +177,10 @@ class TorchEngine:
         tokens = sampled.cpu().numpy()
         index = self._index[:used]
         self._out_tokens[index, counts] = tokens
-        self._out_logprobs[index, counts] = logprobs.cpu().numpy()
+        drawn = logprobs.cpu().numpy()
+        self._out_logprobs[index, counts] = drawn
+        # Weights that are not finite leave values in the cache that would spoil every later sequence, masked or not.
+        self._tainted = self._tainted or bool(np.isnan(drawn).any())
         self._out_versions[index, counts] = self._version
         self._tokens[:used] = tokens
         self._positions[:used] += 1
@@ -201,9 +210,13 @@ class TorchEngine:
         self._requests[slot] = None
         self._holes.append(slot)
 
-    def _refill(self) -> None:
-        """Give waiting requests the holes and the slots beyond the last; close the holes that remain."""
+    def _refill(self) -> list[tuple[int, _Prefix]]:
+        """Give waiting requests the holes and the slots beyond the last; close the holes that remain.
+
+        Returns the slots that begin with a prepared prefix.
+        """
         changed = bool(self._holes)
+        admitted: list[tuple[int, _Prefix]] = []
         count = min(len(self._queue), self._slots - self.active)
         if count:
             changed = True
@@ -211,7 +224,7 @@ class TorchEngine:
             targets = sorted(self._holes)[:count] + list(beyond)
             self._holes = sorted(self._holes)[count:]
             self._used += len(beyond)
-            self._admit(targets)
+            admitted = self._admit(targets)
         if self._holes:
             self._close_holes()
         if changed:
@@ -222,28 +235,34 @@ class TorchEngine:
                 self._decoder.config.vocab_size,
                 self._device,
             )
+        return admitted
 
-    def _admit(self, targets: list[int]) -> None:
-        """Start the first waiting requests in slots `targets`."""
-        admitted = [self._queue.popleft() for _ in targets]
-        self._make_room(admitted)
-        self._prepare(admitted)
-        by_batch: dict[int, tuple[torch.Tensor, list[int], list[int]]] = {}
-        for slot, item in zip(targets, admitted, strict=True):
+    def _admit(self, targets: list[int]) -> list[tuple[int, _Prefix]]:
+        """Start the first waiting requests in slots `targets`; see `_refill`."""
+        items = [self._queue.popleft() for _ in targets]
+        self._make_room(items)
+        self._prepare(items)
+        admitted = []
+        for slot, item in zip(targets, items, strict=True):
             self._start(slot, item.request)
             prefix = self._prefixes.get(item.key)
             if prefix is not None:
-                group = by_batch.setdefault(id(prefix.batch), (prefix.batch, [], []))
-                group[1].append(prefix.entry)
-                group[2].append(slot)
+                admitted.append((slot, prefix))
             self._wanted[item.key] -= 1
             if not self._wanted[item.key]:
                 del self._wanted[item.key]
                 self._prefixes.pop(item.key, None)
-        for batch, entries, slots in by_batch.values():
-            self._cache.store(
-                batch, torch.tensor(entries, device=self._device), torch.tensor(slots, device=self._device)
-            )
+        return admitted
+
+    def _store(self, admitted: list[tuple[int, _Prefix]]) -> None:
+        """Copy prefixes to the slots that begin with them, one copy for all that were prepared together."""
+        by_batch: dict[int, list[tuple[int, _Prefix]]] = {}
+        for slot, prefix in admitted:
+            by_batch.setdefault(id(prefix.batch), []).append((slot, prefix))
+        for group in by_batch.values():
+            entries = torch.tensor([prefix.entry for _, prefix in group], device=self._device)
+            slots = torch.tensor([slot for slot, _ in group], device=self._device)
+            self._cache.store(group[0][1].batch, entries, slots)
 
     def _start(self, slot: int, request: GenerationRequest) -> None:
         params, length = request.params, len(request.prompt)
@@ -267,8 +286,7 @@ class TorchEngine:
             for item, length in zip(admitted, lengths, strict=True)
         ]
         longest = max(length + limit for length, limit in zip(lengths, limits, strict=True))
-        # A prefix is copied in whole blocks, so room for the padded prompt is needed as well.
-        self._cache.reserve(max(longest, round_up(max(lengths))))
+        self._cache.reserve(longest)
         width = max(limits)
         if width > self._out_tokens.shape[1]:
             for name in ("_out_tokens", "_out_logprobs", "_out_versions"):
@@ -284,10 +302,7 @@ class TorchEngine:
         targets = sorted(slot for slot in holes if slot < remaining)
         sources = [slot for slot in range(remaining, self._used) if slot not in holes]
         if targets:
-            length = int(self._positions[sources].max())
-            self._cache.move(
-                torch.tensor(sources, device=self._device), torch.tensor(targets, device=self._device), length
-            )
+            self._cache.move(sources, targets, int(self._positions[sources].max()))
             for name in self._per_slot:
                 array = getattr(self, name)
                 array[targets] = array[sources]
@@ -315,7 +330,7 @@ class TorchEngine:
         }
         if not needed:
             return
-        budget = PREFILL_TOKENS - sum(round_up(len(prompt) - 1) for prompt in needed.values())
+        budget = self._prefill_tokens - sum(round_up(len(prompt) - 1) for prompt in needed.values())
         for item in self._queue:
             if budget <= 0:
                 break
@@ -327,7 +342,7 @@ class TorchEngine:
         # Prompts of like length share a batch: little padding, and the memory of one batch stays bounded.
         ordered = sorted(needed.items(), key=lambda pair: len(pair[1]))
         while ordered:
-            size = max(1, PREFILL_TOKENS // round_up(len(ordered[-1][1]) - 1))
+            size = max(1, self._prefill_tokens // round_up(len(ordered[-1][1]) - 1))
             chunk, ordered = ordered[-size:], ordered[:-size]
             batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
             for entry, (key, _) in enumerate(chunk):
