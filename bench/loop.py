@@ -91,7 +91,7 @@ class Measured:
 
 
 def write_prompts(target: Path) -> None:
-    """`12+34=` and so on. The answer is the sum, over and over: so nearly every group has different rewards to learn from."""
+    """`12+34=` and so on. The answer is the sum, over and over: so that rewards differ in nearly every group."""
     generator = random.Random(0)
     with target.open("w") as file:
         for _ in range(PROMPTS):
@@ -139,7 +139,7 @@ def write_model(folder: Path, case: Case) -> None:
 
 
 def end_log_odds(case: Case) -> float:
-    """log(p / (1 - p)) of the end token. Lengths are geometric, cut at `max_new_tokens`: `(1 - (1 - p)^n) / p` on average."""
+    """log(p / (1 - p)) of the end token. Lengths are geometric and cut: `(1 - (1 - p)^n) / p` on average."""
     if case.mean is None:
         return -40.0
     p = 1 / case.mean
@@ -196,7 +196,13 @@ def ours(case: Case, folder: Path, warm_up: int, overrides: Sequence[str] = ()) 
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / "loop-ours.log"
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        )
         try:
             code = process.wait(RUN_SECONDS)
         except subprocess.TimeoutExpired:
