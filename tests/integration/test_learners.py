@@ -28,7 +28,12 @@ def spec(replicas: int) -> RunSpec:
         {
             "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
             "task": {"environment": "reasoning-gym", "name": "chain_sum"},
-            "algorithm": {"learningRate": 1e-3, "groupSize": 4, "promptsPerStep": 3, "kl": {"coefficient": 0.05}},
+            "algorithm": {
+                "learningRate": 1e-3,
+                "groupSize": 4,
+                "promptsPerStep": 3,
+                "kl": {"coefficient": 0.05},
+            },
             "learner": {"replicas": replicas, "tokensPerMicroBatch": 64},
         }
     )

@@ -16,7 +16,9 @@ def test_every_trajectory_is_in_one_mini_batch_of_each_epoch(
 ):
     advantages = np.arange(sum(map(len, lengths)), dtype=np.float32)
     sampled = [[length - 1 for length in group] for group in lengths]
-    plans = plan_update(lengths, sampled, advantages, ranks=ranks, mini_batch_count=count, epochs=epochs, seed=(1, 2))
+    plans = plan_update(
+        lengths, sampled, advantages, ranks=ranks, mini_batch_count=count, epochs=epochs, seed=(1, 2)
+    )
     per_epoch = min(count, len(lengths))
     assert len(plans) == epochs * per_epoch
     expected = {(g, m) for g, group in enumerate(lengths) for m in range(len(group))}
