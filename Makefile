@@ -31,6 +31,7 @@ bench: $(INSTALLED) ## measure against peers; tables on screen, JSON in bench/re
 
 docs: $(INSTALLED) ## regenerate docs/api-reference.md and the README's picture
 	@$(BIN)/python -m rl_api.reference > docs/api-reference.md
+	@scripts/picture
 
 browser:
 	@scripts/browser

@@ -309,7 +309,8 @@ class Session:
         """Puts the learners' weights into the object store under their version, once per version."""
         version = self.counters.step // self.spec.weight_sync.every_steps
         if version != self._weights_version:
-            self._weights, spans = self.learners.publish(version)
+            with self.spans.span("publish", version=version):
+                self._weights, spans = self.learners.publish(version)
             self._step_spans.extend(spans)
             self._weights_version = version
 
