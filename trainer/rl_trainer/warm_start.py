@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Far from every prompt that reinforcement learning will see of an endless task.
 FIRST_INDEX = 1_000_000_000
-SCORE_EVERY = 5
+SCORE_EVERY = 2
 
 
 def warm_start(session: Session) -> None:
