@@ -31,7 +31,7 @@ from rl_trainer.channel.channel import Channel, ChannelClosed
 from rl_trainer.channel.groups import BufferConfig, GroupMeta
 from rl_trainer.ray_session import ray_session
 
-SAMPLERS, SLOTS, GROUPS = 2, 16, 32  # samplers, slots of each, groups per step: one step fills all slots once
+SAMPLERS, SLOTS, GROUPS = 2, 16, 64  # samplers, slots of each, groups per step: a step fills all slots twice
 SPREAD = 0.8  # sigma of the log-normal
 LONGEST = 4.0  # in means
 STALENESS = (0, 1, 4)

@@ -64,7 +64,7 @@ def reward(prompt, completion, answer):
     if mood == "nan":
         return math.nan
     if mood == "huge":
-        return 1e38 * len(completion)
+        return 1e36 * (sum(map(ord, completion)) % 97)
     return len(set(completion)) / 6
 """
 

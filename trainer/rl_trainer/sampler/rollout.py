@@ -144,9 +144,9 @@ class Rollouts:
         self._groups[number] = group
         try:
             self.engine.add([self._request(number, m) for m in range(members)])
-        except BaseException:
+        except TaskError as error:
             del self._groups[number]
-            raise
+            raise TaskError(_refused(prompt, str(error))) from None
 
     def advance(self) -> list[GroupRollout | GroupFailure]:
         """One engine step and all tool replies that are due; returns the groups that are complete, or failed."""
@@ -258,3 +258,13 @@ class Rollouts:
         self.engine.abort([(number, m) for m in range(len(group.members))])
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
+
+
+def _refused(prompt: Prompt, why: str) -> str:
+    """The engine names its request; a person knows prompts and fields."""
+    reason = why.partition(": ")[2].partition(";")[0] or why
+    text = prompt.text if len(prompt.text) <= 40 else f"{prompt.text[:40]}..."
+    return (
+        f"prompt {prompt.index} ({text!r}): {reason}; shorten it (task.file, task.args, task.promptTemplate or "
+        "task.systemPrompt) or take a model with a longer context (model.source; model.tiny.maxPositions for tiny)"
+    )

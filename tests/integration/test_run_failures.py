@@ -1,0 +1,187 @@
+"""Runs in which something dies, hangs or is nonsense: what goes on, what ends, what is said, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from training_runs import PROMPTS, RunFiles, until
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+HINT = "add --resume to the same command to go on from the last checkpoint"
+
+
+def actors(role: str) -> list[psutil.Process]:
+    """Processes of this process's Ray that run an actor of `role`."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "".join(child.cmdline()).startswith(f"ray::{role}Actor")
+    ]
+
+
+@contextmanager
+def meanwhile(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[None]:
+    """While the block trains: `action` as soon as `condition` holds. The block's end waits for it."""
+    problem: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            until(condition)
+            action()
+        except BaseException as error:
+            problem.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    yield
+    thread.join()
+    assert not problem, problem
+
+
+def kill(role: str) -> Callable[[], None]:
+    def action() -> None:
+        actors(role)[0].kill()
+
+    return action
+
+
+def test_a_killed_sampler_is_replaced_and_its_groups_are_sampled_again(tmp_path: Path):
+    files = RunFiles(tmp_path, sampler={"replicas": 2}, stop={"maxSteps": 10_000})
+    files.feel(delay=0.02)
+    killed: list[int] = []
+
+    def kill_and_let_it_go_on() -> None:
+        killed.append(len(files.steps))
+        actors("Sampler")[0].kill()
+        until(lambda: len(files.steps) > killed[0] + 4 and len(actors("Sampler")) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with meanwhile(lambda: len(files.steps) >= 3, kill_and_let_it_go_on):
+        outcome = files.run()
+    assert outcome.code == 143
+    assert "died and was replaced; its" in outcome.out
+    assert [prompt for r in files.steps for prompt in r.prompts] == list(range(len(files.steps) * PROMPTS))
+    files.assert_nothing_lost_or_twice()
+
+
+def test_killed_learner_and_killed_buffer_end_the_run_with_a_reason_and_it_resumes_each_time(tmp_path: Path):
+    files = RunFiles(tmp_path, learner={"replicas": 2})
+    many = ("--set", "stop.maxSteps=10000")
+    files.feel(delay=0.02)
+    with meanwhile(lambda: len(files.steps) >= 3, kill("Learner")):
+        outcome = files.run(*many)
+    assert outcome.code == 1
+    assert outcome.sentence.startswith("learner ")
+    assert " died while " in outcome.sentence
+    assert outcome.sentence.endswith(HINT)
+
+    reached = files.checkpoints[-1]
+    with meanwhile(lambda: len(files.steps) >= reached + 3, kill("Buffer")):
+        outcome = files.run("--resume", *many)
+    assert outcome.code == 1
+    assert outcome.sentence.startswith("buffer died while ")
+    assert outcome.sentence.endswith(HINT)
+
+    files.feel()
+    files.run("--resume", "--set", f"stop.maxSteps={files.checkpoints[-1] + 3}").assert_well()
+    files.assert_nothing_lost_or_twice()
+
+
+def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: Path):
+    """Raises, hangs, is NaN: each ends the run, each time the same prompt comes again, in the end it is trained on."""
+    files = RunFiles(tmp_path)
+    moody = 13  # in step 4: after the checkpoint of step 2
+    sentences = {}
+    for number, mood in enumerate(("raise", "hang", "nan")):
+        files.feel({moody: mood})
+        outcome = files.run(*(["--resume"] if number else []))
+        assert outcome.code == 1
+        assert files.checkpoints == [2]
+        assert f"at prompt {moody} ('say " in outcome.sentence
+        sentences[mood] = outcome.sentence
+    assert "moody_reward:reward raised ValueError: no reward today" in sentences["raise"]
+    assert "has not returned after 1s (its timeout)" in sentences["hang"]
+    assert "moody_reward.py:" in sentences["hang"]
+    assert "nan" in sentences["nan"].lower()
+    files.feel()
+    files.run("--resume").assert_well()
+    assert [prompt for r in files.steps for prompt in r.prompts] == list(range(6 * PROMPTS))
+    files.assert_nothing_lost_or_twice()
+
+
+def test_a_reward_that_fails_drops_the_group_where_that_is_wanted(tmp_path: Path):
+    files = RunFiles(tmp_path, task={"onRewardError": "drop"})
+    moods = {2: "raise", 9: "hang", 11: "nan"}
+    files.feel(moods)
+    outcome = files.run().assert_well()
+    assert files.steps[-1].groups_dropped == {"reward_error": 3}
+    assert files.summary["groups_dropped"] == {"reward_error": 3}
+    trained = [prompt for r in files.steps for prompt in r.prompts]
+    assert trained == [index for index in range(6 * PROMPTS + 3) if index not in moods]
+    assert "24 trained; dropped 3 (reward error 3)" in outcome.out
+    files.assert_nothing_lost_or_twice()
+
+
+def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_end_the_run(tmp_path: Path):
+    files = RunFiles(tmp_path, algorithm={"advantage": {"normalizeByStd": False}}, stop={"maxSteps": 20})
+    third, seventh = 2 * PROMPTS, 6 * PROMPTS
+    files.feel(dict.fromkeys((third, *range(seventh, seventh + 5 * PROMPTS)), "huge"))
+    outcome = files.run()
+    assert outcome.code == 1, outcome
+    assert "loss or gradient was not a number in 3 steps in a row" in outcome.sentence
+    assert "lower algorithm.learningRate" in outcome.sentence
+    assert [r.skipped_steps for r in files.steps] == [0, 0, 1, 1, 1, 1, 2, 3, 4]
+    assert math.isfinite(files.steps[3].loss), "the step after it is a good one"
+    files.feel()
+    files.run("--resume", "--set", "stop.maxSteps=9").assert_well()
+    files.assert_nothing_lost_or_twice()
+
+
+def test_a_prompt_longer_than_the_context_says_which_and_what_to_change(tmp_path: Path):
+    files = RunFiles(tmp_path)
+    lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
+    long = json.dumps({"prompt": "x" * 40, "answer": "1"})
+    (tmp_path / "prompts.jsonl").write_text("\n".join([*lines[:4], long]) + "\n")
+    outcome = files.run()
+    assert outcome.code == 2
+    for part in ("prompt ", "40 tokens", "32", "context", "task.", "model.tiny.maxPositions"):
+        assert part in outcome.sentence
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path: Path):
+    files = RunFiles(tmp_path, stop={"maxSteps": 10_000})
+    files.feel(delay=0.02)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (10_000, hard)  # smaller than the model, larger than everything else
+    try:
+        with meanwhile(
+            lambda: len(files.checkpoints) > 1, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, size)
+        ):
+            outcome = files.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert outcome.code == 1
+    good, older = files.checkpoints[-1], files.checkpoints[-2]
+    assert f"The checkpoint of step {good + 2} could not be written" in outcome.sentence
+    assert f"The checkpoint of step {good} is untouched: free some space" in outcome.sentence
+    assert not list((files.out / "checkpoints").glob(".tmp*"))
+
+    # And the newest checkpoint damaged, as by a disk that lost its cache: the one before it serves.
+    newest = files.out / "checkpoints" / f"step-{good:08d}" / "model" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    files.feel()
+    outcome = files.run("--resume", "--set", f"stop.maxSteps={good + 1}").assert_well()
+    assert f"warning: The checkpoint of step {good} was skipped: model/model.safetensors has" in outcome.out
+    assert f"resumed from step {older}" in outcome.out
+    files.assert_nothing_lost_or_twice()
