@@ -1,0 +1,1 @@
+"""Kubernetes operator: turns RLTrainingRun objects into KubeRay objects and keeps them going."""
