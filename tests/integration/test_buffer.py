@@ -213,5 +213,5 @@ def test_a_mistake_is_the_buffers_own_sentence():
 def test_a_killed_buffer_is_named():
     buffer = make()
     ray.kill(buffer.actor)
-    with pytest.raises(ActorDied, match="taking a batch: the buffer has died"):
+    with pytest.raises(ActorDied, match="the buffer died while taking a batch"):
         buffer.take(5.0)

@@ -285,10 +285,10 @@ def test_a_killed_channel_is_named():
     channel.put(1)
     assert channel.get(5) == 1
     ray.kill(channel.actor)
-    with pytest.raises(ActorDied, match="channel gone has died"):
+    with pytest.raises(ActorDied, match="channel gone died while"):
         for _ in range(3):
             channel.get(5)
-    with pytest.raises(ActorDied, match="putting items: channel gone has died"):
+    with pytest.raises(ActorDied, match="channel gone died while putting items"):
         for _ in range(3):
             channel.put(1, timeout=10)
             channel.flush(10)

@@ -17,6 +17,7 @@ from rl_trainer.channel.payload import Trajectory, pack_group
 from rl_trainer.channel.state import GroupMeta, TakenGroup
 from rl_trainer.learner.actor import Learners
 from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve
 from rl_trainer.weights.payload import unpack_weights
 
@@ -68,7 +69,7 @@ def launch(replicas: int, cache: Path) -> tuple[Learners, Any]:
     run = spec(replicas)
     reservation = reserve([Bundle(f"learner {rank}", 1) for rank in range(replicas)], "PACK", 30)
     learners = Learners.launch(run, reservation)
-    learners.start(resolve_model("tiny", cache, run.model.tiny, 0, None))
+    learners.start(share_folder(resolve_model("tiny", cache, run.model.tiny, 0, None)))
     return learners, reservation
 
 

@@ -16,8 +16,8 @@ from rl_trainer.stopping import RESUME_HINT
 DEATH_SECONDS = 5.0
 
 
-def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
-    """The result of one actor call, waited for at most `timeout` seconds.
+def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | None) -> Any:
+    """The result of one actor call, waited for at most `timeout` seconds (None: the caller keeps the deadline).
 
     Raises:
         ActorDied: the process behind the call is gone.

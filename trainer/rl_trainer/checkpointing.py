@@ -32,6 +32,7 @@ from rl_trainer.checkpoint_manifest import reason
 from rl_trainer.checkpoint_state import pack_groups, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.inputs import heldout_count
+from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.report.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.stopping import RESUME_HINT
@@ -163,7 +164,8 @@ class Checkpoints:
         ranks = range(self.spec.learner.replicas)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in checkpoint.info.files else None for name in names]
-        learners.restore(moments, state["optimizer_steps"], self.folder.initial, generators)
+        reference = share_folder(self.folder.initial) if self.spec.algorithm.kl.coefficient else None
+        learners.restore(moments, state["optimizer_steps"], reference, generators)
         payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
         buffer.restore(state["buffer"], payloads)
         metrics.truncate(state["metrics_position"])

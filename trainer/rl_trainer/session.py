@@ -24,6 +24,7 @@ from rl_trainer.checkpointing import Checkpoints
 from rl_trainer.console import Console
 from rl_trainer.counters import Counters, step_record
 from rl_trainer.inputs import load_inputs
+from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.bundles import bundles, check_supported
 from rl_trainer.placement.groups import reserve
 from rl_trainer.ray_session import ray_session
@@ -131,6 +132,7 @@ class Session:
         from rl_trainer.learner.actor import Learners
         from rl_trainer.sampler.samplers import Samplers
 
+        self._shared_model = share_folder(self.model_folder)
         self.console.phase("reserving actors")
         gpus = ray.cluster_resources().get("GPU", 0.0)
         reservation = reserve(bundles(spec, gpus), spec.placement.strategy, spec.placement.timeout.seconds)
@@ -151,9 +153,9 @@ class Session:
         )
         self.learners = Learners.launch(spec, reservation)
         self.samplers = Samplers(
-            spec, self.model_folder, self.buffer, reservation, search, self.console.warning
+            spec, self._shared_model, self.buffer, reservation, search, self.console.warning
         )
-        self.learners.start(self.model_folder)
+        self.learners.start(self._shared_model)
         self.samplers.wait_ready()
 
     # -- the loop's verbs ------------------------------------------------------------------------------------------

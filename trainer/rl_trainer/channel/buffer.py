@@ -17,8 +17,8 @@ import numpy as np
 import ray
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_trainer.actors import answer
 from rl_trainer.channel.adoption import adopt
-from rl_trainer.channel.calls import answer
 from rl_trainer.channel.changes import Changes
 from rl_trainer.channel.groups import BufferConfig, GroupMeta, PutResult, TakenGroup, Ticket
 from rl_trainer.channel.payload import GroupPayload, unpack_group

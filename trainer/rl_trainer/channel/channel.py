@@ -30,8 +30,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_api.errors import RLTrainError
+from rl_trainer.actors import answer
 from rl_trainer.channel.adoption import adopt
-from rl_trainer.channel.calls import answer
 from rl_trainer.channel.changes import Changes
 from rl_trainer.channel.chunks import cut
 from rl_trainer.channel.liveness import Probe, look_at

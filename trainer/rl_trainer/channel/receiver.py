@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
-from rl_trainer.channel.calls import answer
+from rl_trainer.actors import answer
 from rl_trainer.channel.chunks import Encoded, decode, split
 from rl_trainer.channel.liveness import Progress
 

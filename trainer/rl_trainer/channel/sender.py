@@ -18,7 +18,7 @@ import numpy as np
 import ray
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
-from rl_trainer.channel.calls import answer
+from rl_trainer.actors import answer
 from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
 
 INLINE_BYTES = 90_000  # of a chunk inside a call; from 100 KB on Ray would use the object store itself

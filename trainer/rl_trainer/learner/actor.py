@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
 from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
+from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.report.timeline import Span, SpanRecorder
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
@@ -50,7 +50,7 @@ class LearnerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def start(self, folder: Path, address: str | None) -> None:
+    def start(self, folder: SharedFolder, address: str | None) -> None:
         """Loads the model and joins the other ranks."""
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         with self.spans.span("load model"):
@@ -63,7 +63,7 @@ class LearnerActor:
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
-            self.learner = Learner(folder, self.spec, rank=self.rank, ranks=self.ranks, device=device)
+            self.learner = Learner(folder.open(), self.spec, rank=self.rank, ranks=self.ranks, device=device)
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
@@ -73,13 +73,14 @@ class LearnerActor:
         self,
         optimizer: Mapping[str, npt.NDArray[Any]],
         steps: int,
-        reference: Path,
+        reference: SharedFolder | None,
         generators: bytes | None,
     ) -> None:
         """Optimizer state, KL reference and random generators of a checkpoint; the weights came with `start`."""
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in optimizer.items()}
         self.learner.load_optimizer_state(tensors, steps)
-        self.learner.load_reference(reference)
+        if reference is not None:
+            self.learner.load_reference(reference.open())
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -154,7 +155,7 @@ class Learners:
         ]
         return cls(actors, spec)
 
-    def start(self, folder: Path) -> None:
+    def start(self, folder: SharedFolder) -> None:
         """Loads the model on every rank and joins them."""
         address = None
         if len(self.actors) > 1:
@@ -169,7 +170,7 @@ class Learners:
         self,
         optimizer: Mapping[str, npt.NDArray[Any]],
         steps: int,
-        reference: Path,
+        reference: SharedFolder | None,
         generators: Sequence[bytes | None],
     ) -> None:
         """See `LearnerActor.restore`; `generators` by rank."""

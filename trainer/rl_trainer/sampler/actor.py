@@ -24,6 +24,7 @@ from rl_trainer.channel.buffer import Acquired, Buffer
 from rl_trainer.channel.payload import pack_group
 from rl_trainer.channel.state import GroupMeta, Ticket
 from rl_trainer.inputs import heldout_count
+from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.report.timeline import SpanRecorder
 from rl_trainer.sampler.engine import SamplingParams, create_engine
@@ -81,10 +82,11 @@ class _Evaluation:
 class SamplerActor:
     """One sampler. Threads: `run` (the loop) and one for calls from the driver."""
 
-    def __init__(self, rank: int, spec: RunSpec, folder: Path, buffer: Buffer, search: Path | None):
+    def __init__(self, rank: int, spec: RunSpec, model: SharedFolder, buffer: Buffer, search: Path | None):
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
+        folder = model.open()
         tokenizer = load_tokenizer(folder)
         self.engine = create_engine(
             folder,

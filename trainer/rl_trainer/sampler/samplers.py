@@ -13,6 +13,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import Buffer
+from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.sampler.actor import Answer, SamplerActor
 from rl_trainer.stopping import RESUME_HINT
@@ -29,7 +30,7 @@ class Samplers:
     def __init__(
         self,
         spec: RunSpec,
-        folder: Path,
+        model: SharedFolder,
         buffer: Buffer,
         reservation: Reservation,
         search: Path | None,
@@ -39,13 +40,13 @@ class Samplers:
 
         Args:
             spec: the run.
-            folder: model folder every sampler opens.
+            model: model folder every sampler opens.
             buffer: where tickets come from.
             reservation: bundles named `sampler 0`, `sampler 1`, ...
             search: folder from which reward modules are imported.
             warn: told, in a sentence, of every replacement.
         """
-        self._spec, self._folder, self._buffer = spec, folder, buffer
+        self._spec, self._model, self._buffer = spec, model, buffer
         self._reservation, self._search, self._warn = reservation, search, warn
         self.begun = False
         self._restarts = 0
@@ -134,7 +135,7 @@ class Samplers:
         options = self._reservation.options(f"sampler {rank}")
         # Two threads: the loop, and calls of the driver.
         remote = ray.remote(SamplerActor).options(max_concurrency=3, **options)
-        return remote.remote(rank, self._spec, self._folder, self._buffer, self._search)
+        return remote.remote(rank, self._spec, self._model, self._buffer, self._search)
 
     def _replace(self, rank: int, error: ActorDied) -> None:
         self._restarts += 1
