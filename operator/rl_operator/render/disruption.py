@@ -1,0 +1,35 @@
+"""PodDisruptionBudget of a run: which pods must not be moved for maintenance."""
+
+from __future__ import annotations
+
+from rl_operator.render.effective import Effective
+from rl_operator.render.names import (
+    HEAD,
+    LEARNER,
+    ROLE_LABEL,
+    RUN_LABEL,
+    Manifest,
+    owner,
+    run_labels,
+)
+
+
+def disruption_budget(effective: Effective) -> Manifest:
+    """Keeps head and learners: losing one ends the attempt. Samplers may go; others take over."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": effective.name,
+            "namespace": effective.namespace,
+            "labels": run_labels(effective.name),
+            "ownerReferences": [owner(effective.name, effective.uid)],
+        },
+        "spec": {
+            "maxUnavailable": 0,
+            "selector": {
+                "matchLabels": {RUN_LABEL: effective.name},
+                "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": [HEAD, LEARNER]}],
+            },
+        },
+    }

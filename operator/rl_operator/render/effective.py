@@ -1,0 +1,363 @@
+"""The run as it is carried out: the profile's defaults under the run's own values, pools, images, limits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rl_api.paths import Path, render_path
+from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
+from rl_api.rules import Problem
+from rl_api.run import RLTrainingRun, RunSpec
+from rl_api.validation import check_document
+from rl_operator.render.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest
+from rl_operator.render.pools import find_pool, head_pool
+from rl_operator.settings import Settings
+
+BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
+"""What runs get where no profile is marked default: one pool without accelerators, on any node."""
+
+RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
+"""Ports of the Ray head."""
+
+_LONGEST_MESSAGE: Final = 2000
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role of a run: how many pods, where, of what size."""
+
+    role: str
+    replicas: int
+    pool: PoolSpec
+    image: str
+    cpu: str
+    ray_cpus: int
+    """CPU cores that Ray may hand out on one pod."""
+    memory: str
+    accelerators: int = 0
+
+
+@dataclass(frozen=True)
+class Effective:
+    """A run that can be carried out."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: RunSpec
+    document: Manifest
+    """What the trainer reads: the run with everything filled in."""
+    digest: str
+    """Short hash of the spec, without `suspend`, which does not change what is trained."""
+    roles: tuple[RolePlan, ...]
+    """Head, learner, sampler."""
+    settings: Settings
+
+    def role(self, name: str) -> RolePlan:
+        """The plan of one role."""
+        return next(plan for plan in self.roles if plan.role == name)
+
+    @property
+    def claim(self) -> str | None:
+        """PersistentVolumeClaim of the run's checkpoints, if it uses one."""
+        storage = self.spec.checkpoint.storage if self.spec.checkpoint is not None else None
+        return storage.persistent_volume_claim if storage is not None else None
+
+    @property
+    def status_port(self) -> int:
+        """Port of the driver's status server."""
+        return self.spec.server.port
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A run that cannot be carried out."""
+
+    reason: str
+    """One word: InvalidSpec, ProfileMissing, ProfileInvalid, LimitExceeded or Unsupported."""
+    message: str
+    """A sentence for each thing that is wrong."""
+
+
+Plan = Effective | Refused
+
+
+def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings: Settings) -> Plan:
+    """What is to be done for a run (an object of the API server), or why nothing can be.
+
+    Args:
+        run: the RLTrainingRun; any JSON, as the API server may hold an older or a broken one.
+        profiles: all RLTrainingProfiles.
+        settings: the operator's.
+    """
+    metadata = run.get("metadata") or {}
+    own = run.get("spec")
+    chosen = choose_profile(own.get("profile") if isinstance(own, dict) else None, profiles)
+    if isinstance(chosen, Refused):
+        return chosen
+    profile_name, profile = chosen
+    document = {
+        "apiVersion": run.get("apiVersion", API_VERSION),
+        "kind": run.get("kind", KIND),
+        "metadata": {"name": metadata.get("name"), "namespace": metadata.get("namespace")},
+        "spec": merge(profile.defaults, own) if isinstance(own, dict) else own,
+    }
+    resource, problems = check_document(document, "cluster")
+    if not isinstance(resource, RLTrainingRun):
+        return Refused("InvalidSpec", sentences(problems))
+    spec = resource.spec
+    if problems := list(_unsupported(spec)):
+        return Refused("Unsupported", sentences(problems))
+    pools = {HEAD: head_pool(profile)}
+    for role, name in ((LEARNER, spec.learner.pool), (SAMPLER, spec.sampler.pool)):
+        pool = find_pool(profile, name)
+        if pool is None:
+            names = ", ".join(pool.name for pool in profile.pools)
+            problem = Problem(
+                ("spec", role, "pool"), f"found {name!r}, allowed: a pool of {_title(profile_name)}: {names}"
+            )
+            return Refused("InvalidSpec", sentences([problem]))
+        pools[role] = pool
+    roles = tuple(_roles(spec, profile, pools, settings))
+    if problems := list(_misplaced(spec, roles)):
+        return Refused("InvalidSpec", sentences(problems))
+    if problems := list(_over_limits(profile_name, profile, roles)):
+        return Refused("LimitExceeded", sentences(problems))
+    effective = _resolve(resource, profile_name, profile, roles, settings)
+    return Effective(
+        name=resource.name,
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=str(metadata.get("uid") or ""),
+        spec=effective.spec,
+        document=effective.model_dump(mode="json", by_alias=True, exclude={"status"}),
+        digest=spec_digest(effective.spec),
+        roles=roles,
+        settings=settings,
+    )
+
+
+def choose_profile(
+    name: object, profiles: Sequence[Mapping[str, Any]]
+) -> tuple[str | None, ProfileSpec] | Refused:
+    """Name and spec of the profile called `name`, else of the default one, else of the built-in one (no name)."""
+    by_name = {str((profile.get("metadata") or {}).get("name")): profile for profile in profiles}
+    if name is None:
+        marked = sorted(
+            key for key, profile in by_name.items() if (profile.get("spec") or {}).get("default") is True
+        )
+        if not marked:
+            return None, BUILT_IN
+        if len(marked) > 1:
+            return Refused(
+                "ProfileMissing",
+                f"spec.profile: missing, required where several profiles are marked default: {', '.join(marked)}",
+            )
+        name = marked[0]
+    if not isinstance(name, str) or name not in by_name:
+        known = ", ".join(sorted(by_name)) or "none"
+        return Refused(
+            "ProfileMissing",
+            f"spec.profile: found {name!r}, but there is no such RLTrainingProfile (there are: {known}); "
+            "name one of them or ask your platform team",
+        )
+    resource, problems = check_document(_without_status(by_name[name]))
+    if not isinstance(resource, RLTrainingProfile):
+        return Refused("ProfileInvalid", f"RLTrainingProfile {name}: {sentences(problems)}")
+    return name, resource.spec
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def sentences(problems: Sequence[Problem]) -> str:
+    """All problems as one message of bounded length."""
+    texts = [f"{render_path(problem.path)}: {problem.sentence}" for problem in problems]
+    message = "; ".join(texts)
+    if len(message) <= _LONGEST_MESSAGE:
+        return message
+    return f"{message[: _LONGEST_MESSAGE - 30]}... ({len(texts)} problems)"
+
+
+def spec_digest(spec: RunSpec) -> str:
+    """Hash of a spec, without `suspend`."""
+    document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_status(document: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = document.get("metadata") or {}
+    return {
+        "apiVersion": document.get("apiVersion", API_VERSION),
+        "kind": document.get("kind", "RLTrainingProfile"),
+        "metadata": {"name": metadata.get("name")},
+        "spec": document.get("spec"),
+    }
+
+
+def _title(profile: str | None) -> str:
+    return "the built-in profile" if profile is None else f"profile {profile}"
+
+
+def _unsupported(spec: RunSpec) -> Iterator[Problem]:
+    """What the contract has and this version of the operator has not."""
+    if spec.workload == "Service":
+        yield Problem(
+            ("spec", "workload"),
+            "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
+        )
+
+
+def _roles(
+    spec: RunSpec, profile: ProfileSpec, pools: Mapping[str, PoolSpec], settings: Settings
+) -> Iterator[RolePlan]:
+    def image(pool: PoolSpec) -> str:
+        if spec.image is not None:
+            return spec.image
+        if pool.accelerator_resource is None:
+            return profile.images.cpu or settings.image_cpu
+        return profile.images.gpu or settings.image_gpu
+
+    def memory(pool: PoolSpec) -> str:
+        return settings.worker_memory if pool.accelerator_resource is None else settings.accelerator_memory
+
+    def cpu(pool: PoolSpec, threads: int) -> str:
+        return settings.worker_cpu if pool.accelerator_resource is None else str(threads)
+
+    pool = pools[HEAD]
+    # One CPU for Ray to hand out: the buffer asks for a hundredth of one.
+    yield RolePlan(HEAD, 1, pool, image(pool), settings.head_cpu, 1, settings.head_memory)
+    pool, learner = pools[LEARNER], spec.learner
+    yield RolePlan(
+        LEARNER,
+        learner.replicas,
+        pool,
+        image(pool),
+        cpu(pool, learner.threads),
+        learner.threads,
+        memory(pool),
+        accelerators=0 if pool.accelerator_resource is None else 1,
+    )
+    pool, sampler = pools[SAMPLER], spec.sampler
+    asked = sampler.resources
+    cores = asked.cpu if asked is not None and asked.cpu is not None else None
+    accelerators = asked.accelerators if asked is not None and asked.accelerators is not None else None
+    if accelerators is None:
+        accelerators = 0 if pool.accelerator_resource is None else sampler.tensor_parallel_size
+    yield RolePlan(
+        SAMPLER,
+        sampler.replicas,
+        pool,
+        image(pool),
+        cpu(pool, sampler.threads) if cores is None else f"{round(cores * 1000)}m",
+        max(sampler.threads, -int(-(cores or 0) // 1)),
+        asked.memory if asked is not None and asked.memory is not None else memory(pool),
+        accelerators=accelerators,
+    )
+
+
+def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
+    """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
+    if spec.server.port in RAY_PORTS.values():
+        taken = ", ".join(f"{port} ({name})" for name, port in RAY_PORTS.items())
+        yield Problem(
+            ("spec", "server", "port"),
+            f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
+        )
+    sampler = next(plan for plan in roles if plan.role == SAMPLER)
+    resource, per_node = sampler.pool.accelerator_resource, sampler.pool.accelerators_per_node
+    explicit = spec.sampler.resources is not None and spec.sampler.resources.accelerators is not None
+    path: Path = (
+        ("spec", "sampler", "resources", "accelerators")
+        if explicit
+        else ("spec", "sampler", "tensorParallelSize")
+    )
+    if sampler.accelerators and resource is None:
+        yield Problem(
+            path,
+            f"found {sampler.accelerators}, allowed: 0 on pool {sampler.pool.name}, which has no accelerators",
+        )
+    if resource is not None and per_node is not None and sampler.accelerators > per_node:
+        yield Problem(
+            path,
+            f"found {sampler.accelerators}, allowed: at most {per_node}, what a node of pool "
+            f"{sampler.pool.name} has",
+        )
+    if spec.sampler.engine == "vllm" and sampler.accelerators == 0 and resource is not None:
+        yield Problem(
+            path, f"found 0, allowed: at least 1 with engine vllm on accelerator pool {sampler.pool.name}"
+        )
+
+
+def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
+    """Where the run asks for more than the profile lets one run have."""
+    title, limits = _title(name), profile.limits
+    by_role = {plan.role: plan for plan in roles}
+    for role, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
+        replicas = by_role[role].replicas
+        if limit is not None and replicas > limit:
+            yield Problem(
+                ("spec", role, "replicas"),
+                f"found {replicas}, allowed: at most {limit}, the limit of {title}",
+            )
+    total = sum(plan.replicas * plan.accelerators for plan in roles)
+    if limits.max_accelerators is not None and total > limits.max_accelerators:
+        yield Problem(
+            ("spec",),
+            f"found {total} accelerators ({_shares(roles)}), allowed: at most {limits.max_accelerators}, "
+            f"the limit of {title}",
+        )
+    for pool in profile.pools:
+        here = [plan for plan in roles if plan.pool.name == pool.name]
+        for plan in here:
+            most = pool.limits.max_replicas
+            if plan.role != HEAD and most is not None and plan.replicas > most:
+                yield Problem(
+                    ("spec", plan.role, "replicas"),
+                    f"found {plan.replicas}, allowed: at most {most}, the limit of pool {pool.name}",
+                )
+        used = sum(plan.replicas * plan.accelerators for plan in here)
+        if pool.limits.max_accelerators is not None and used > pool.limits.max_accelerators:
+            yield Problem(
+                ("spec",),
+                f"found {used} accelerators of pool {pool.name} ({_shares(here)}), allowed: at most "
+                f"{pool.limits.max_accelerators}, the limit of the pool",
+            )
+
+
+def _shares(roles: Sequence[RolePlan]) -> str:
+    return ", ".join(
+        f"{plan.role}: {plan.replicas} * {plan.accelerators}" for plan in roles if plan.accelerators
+    )
+
+
+def _resolve(
+    run: RLTrainingRun,
+    profile_name: str | None,
+    profile: ProfileSpec,
+    roles: Sequence[RolePlan],
+    settings: Settings,
+) -> RLTrainingRun:
+    """The run with everything written out that profile and operator decided."""
+    spec = run.spec
+    pools = {plan.role: plan.pool.name for plan in roles}
+    changes: dict[str, Any] = {
+        "profile": profile_name,
+        "image": spec.image or next(plan.image for plan in roles if plan.role == LEARNER),
+        "learner": spec.learner.model_copy(update={"pool": pools[LEARNER]}),
+        "sampler": spec.sampler.model_copy(update={"pool": pools[SAMPLER]}),
+        "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
+        "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
+        "suspend": False,
+    }
+    return run.model_copy(update={"spec": spec.model_copy(update=changes), "status": None})

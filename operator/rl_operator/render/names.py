@@ -1,0 +1,78 @@
+"""Names, labels and owners of everything that belongs to a run."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain data."""
+
+RUN_LABEL: Final = "rltrain.dev/run"
+ATTEMPT_LABEL: Final = "rltrain.dev/attempt"
+ROLE_LABEL: Final = "rltrain.dev/role"
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+MANAGED_BY: Final = "rltrain-operator"
+MANAGED_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+"""Selects every object of every run."""
+
+HASH_ANNOTATION: Final = "rltrain.dev/manifest"
+"""Hash of an object as rendered: another one means that it must be written again."""
+
+LONGEST_RAY_JOB: Final = 47
+"""KubeRay refuses longer names, as it adds to them."""
+
+API_VERSION: Final = "rltrain.dev/v1alpha1"
+KIND: Final = "RLTrainingRun"
+
+HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
+
+
+def shorten(name: str, limit: int) -> str:
+    """`name` in at most `limit` characters: a long one loses its end, for which a hash of the whole stands in."""
+    if len(name) <= limit:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{name[: limit - 7].rstrip('-')}-{digest}"
+
+
+def attempt_name(run: str, number: int) -> str:
+    """Name of an attempt's RayJob (or RayCluster) and ConfigMap."""
+    suffix = f"-{number}"
+    return shorten(run, LONGEST_RAY_JOB - len(suffix)) + suffix
+
+
+def secret_name(run: str) -> str:
+    """Name of the Secret with the token of the driver's status server."""
+    return f"{run}-status"
+
+
+def run_labels(run: str) -> dict[str, str]:
+    """Labels of every object of a run."""
+    return {
+        "app.kubernetes.io/name": "rltrain",
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        RUN_LABEL: run,
+    }
+
+
+def attempt_labels(run: str, number: int) -> dict[str, str]:
+    """Labels of every object of one attempt."""
+    return run_labels(run) | {ATTEMPT_LABEL: str(number)}
+
+
+def pod_labels(run: str, number: int, role: str) -> dict[str, str]:
+    """Labels of a pod."""
+    return attempt_labels(run, number) | {ROLE_LABEL: role}
+
+
+def owner(run: str, uid: str) -> dict[str, Any]:
+    """Owner reference to the run: its objects go when it goes."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": run,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

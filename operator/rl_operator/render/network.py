@@ -1,0 +1,43 @@
+"""NetworkPolicy of a run: who may talk to its pods."""
+
+from __future__ import annotations
+
+from rl_operator.render.effective import RAY_PORTS, Effective
+from rl_operator.render.names import RUN_LABEL, Manifest, owner, run_labels
+
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+_KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
+
+
+def network_policy(effective: Effective) -> Manifest:
+    """Lets in the run's own pods, the operator, and KubeRay, which submits and watches the job. Nobody else.
+
+    What the pods may reach stays open: they download models and data, and ask the cluster's DNS.
+    """
+    ports = [
+        {"protocol": "TCP", "port": port} for port in sorted({RAY_PORTS["dashboard"], effective.status_port})
+    ]
+    namespace = {"matchLabels": {_NAMESPACE_NAME: effective.settings.namespace}}
+    own = {"matchLabels": {RUN_LABEL: effective.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": effective.name,
+            "namespace": effective.namespace,
+            "labels": run_labels(effective.name),
+            "ownerReferences": [owner(effective.name, effective.uid)],
+        },
+        "spec": {
+            "podSelector": own,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": own}]},
+                {"from": [{"namespaceSelector": namespace}], "ports": ports},
+                {
+                    "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": _KUBERAY}}],
+                    "ports": ports,
+                },
+            ],
+        },
+    }

@@ -1,0 +1,38 @@
+"""Everything a run needs in the cluster, in the order in which it is created."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from rl_operator.render.config import config_map, secret
+from rl_operator.render.disruption import disruption_budget
+from rl_operator.render.effective import Effective
+from rl_operator.render.names import HASH_ANNOTATION, Manifest
+from rl_operator.render.network import network_policy
+from rl_operator.render.raycluster import ray_cluster
+from rl_operator.render.rayjob import ray_job
+
+
+def run_objects(effective: Effective) -> list[Manifest]:
+    """Objects that all attempts share and that follow the run as it changes."""
+    return [_hashed(network_policy(effective)), _hashed(disruption_budget(effective))]
+
+
+def attempt_objects(effective: Effective, attempt: int) -> list[Manifest]:
+    """Objects of one attempt, the RayJob or RayCluster last: its pods need the others."""
+    ray = ray_cluster if effective.spec.workload == "Cluster" else ray_job
+    return [_hashed(config_map(effective, attempt)), _hashed(ray(effective, attempt))]
+
+
+def all_objects(effective: Effective, attempt: int, token: str) -> list[Manifest]:
+    """What the operator creates for the first attempt of a run, with `token` in the Secret."""
+    return [secret(effective, token), *run_objects(effective), *attempt_objects(effective, attempt)]
+
+
+def _hashed(manifest: Manifest) -> Manifest:
+    """The manifest with its own hash as an annotation, to see later whether it must be written again."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    metadata = dict(manifest["metadata"])
+    metadata["annotations"] = dict(metadata.get("annotations", {})) | {HASH_ANNOTATION: digest}
+    return manifest | {"metadata": metadata}

@@ -1,0 +1,109 @@
+"""The one place that renders a pod."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
+from rl_operator.render.effective import RAY_PORTS, Effective, RolePlan
+from rl_operator.render.names import HEAD, Manifest, attempt_name, pod_labels, secret_name
+from rl_operator.render.pools import accelerator_resources, pod_placement
+
+CONFIG_FOLDER: Final = "/etc/rltrain"
+DATA_FOLDER: Final = "/var/lib/rltrain"
+CONTAINER: Final = "ray"
+"""The Ray container: KubeRay takes the first one for it, and there is no other."""
+
+_USER: Final = 1000
+
+
+def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:
+    """The pod template of one role. Passes Pod Security `restricted`; holds no Kubernetes credentials."""
+    labels = pod_labels(effective.name, attempt, plan.role)
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": plan.image,
+        "imagePullPolicy": effective.settings.image_pull_policy,
+        "env": _environment(effective, plan, attempt),
+        "resources": _resources(plan),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            # Changing the owner of every file of a large checkpoint volume would take minutes at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+        **pod_placement(plan.pool),
+    }
+    if effective.spec.scheduling.priority_class is not None:
+        spec["priorityClassName"] = effective.spec.scheduling.priority_class
+    if plan.role == HEAD:
+        _add_head_parts(effective, attempt, spec, container)
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, container: Manifest) -> None:
+    """The head runs the driver: only it reads the run, serves the status and keeps checkpoints."""
+    # A head that comes back has lost the run's actors: a lost head ends the attempt, and a new one begins.
+    spec["restartPolicy"] = "Never"
+    ports = RAY_PORTS | {"status": effective.status_port}
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
+    data: Manifest = {"name": "data", "mountPath": DATA_FOLDER}
+    if effective.claim is not None:
+        # Of its own for each run, so that several can share a claim, and a later run of the same name starts anew.
+        data["subPath"] = f"{effective.name}-{effective.uid[:8]}"
+    container["volumeMounts"] += [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        data,
+    ]
+    storage: Manifest = (
+        {"persistentVolumeClaim": {"claimName": effective.claim}} if effective.claim else {"emptyDir": {}}
+    )
+    spec["volumes"] += [
+        {
+            "name": "config",
+            "configMap": {
+                "name": attempt_name(effective.name, attempt),
+                "items": [{"key": CONFIG_KEY, "path": CONFIG_KEY}],
+            },
+        },
+        {"name": "data", **storage},
+    ]
+
+
+def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Manifest]:
+    values = {
+        "RLTRAIN_RUN": effective.name,
+        "RLTRAIN_NAMESPACE": effective.namespace,
+        "RLTRAIN_ATTEMPT": str(attempt),
+        # No two attempts have the same token: whoever holds an older one must not write any more.
+        "RLTRAIN_FENCE": f"{effective.uid}-{attempt}",
+    }
+    if plan.role != HEAD:
+        return [{"name": name, "value": value} for name, value in values.items()]
+    values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
+    token: Manifest = {"secretKeyRef": {"name": secret_name(effective.name), "key": TOKEN_KEY}}
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        {"name": "RLTRAIN_STATUS_TOKEN", "valueFrom": token},
+    ]
+
+
+def _resources(plan: RolePlan) -> dict[str, Any]:
+    """Memory and accelerators are limited to what is asked for; CPU is not, as it can be shared without harm."""
+    fixed = {"memory": plan.memory, **accelerator_resources(plan.pool, plan.accelerators)}
+    return {"requests": {"cpu": plan.cpu, **fixed}, "limits": fixed}

@@ -1,0 +1,87 @@
+"""The Ray cluster of an attempt: a head, and one worker group per role."""
+
+from __future__ import annotations
+
+import json
+
+from rl_operator.render.effective import Effective, RolePlan
+from rl_operator.render.names import (
+    HEAD,
+    LEARNER,
+    QUEUE_LABEL,
+    SAMPLER,
+    Manifest,
+    attempt_labels,
+    attempt_name,
+    owner,
+)
+from rl_operator.render.pods import pod_template
+
+
+def cluster_spec(effective: Effective, attempt: int) -> Manifest:
+    """`spec` of a RayCluster, which is also `rayClusterSpec` of a RayJob."""
+    head = effective.role(HEAD)
+    return {
+        "rayVersion": effective.settings.ray_version,
+        "headGroupSpec": {
+            "rayStartParams": _start_params(head),
+            "template": pod_template(effective, head, attempt),
+        },
+        "workerGroupSpecs": [
+            _worker_group(effective, effective.role(role), attempt) for role in (LEARNER, SAMPLER)
+        ],
+    }
+
+
+def group_size(plan: RolePlan) -> tuple[int, int, int]:
+    """Replicas of a worker group now, at least and at most.
+
+    All of them from the start: the trainer reserves places for every learner and every sampler together.
+    A trainer that begins with `sampler.minReplicas` and lets others join needs another answer here, and only here.
+    """
+    return plan.replicas, plan.replicas, plan.replicas
+
+
+def _worker_group(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:
+    replicas, least, most = group_size(plan)
+    return {
+        "groupName": plan.role,
+        "replicas": replicas,
+        "minReplicas": least,
+        "maxReplicas": most,
+        "rayStartParams": _start_params(plan),
+        "template": pod_template(effective, plan, attempt),
+    }
+
+
+def _start_params(plan: RolePlan) -> dict[str, str]:
+    """Options of `ray start`. Resources are given here and not in `resources` as well: KubeRay takes only one."""
+    # Ray's shell sees the value, hence the quotes within quotes.
+    resources = json.dumps({plan.role: 1}, separators=(",", ":"))
+    return {
+        "num-cpus": str(plan.ray_cpus),
+        "num-gpus": str(plan.accelerators),
+        "resources": json.dumps(resources),
+    }
+
+
+def cluster_labels(effective: Effective, attempt: int) -> dict[str, str]:
+    """Labels of the RayJob or RayCluster; a queue makes Kueue admit it."""
+    labels = attempt_labels(effective.name, attempt)
+    queue = effective.spec.scheduling.queue
+    return labels | ({QUEUE_LABEL: queue} if queue else {})
+
+
+def ray_cluster(effective: Effective, attempt: int) -> Manifest:
+    """The RayCluster of a run with `workload: Cluster`, on which people work by hand."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {
+            "name": attempt_name(effective.name, attempt),
+            "namespace": effective.namespace,
+            "labels": cluster_labels(effective, attempt),
+            "ownerReferences": [owner(effective.name, effective.uid)],
+        },
+        "spec": cluster_spec(effective, attempt),
+    }
