@@ -1,0 +1,261 @@
+"""CustomResourceDefinitions, written from the models: `python -m rl_api.crd FOLDER` writes a file for each kind.
+
+Defaults. The API server writes a default into the object, where nobody can tell it from what the user wrote. So
+only what a profile has no say in has one in the schema: what is trained (model, task, algorithm, ...) and
+`sampler.replicas`, which `kubectl scale` needs. The other groups are left as written; the operator fills them from
+the profile's `defaults` and then from the contract, and `kubectl explain` says the contract's value.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rl_api.base import API_VERSION
+from rl_api.crd_rules import NAME_RULES, PROFILE_CEL_RULES, RUN_RULES
+from rl_api.crd_schema import Rule, Schema, SchemaWriter
+from rl_api.describe import fields_of
+from rl_api.documents import dump_yaml
+from rl_api.profile import ProfileSpec
+from rl_api.progress import RunStatus
+from rl_api.run import RunSpec
+
+GROUP, VERSION = API_VERSION.split("/")
+
+PROFILE_GROUPS: Final = (
+    "image",
+    "sampler",
+    "learner",
+    "placement",
+    "weightSync",
+    "checkpoint",
+    "scheduling",
+    "retry",
+    "cleanup",
+    "server",
+)
+"""Groups of a run's spec that a profile can give defaults for. `sampler.replicas` is always the run's."""
+
+_GUARD: Final = "crds.install"
+
+_COLUMNS: Final[list[dict[str, Any]]] = [
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "What the run is doing."},
+    {
+        "name": "Step",
+        "type": "integer",
+        "jsonPath": ".status.progress.step",
+        "description": "Training steps done.",
+    },
+    {
+        "name": "Reward",
+        "type": "number",
+        "jsonPath": ".status.progress.reward",
+        "description": "Mean reward of the last step.",
+    },
+    {
+        "name": "Tokens/s",
+        "type": "number",
+        "jsonPath": ".status.progress.tokensPerSecond",
+        "description": "Completion tokens generated per second.",
+    },
+    {
+        "name": "Ready",
+        "type": "integer",
+        "jsonPath": ".status.roles.sampler.ready",
+        "description": "Samplers at work.",
+    },
+    {
+        "name": "Samplers",
+        "type": "integer",
+        "jsonPath": ".spec.sampler.replicas",
+        "description": "Samplers wanted.",
+    },
+    {
+        "name": "Attempt",
+        "type": "integer",
+        "jsonPath": ".status.attempts[-1:].number",
+        "description": "Number of the newest attempt.",
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {
+        "name": "Of",
+        "type": "integer",
+        "priority": 1,
+        "jsonPath": ".spec.stop.maxSteps",
+        "description": "Training steps at most.",
+    },
+    {
+        "name": "Held-out",
+        "type": "number",
+        "priority": 1,
+        "jsonPath": ".status.progress.heldoutScore",
+        "description": "Share of exact matches in the last evaluation.",
+    },
+    {
+        "name": "Checkpoint",
+        "type": "integer",
+        "priority": 1,
+        "jsonPath": ".status.checkpoint.step",
+        "description": "Step of the newest good checkpoint.",
+    },
+    {"name": "Model", "type": "string", "priority": 1, "jsonPath": ".spec.model.source"},
+]
+
+_PROFILE_COLUMNS: Final[list[dict[str, Any]]] = [
+    {
+        "name": "Default",
+        "type": "boolean",
+        "jsonPath": ".spec.default",
+        "description": "Used by runs that name no profile.",
+    },
+    {"name": "Pools", "type": "string", "jsonPath": ".spec.pools[*].name", "description": "Node pools."},
+    {"name": "Queue", "type": "string", "jsonPath": ".spec.queue"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+
+
+def _defaulted(path: str) -> bool:
+    """Whether the schema of a run gives the field at `path` its default."""
+    group = path.removeprefix("spec.").partition(".")[0]
+    return path.startswith("spec.") and (
+        group not in PROFILE_GROUPS or path in ("spec.sampler", "spec.sampler.replicas")
+    )
+
+
+def run_schema() -> Schema:
+    """Structural schema of an RLTrainingRun."""
+    writer = SchemaWriter(_defaulted, RUN_RULES)
+    spec = {"description": "What to train and with what.", **writer.write(RunSpec, "spec")}
+    spec["x-kubernetes-validations"] = list(RUN_RULES["spec"])
+    keys = {"status.conditions": ("type",), "status.attempts": ("number",)}
+    status = {
+        "description": "How the run goes; written by the operator, not by people.",
+        **SchemaWriter(keys=keys).write(RunStatus, "status"),
+    }
+    words = "One reinforcement-learning run: what to train, and with what."
+    return _root(words, {"spec": spec, "status": status}, NAME_RULES)
+
+
+def profile_schema() -> Schema:
+    """Structural schema of an RLTrainingProfile."""
+    writer = SchemaWriter(
+        # `defaults` is itself a part of a run's spec: a default in there would change every run.
+        lambda path: path.startswith("spec."),
+        PROFILE_CEL_RULES,
+        {"spec.pools": ("name",)},
+    )
+    spec = {"description": "Pools, images, queue, defaults and limits.", **writer.write(ProfileSpec, "spec")}
+    words = "What a platform offers to runs: node pools, images, queue, defaults and limits."
+    part = SchemaWriter(partial=True)
+    groups = {name: part.field(fields_of(RunSpec)[name], f"spec.{name}") for name in PROFILE_GROUPS}
+    del groups["sampler"]["properties"]["replicas"]
+    spec["properties"]["defaults"] = {
+        "description": "Values of RLTrainingRun.spec for runs that do not set them. What is trained, how many "
+        "samplers it has and when it stops is the run's own.",
+        "type": "object",
+        "properties": groups,
+        "default": {},
+    }
+    return _root(words, {"spec": spec})
+
+
+def _root(words: str, parts: dict[str, Schema], rules: list[Rule] | None = None) -> Schema:
+    meta: Schema = {"type": "object"}
+    if rules:
+        meta["properties"] = {"name": {"type": "string", "maxLength": 253}}
+    root: Schema = {
+        "description": words,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"description": f"Version of the contract: {API_VERSION}.", "type": "string"},
+            "kind": {"description": "Kind of the object.", "type": "string"},
+            "metadata": meta,
+            **parts,
+        },
+    }
+    if rules:
+        root["x-kubernetes-validations"] = list(rules)
+    return root
+
+
+def _definition(
+    kind: str,
+    short: list[str],
+    scope: str,
+    version: dict[str, Any],
+) -> dict[str, Any]:
+    plural = f"{kind.lower()}s"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{GROUP}",
+            "labels": {"app.kubernetes.io/name": "rltrain", "app.kubernetes.io/part-of": "rltrain"},
+            # Deleting a definition deletes every object of its kind, so `helm uninstall` leaves it.
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": scope,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": short,
+                "categories": ["rltrain"],
+            },
+            "versions": [{"name": VERSION, "served": True, "storage": True, **version}],
+        },
+    }
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """The CustomResourceDefinitions by plural name, as plain data."""
+    run = {
+        "additionalPrinterColumns": _COLUMNS,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.sampler.replicas",
+                "statusReplicasPath": ".status.roles.sampler.ready",
+            },
+        },
+        "schema": {"openAPIV3Schema": run_schema()},
+    }
+    profile = {
+        "additionalPrinterColumns": _PROFILE_COLUMNS,
+        "schema": {"openAPIV3Schema": profile_schema()},
+    }
+    return {
+        "rltrainingruns": _definition("RLTrainingRun", ["rlrun", "rlruns"], "Namespaced", run),
+        "rltrainingprofiles": _definition(
+            "RLTrainingProfile", ["rlprofile", "rlprofiles"], "Cluster", profile
+        ),
+    }
+
+
+def render(name: str) -> str:
+    """The chart's file for the definition `name`: YAML within the switch that installs it."""
+    text = dump_yaml(definitions()[name])
+    if "{{" in text:
+        raise AssertionError("a description or rule holds '{{', which Helm would take for its own")
+    note = "# Written by `make crds` from the models in api/rl_api. Do not edit.\n"
+    return f"{note}{{{{- if .Values.{_GUARD} }}}}\n{text}{{{{- end }}}}\n"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the definitions into a folder (a file for each), or to standard output without one."""
+    if not arguments:
+        print("---\n".join(dump_yaml(definition) for definition in definitions().values()), end="")
+        return
+    folder = Path(arguments[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in definitions():
+        (folder / f"{name}.yaml").write_text(render(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

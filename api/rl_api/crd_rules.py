@@ -1,0 +1,276 @@
+"""The rules across fields in CEL, so that the API server refuses what `rltrain validate` refuses.
+
+`rl_api.rules` is the whole; CEL has no regular expressions of Python and no view of other objects, so
+`reward_patterns`, `templates`, and what depends on the run's profile are left to the operator. The sentences are
+the same, and a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rl_api.algorithm import GROUP_BASELINES
+from rl_api.crd_schema import Rule, cel_text
+from rl_api.describe import fields_of
+from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
+
+MUTABLE: Final = ("suspend", "sampler.replicas", "stop", "cleanup", "scheduling.priorityClass")
+"""What may be changed on a run that exists; everything else belongs to a new run."""
+
+_POSITIONS: Final = TinyModelSpec().max_positions
+
+
+def _rule(rule: str, field: str, message: str) -> Rule:
+    """A rule whose sentence is `message`, text of CEL between braces: `found {self.seed}, allowed: 1`.
+
+    `field` is relative to the object the rule looks at. A double brace is a brace.
+    """
+    parts = message.split("{")
+    words = cel_text(parts[0])
+    for part in parts[1:]:
+        value, _, rest = part.partition("}")
+        words += f" + {value}" + (f" + {cel_text(rest)}" if rest else "")
+    if len(parts) == 1:
+        return {"rule": rule, "message": message, "fieldPath": field}
+    # `message` stands in where the expression cannot be computed; it is the same without the values.
+    short = "".join([parts[0], *("…" + part.partition("}")[2] for part in parts[1:])])
+    return {"rule": rule, "message": short, "messageExpression": words, "fieldPath": field}
+
+
+def _or(path: str, default: str) -> str:
+    """Value of a field that may be absent, or on the way to which something may be."""
+    return "self.?" + path.replace(".", ".?") + f".orValue({default})"
+
+
+_SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
+_LEARNERS: Final = _or("learner.replicas", "1")
+_SAMPLERS: Final = "self.sampler.replicas"
+_TINY_POSITIONS: Final = _or("model.tiny.maxPositions", str(_POSITIONS))
+_ROOM: Final = (
+    f"found {{string(LENGTH)}}, allowed: a whole number < model.tiny.maxPositions = {{string({_TINY_POSITIONS})}}, "
+    "which must hold prompt and answer"
+)
+
+_BASELINES: Final = ", ".join(f"'{name}'" for name in sorted(GROUP_BASELINES))
+
+SPEC_RULES: Final[list[Rule]] = [
+    _rule(
+        f"!(self.algorithm.name in [{_BASELINES}]) || self.algorithm.groupSize >= 2",
+        ".algorithm.groupSize",
+        "found {string(self.algorithm.groupSize)}, allowed: a whole number >= 2, as the baseline of "
+        "{self.algorithm.name} is the mean of a prompt's group",
+    ),
+    _rule(
+        f"{_SEQUENCES} % {_LEARNERS} == 0",
+        ".learner.replicas",
+        f"found {{string({_LEARNERS})}}, allowed: a divisor of algorithm.promptsPerStep * algorithm.groupSize = "
+        f"{{string({_SEQUENCES})}}",
+    ),
+    _rule(
+        f"{_SEQUENCES} % {_LEARNERS} != 0 || {_SEQUENCES} % ({_LEARNERS} * self.algorithm.miniBatches) == 0",
+        ".algorithm.miniBatches",
+        "found {string(self.algorithm.miniBatches)}, allowed: a divisor of algorithm.promptsPerStep * "
+        f"algorithm.groupSize / learner.replicas = {{string({_SEQUENCES} / {_LEARNERS})}}",
+    ),
+    _rule(
+        "self.buffer.capacity >= self.algorithm.promptsPerStep",
+        ".buffer.capacity",
+        "found {string(self.buffer.capacity)}, allowed: a whole number >= algorithm.promptsPerStep = "
+        "{string(self.algorithm.promptsPerStep)}, as the buffer must hold one step's groups",
+    ),
+    _rule(
+        f"{_or('sampler.minReplicas', '1')} <= {_SAMPLERS}",
+        ".sampler.minReplicas",
+        f"found {{string({_or('sampler.minReplicas', '1')})}}, allowed: a whole number >= 1 and <= "
+        f"sampler.replicas = {{string({_SAMPLERS})}}",
+    ),
+    _rule(
+        f"self.model.source != 'tiny' || !has(self.sampler.maxNewTokens) || "
+        f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",
+        ".sampler.maxNewTokens",
+        _ROOM.replace("LENGTH", "self.sampler.maxNewTokens"),
+    ),
+    _rule(
+        "self.model.source != 'tiny' || !self.task.?evaluation.?maxNewTokens.hasValue() || "
+        f"self.task.evaluation.maxNewTokens < {_TINY_POSITIONS}",
+        ".task.evaluation.maxNewTokens",
+        _ROOM.replace("LENGTH", "self.task.evaluation.maxNewTokens"),
+    ),
+    _rule(
+        "self.algorithm.loss.aggregation != 'constant' || has(self.algorithm.loss.constantLength)",
+        ".algorithm.loss.constantLength",
+        "missing, required with aggregation constant: a whole number >= 1",
+    ),
+    _rule(
+        "self.algorithm.loss.aggregation == 'constant' || !has(self.algorithm.loss.constantLength)",
+        ".algorithm.loss.constantLength",
+        "found {string(self.algorithm.loss.constantLength)}, allowed: null with aggregation "
+        "{self.algorithm.loss.aggregation}, as only constant uses it",
+    ),
+    _rule(
+        "!self.?checkpoint.?storage.hasValue() || [has(self.checkpoint.storage.persistentVolumeClaim), "
+        "has(self.checkpoint.storage.s3), has(self.checkpoint.storage.path)].filter(set, set).size() == 1",
+        ".checkpoint.storage",
+        "allowed: exactly one of persistentVolumeClaim, s3 and path",
+    ),
+    _rule(
+        "!self.?checkpoint.?storage.?s3.hasValue() || self.checkpoint.storage.s3.startsWith('s3://')",
+        ".checkpoint.storage.s3",
+        "found '{self.checkpoint.storage.s3}', allowed: s3://bucket/folder",
+    ),
+    _rule(
+        "self.workload != 'Service'",
+        ".workload",
+        "found 'Service', allowed: Job or Cluster; serving the policy is not built yet",
+    ),
+]
+"""Rules of a run's spec."""
+
+MODEL_RULES: Final[list[Rule]] = [
+    _rule(
+        "!has(self.tiny) || self.source == 'tiny'",
+        ".tiny",
+        "found an object, allowed: null, as model.source is '{self.source}', not the preset tiny",
+    ),
+    _rule(
+        "!has(self.tiny) || self.tiny.hiddenSize % (2 * self.tiny.heads) == 0",
+        ".tiny.hiddenSize",
+        "found {string(self.tiny.hiddenSize)}, allowed: a multiple of 2 * model.tiny.heads = "
+        "{string(2 * self.tiny.heads)}",
+    ),
+    _rule(
+        "!has(self.tiny) || self.tiny.heads % self.tiny.kvHeads == 0",
+        ".tiny.kvHeads",
+        "found {string(self.tiny.kvHeads)}, allowed: a divisor of model.tiny.heads = {string(self.tiny.heads)}",
+    ),
+]
+"""Rules of `spec.model`."""
+
+TASK_RULES: Final[list[Rule]] = [
+    _rule(
+        "self.environment != 'prompts' || has(self.file)",
+        ".file",
+        "missing, required with task.environment prompts: a JSONL file",
+    ),
+    _rule(
+        "self.environment != 'reasoning-gym' || !has(self.file)",
+        ".file",
+        "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
+    ),
+    _rule(
+        "self.environment != 'reasoning-gym' || has(self.name)",
+        ".name",
+        "missing, required with task.environment reasoning-gym: the generator, such as chain_sum",
+    ),
+    _rule(
+        "self.environment != 'tool-use' || has(self.name)",
+        ".name",
+        "missing, required with task.environment tool-use: such as calculator",
+    ),
+    _rule(
+        "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",
+        ".rewards",
+        "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
+        "scorer of its own",
+    ),
+]
+"""Rules of `spec.task`."""
+
+
+def _belongs_to(field: str, rule: str, what: str) -> list[Rule]:
+    """`field` of a reward is set with `rule` and with no other."""
+    name = f"__{field}__" if field == "function" else field  # a word of CEL's own
+    return [
+        _rule(
+            f"self.rule != '{rule}' || has(self.{name})",
+            f".{field}",
+            f"missing, required with rule {rule}: {what}",
+        ),
+        _rule(
+            f"self.rule == '{rule}' || !has(self.{name})",
+            f".{field}",
+            f"found '{{self.{name}}}', allowed: null with rule {{self.rule}}, as only rule {rule} uses it",
+        ),
+    ]
+
+
+REWARD_RULES: Final[list[Rule]] = [
+    *_belongs_to("pattern", "regex", "a regular expression"),
+    *_belongs_to("function", "function", "module:function"),
+]
+"""Rules of one item of `spec.task.rewards`."""
+
+POOL_RULES: Final[list[Rule]] = [
+    _rule(
+        "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
+        ".acceleratorResource",
+        "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
+    ),
+]
+"""Rules of one pool of a profile."""
+
+TOLERATION_RULES: Final[list[Rule]] = [
+    _rule(
+        "has(self.key) || self.operator == 'Exists'",
+        ".key",
+        "missing, required with operator Equal: the key of a taint",
+    ),
+    _rule(
+        "!has(self.value) || self.operator != 'Exists'",
+        ".value",
+        "found '{self.value}', allowed: null with operator Exists",
+    ),
+]
+"""Rules of one toleration of a pool."""
+
+NAME_RULES: Final[list[Rule]] = [
+    _rule(
+        "size(self.metadata.name) <= 47 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        ".metadata.name",
+        "found '{self.metadata.name}', allowed: 1 to 47 characters a-z, 0-9 and '-', the first a letter and the "
+        "last not '-'",
+    ),
+]
+"""Rules of a run's name."""
+
+
+def _frozen(group: str, expression: str) -> Rule:
+    kept = [path for path in MUTABLE if path.startswith(f"{group}.")]
+    what = f"{group}, but for {kept[0]}," if kept else group
+    return _rule(
+        expression,
+        f".{group}",
+        f"{what} cannot be changed on a run that exists: only {', '.join(MUTABLE[:-1])} and {MUTABLE[-1]} can; "
+        "make a new run, with another name, for everything else",
+    )
+
+
+def frozen_rules() -> list[Rule]:
+    """Transition rules: one for each field group of a run's spec that may not change, with its sentence."""
+    parts = {"sampler": SamplerSpec, "scheduling": SchedulingSpec}
+    rules = []
+    for group in fields_of(RunSpec):
+        if group in MUTABLE:
+            continue
+        if group in parts:
+            names = [name for name in fields_of(parts[group]) if f"{group}.{name}" not in MUTABLE]
+            same = [f"self.?{group}.?{name} == oldSelf.?{group}.?{name}" for name in names]
+            rules.append(_frozen(group, " && ".join(same)))
+        else:
+            rules.append(_frozen(group, f"self.?{group} == oldSelf.?{group}"))
+    return rules
+
+
+RUN_RULES: Final[dict[str, list[Rule]]] = {
+    "spec": [*SPEC_RULES, *frozen_rules()],
+    "spec.model": MODEL_RULES,
+    "spec.task": TASK_RULES,
+    "spec.task.rewards[]": REWARD_RULES,
+}
+"""Rules of an RLTrainingRun by the path of the object they look at."""
+
+PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
+    "spec.pools[]": POOL_RULES,
+    "spec.pools[].tolerations[]": TOLERATION_RULES,
+}
+"""Rules of an RLTrainingProfile by the path of the object they look at."""
