@@ -65,9 +65,11 @@ def start(folder: Path, slots: int, threads: int, vllm: bool) -> dict[str, Worke
     """One waiting process per engine; they are idle while another one works."""
     arguments = (str(folder), str(slots), str(threads))
     workers = {
-        "ours": Worker(f"engine-ours-{slots}", sys.executable, BENCH / "worker_engine.py", *arguments),
+        "ours": Worker(
+            f"engine-ours-{slots}", sys.executable, BENCH / "worker_engine.py", *arguments, freeze=True
+        ),
         "generate": Worker(
-            f"engine-generate-{slots}", sys.executable, BENCH / "peer_generate.py", *arguments
+            f"engine-generate-{slots}", sys.executable, BENCH / "peer_generate.py", *arguments, freeze=True
         ),
     }
     if vllm:
@@ -80,7 +82,14 @@ def start(folder: Path, slots: int, threads: int, vllm: bool) -> dict[str, Worke
             "VLLM_NO_USAGE_STATS": "1",
         }
         workers["vllm"] = Worker(
-            f"engine-vllm-{slots}", python, BENCH / "peer_vllm.py", str(folder), str(slots), "eager", env=env
+            f"engine-vllm-{slots}",
+            python,
+            BENCH / "peer_vllm.py",
+            str(folder),
+            str(slots),
+            "eager",
+            env=env,
+            freeze=True,
         )
     return workers
 

@@ -258,7 +258,9 @@ def main() -> bool:
             if not (folder / case.folder).exists():
                 write_model(folder / case.folder, case)
         python = environment("trl", TRL_REQUIREMENTS)
-        with Worker("loop-trl", python, BENCH / "peer_trl.py", scratch, str(options.threads)) as worker:
+        with Worker(
+            "loop-trl", python, BENCH / "peer_trl.py", scratch, str(options.threads), freeze=True
+        ) as worker:
             for case in CASES:
                 if options.case and case.name not in options.case:
                     continue

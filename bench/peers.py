@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -83,9 +84,15 @@ class Worker:
         *arguments: str,
         env: dict[str, str] | None = None,
         start_timeout: float = 300.0,
+        freeze: bool = False,
     ) -> None:
-        """Start `python script arguments` and wait until it is ready; PeerError when it is not in time."""
+        """Start `python script arguments` and wait until it is ready; PeerError when it is not in time.
+
+        `freeze`: the process and what it started stand still (SIGSTOP) while it has no work: an idle engine may have
+        threads that spin, and on a small machine everybody else's figures would be about them.
+        """
         self.name = name
+        self._freeze = freeze
         LOGS.mkdir(parents=True, exist_ok=True)
         self._log = LOGS / f"{name}.log"
         with self._log.open("w") as log:
@@ -102,6 +109,7 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self._answer(start_timeout, "starting")
+            self._signal_idle(signal.SIGSTOP)
         except BaseException:
             self.close()
             raise
@@ -115,9 +123,16 @@ class Worker:
     def __call__(self, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:
         """Send one request and wait for its answer."""
         assert self._process.stdin is not None
+        self._signal_idle(signal.SIGCONT)
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self._answer(timeout, "a repetition")
+        answer = self._answer(timeout, "a repetition")
+        self._signal_idle(signal.SIGSTOP)
+        return answer
+
+    def _signal_idle(self, number: signal.Signals) -> None:
+        if self._freeze:
+            os.killpg(self._process.pid, number)
 
     def _answer(self, timeout: float, what: str) -> dict[str, Any]:
         try:
@@ -135,6 +150,7 @@ class Worker:
         """End the process and what it started."""
         if self._process.poll() is None:
             try:
+                self._signal_idle(signal.SIGCONT)
                 os.killpg(self._process.pid, 15)
                 self._process.wait(10)
             except (ProcessLookupError, subprocess.TimeoutExpired):
