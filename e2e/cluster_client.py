@@ -1,0 +1,158 @@
+"""kubectl with deadlines: what the scenarios ask a cluster, and what is kept of it when one fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+COMMAND_SECONDS = 120.0
+# Everything that a run may own; what is looked at after a deletion and kept after a failure.
+KINDS = (
+    "rltrainingruns.rltrain.dev",
+    "rayjobs.ray.io",
+    "rayclusters.ray.io",
+    "jobs.batch",
+    "pods",
+    "services",
+    "configmaps",
+    "secrets",
+    "networkpolicies.networking.k8s.io",
+    "poddisruptionbudgets.policy",
+    "persistentvolumeclaims",
+)
+T = TypeVar("T")
+
+
+class Cluster:
+    """The cluster of the current kube context."""
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = COMMAND_SECONDS
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl.
+
+        Raises:
+            AssertionError: it failed, and `check` is set; with what it wrote.
+        """
+        done = subprocess.run(
+            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        if check and done.returncode:
+            raise AssertionError(
+                f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}"
+            )
+        return done
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """Apply objects client-side, as a user does it."""
+        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        """One object, or None when it is not there."""
+        scope = ["-n", namespace] if namespace else []
+        done = self.kubectl("get", kind, name, *scope, "--ignore-not-found", "-o", "json")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def list(self, kinds: str, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of one kind or several, comma-separated; of all namespaces when none is given."""
+        scope = ["-n", namespace] if namespace else ["--all-namespaces"]
+        labels = ["-l", selector] if selector else []
+        found = json.loads(self.kubectl("get", kinds, *scope, *labels, "-o", "json").stdout)
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def logs(self, pod: str, namespace: str, *arguments: str) -> str:
+        """What a pod wrote, or why that is not known."""
+        done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", *arguments, check=False)
+        return done.stdout + done.stderr
+
+    def run_once(self, namespace: str, name: str, image: str, script: str, claim: str) -> str:
+        """What a shell script prints that sees a claim's files at /data; the pod is deleted afterwards."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 1000,
+                    "fsGroup": 1000,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [
+                    {
+                        "name": "script",
+                        "image": image,
+                        "command": ["bash", "-ec", script],
+                        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                        "securityContext": {
+                            "allowPrivilegeEscalation": False,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                    }
+                ],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            },
+        }
+        self.apply(pod)
+
+        def finished() -> str | None:
+            phase: str = (self.get("pod", name, namespace) or {}).get("status", {}).get("phase", "")
+            return phase if phase in ("Succeeded", "Failed") else None
+
+        phase = wait_for(f"pod {name} ends", finished, 120)
+        output = self.logs(name, namespace)
+        self.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")
+        assert phase == "Succeeded", output
+        return output
+
+    def save(self, folder: Path, namespaces: list[str]) -> None:
+        """Write logs, events and objects of namespaces into a folder, for people to read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        nodes = self.kubectl("describe", "nodes", check=False)
+        (folder / "nodes.txt").write_text(nodes.stdout + nodes.stderr)
+        for namespace in namespaces:
+            place = folder / namespace
+            place.mkdir(exist_ok=True)
+            kinds = ",".join(kind for kind in KINDS if kind != "secrets") + ",deployments.apps"
+            objects = self.kubectl("get", kinds, "-n", namespace, "-o", "yaml", check=False)
+            (place / "objects.yaml").write_text(objects.stdout + objects.stderr)
+            events = self.kubectl("get", "events", "-n", namespace, "--sort-by=.lastTimestamp", check=False)
+            (place / "events.txt").write_text(events.stdout + events.stderr)
+            for pod in self.list("pods", namespace):
+                name = pod["metadata"]["name"]
+                (place / f"{name}.log").write_text(self.logs(name, namespace))
+                if any(state.get("restartCount") for state in pod["status"].get("containerStatuses", [])):
+                    (place / f"{name}.previous.log").write_text(self.logs(name, namespace, "--previous"))
+
+
+def wait_for(
+    what: str, look: Callable[[], T | None], seconds: float, why: Callable[[], str] | None = None
+) -> T:
+    """The first true answer of `look`, asked every half second.
+
+    Args:
+        what: the fact that is waited for, in the message when it does not come.
+        look: answers something true when it holds.
+        seconds: deadline.
+        why: what is known when the deadline has passed.
+
+    Raises:
+        AssertionError: the deadline has passed.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}" + (f"; {why()}" if why else ""))
+        time.sleep(0.5)

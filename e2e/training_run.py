@@ -1,0 +1,192 @@
+"""RLTrainingRuns of the scenarios: small ones made of the quickstart, and a handle on one that was applied."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster_client import KINDS, Cluster, wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLES = REPOSITORY / "examples"
+CLAIM = "checkpoints"
+# A model and a task small enough for seconds per step where head, sampler and learner share two cores.
+SMALL: dict[str, Any] = {
+    "warmStart": None,
+    "task": {"evaluation": None},
+    "algorithm": {"groupSize": 4, "promptsPerStep": 8},
+    "sampler": {"replicas": 1, "maxSequences": 32},
+    "learner": {"replicas": 1},
+    "buffer": {"capacity": 32, "maxStaleness": 1},
+    "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
+    "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": "15m"},
+}
+
+
+def run_document(name: str, namespace: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The cluster quickstart made small, with a spec merged over it."""
+    cluster = EXAMPLES / "quickstart-cluster.yaml"
+    source = cluster if cluster.exists() else EXAMPLES / "quickstart.yaml"
+    documents = [each for each in yaml.safe_load_all(source.read_text()) if each]
+    document = copy.deepcopy(next(each for each in documents if each["kind"] == "RLTrainingRun"))
+    document["metadata"] = {"name": name, "namespace": namespace}
+    spec = merged(merged(document["spec"], SMALL), overrides or {})
+    spec.pop("image", None)
+    document["spec"] = spec
+    return document
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`: mappings are merged, None removes a key, everything else replaces."""
+    result = dict(base)
+    for key, value in over.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+class TrainingRun:
+    """An RLTrainingRun on the cluster."""
+
+    def __init__(self, cluster: Cluster, name: str, namespace: str):
+        self.cluster, self.name, self.namespace = cluster, name, namespace
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its status; empty when there is none yet, or no run."""
+        found = self.cluster.get("rltrainingrun", self.name, self.namespace) or {}
+        status: dict[str, Any] = found.get("status") or {}
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One condition; empty when it is not set."""
+        conditions = self.status.get("conditions", [])
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    def wait_for_condition(self, kind: str, seconds: float, status: str = "True") -> dict[str, Any]:
+        """The condition, once it has that status; a run that fails meanwhile ends the wait."""
+
+        def look() -> dict[str, Any] | None:
+            conditions = {each["type"]: each for each in self.status.get("conditions", [])}
+            failed = conditions.get("Failed", {})
+            if kind != "Failed" and failed.get("status") == "True":
+                raise AssertionError(
+                    f"run {self.name} failed while {kind} was awaited: {failed.get('message')}"
+                )
+            found = conditions.get(kind)
+            return found if found and found["status"] == status else None
+
+        return wait_for(f"run {self.name} has condition {kind}={status}", look, seconds, self.describe)
+
+    def wait_for_message(self, *parts: str, seconds: float) -> str:
+        """The first message of a condition that holds all parts."""
+
+        def look() -> str | None:
+            for each in self.status.get("conditions", []):
+                message: str = each.get("message", "")
+                if all(part.lower() in message.lower() for part in parts):
+                    return message
+            return None
+
+        return wait_for(f"run {self.name} says {' ... '.join(parts)}", look, seconds, self.describe)
+
+    @property
+    def step(self) -> int:
+        """Steps done, as its status says."""
+        return int((self.status.get("progress") or {}).get("step", 0))
+
+    def wait_for_step(self, step: int, seconds: float) -> int:
+        """The step in its status, once it has reached that one."""
+
+        def look() -> int | None:
+            failed = self.condition("Failed")
+            assert failed.get("status") != "True", failed.get("message")
+            return self.step if self.step >= step else None
+
+        return wait_for(f"run {self.name} reaches step {step}", look, seconds, self.describe)
+
+    def wait_for_checkpoint(self, seconds: float, after: int = 0) -> int:
+        """The step of the newest checkpoint in its status, once that is above `after`."""
+
+        def look() -> int | None:
+            step = int((self.status.get("checkpoint") or {}).get("step", 0))
+            return step if step > after else None
+
+        return wait_for(f"run {self.name} has a checkpoint", look, seconds, self.describe)
+
+    def patch(self, spec: dict[str, Any]) -> None:
+        """Change fields of its spec."""
+        self.cluster.kubectl(
+            "patch",
+            "rltrainingrun",
+            self.name,
+            "-n",
+            self.namespace,
+            "--type=merge",
+            "-p",
+            json.dumps({"spec": spec}),
+        )
+
+    def pods(self, role: str = "") -> list[dict[str, Any]]:
+        """Its pods that are not being deleted."""
+        selector = f"rltrain.dev/run={self.name}" + (f",rltrain.dev/role={role}" if role else "")
+        found = self.cluster.list("pods", self.namespace, selector)
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def kill_pod(self, role: str) -> str:
+        """Delete one pod of a role at once, as a lost node would; returns its name."""
+        name: str = self.pods(role)[0]["metadata"]["name"]
+        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--grace-period=0", "--force")
+        return name
+
+    def objects(self) -> list[str]:
+        """Everything on the cluster that carries its name: kind/name."""
+        found = self.cluster.list(",".join(KINDS), self.namespace)
+        ours = []
+        for each in found:
+            labels = each["metadata"].get("labels") or {}
+            if labels.get("rltrain.dev/run") == self.name or labels.get("ray.io/cluster", "").startswith(
+                f"{self.name}-"
+            ):
+                ours.append(f"{each['kind']}/{each['metadata']['name']}")
+        return sorted(ours)
+
+    def metrics(self, image: str) -> list[dict[str, Any]]:
+        """Lines of its metrics.jsonl on the claim."""
+        text = self.cluster.run_once(
+            self.namespace, f"read-{self.name}", image, f"cat /data/{self.name}-*/run/metrics.jsonl", CLAIM
+        )
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def describe(self) -> str:
+        """Its conditions, attempts and pods in a line, for messages."""
+        status = self.status
+        conditions = [
+            f"{each['type']}={each['status']} {each.get('reason', '')} ({each.get('message', '')})"
+            for each in status.get("conditions", [])
+        ]
+        pods = [f"{pod['metadata']['name']} {pod['status'].get('phase')}" for pod in self.pods()]
+        return (
+            f"phase {status.get('phase')}, step {self.step}, attempts {len(status.get('attempts', []))}; "
+            f"conditions: {'; '.join(conditions) or 'none'}; pods: {', '.join(pods) or 'none'}"
+        )
+
+
+def check_every_step_once(metrics: list[dict[str, Any]], steps: int) -> None:
+    """Steps 1 to `steps`, each once; no prompt number twice, and none left out but those in flight at the end."""
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    trained = Counter(prompt for line in metrics for prompt in line["prompts"])
+    twice = [prompt for prompt, times in trained.items() if times > 1]
+    assert not twice, f"trained on twice: {twice}"
+    skipped = set(range(max(trained))) - set(trained)
+    in_flight = 3 * SMALL["algorithm"]["promptsPerStep"]
+    early = [prompt for prompt in skipped if prompt < max(trained) - in_flight]
+    assert not early, f"never trained on: {early}"

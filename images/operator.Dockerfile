@@ -1,0 +1,32 @@
+# The operator: Python, Kopf and the Kubernetes client; neither torch nor Ray. See scripts/images.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS tools
+WORKDIR /src
+COPY constraints.txt .
+RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir --quiet --constraint constraints.txt uv
+
+# Dependencies alone: this layer changes with pyproject.toml and constraints.txt.
+FROM tools AS dependencies
+COPY pyproject.toml .
+RUN python3 -m venv --without-pip /opt/rltrain \
+ && /tools/bin/uv pip install --no-cache --quiet --python /opt/rltrain/bin/python --constraint constraints.txt \
+    --compile-bytecode --requirements pyproject.toml --extra operator \
+ # The synchronous client, 57 MB, of which the asynchronous one uses nothing.
+ && cd /opt/rltrain/lib/python3*/site-packages/kubernetes && rm -rf client/models client/api docs e2e_test test
+
+FROM tools AS wheel
+COPY pyproject.toml README.md ./
+COPY api api
+COPY operator operator
+COPY trainer trainer
+RUN /tools/bin/uv build --no-cache --quiet --wheel --build-constraint constraints.txt --out-dir /dist
+
+FROM ${BASE}
+ENV PATH=/opt/rltrain/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+COPY --from=dependencies /opt/rltrain /opt/rltrain
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist --mount=type=bind,from=tools,source=/tools,target=/tools \
+    /tools/bin/uv pip install --no-cache --quiet --no-deps --compile-bytecode --python /opt/rltrain/bin/python /dist/*.whl
+# By number: Kubernetes checks runAsNonRoot without looking into the image.
+USER 65532:65532
+WORKDIR /tmp
+ENTRYPOINT ["rltrain-operator"]
