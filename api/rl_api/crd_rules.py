@@ -121,7 +121,7 @@ SPEC_RULES: Final[list[Rule]] = [
     _rule(
         "self.workload != 'Service'",
         ".workload",
-        "found 'Service', allowed: Job or Cluster; serving the policy is not built yet",
+        "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
     ),
 ]
 """Rules of a run's spec."""

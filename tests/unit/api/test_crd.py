@@ -1,0 +1,251 @@
+"""CustomResourceDefinitions: up to date, structural, small, and true to the models."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import rl_api.crd
+from rl_api.crd import PROFILE_GROUPS, definitions, main, render
+from rl_api.crd_rules import MUTABLE, RUN_RULES, frozen_rules
+from rl_api.crd_schema import SchemaWriter
+from rl_api.describe import fields_of, type_of
+from rl_api.documents import dump_yaml, load_documents
+from rl_api.profile import RLTrainingProfile
+from rl_api.run import RLTrainingRun, RunSpec
+
+CHART = Path(__file__).parents[3] / "charts" / "rltrain" / "templates" / "crds"
+Schema = dict[str, Any]
+
+
+def schema_of(name: str) -> Schema:
+    schema: Schema = definitions()[name]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def at(schema: Schema, path: str) -> Schema:
+    for part in path.split("."):
+        schema = schema["properties"][part.removesuffix("[]")]
+        if part.endswith("[]"):
+            schema = schema["items"]
+    return schema
+
+
+def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from walk(inner, f"{path}.{name}".lstrip("."))
+    if "items" in schema:
+        yield from walk(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from walk(schema["additionalProperties"], f"{path}.*")
+
+
+NAMES = sorted(definitions())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chart_has_the_definition_that_the_models_give(name: str) -> None:
+    assert (CHART / f"{name}.yaml").read_text(encoding="utf-8") == render(name), "run: make crds"
+
+
+def test_the_chart_has_no_other_definition() -> None:
+    assert sorted(path.stem for path in CHART.iterdir()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_enough_for_client_side_apply(name: str) -> None:
+    # kubectl keeps what it applied in an annotation, of at most 256 KiB
+    assert len(json.dumps(definitions()[name])) < 200_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_structural(name: str) -> None:
+    for path, schema in walk(schema_of(name)):
+        assert "$ref" not in schema, path
+        assert not {"anyOf", "oneOf", "allOf"} & set(schema), path
+        assert "type" in schema or schema.get("x-kubernetes-int-or-string"), path
+        assert not ("properties" in schema and "additionalProperties" in schema), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_of_a_person_is_described(name: str) -> None:
+    bare = [
+        path
+        for path, schema in walk(schema_of(name))
+        if not schema.get("description")
+        and not path.startswith("metadata")
+        and not path.endswith(("[]", "*"))
+    ]
+    assert bare == []
+
+
+def test_unknown_fields_are_kept_in_free_objects_only() -> None:
+    free = [
+        path
+        for name in NAMES
+        for path, schema in walk(schema_of(name))
+        if schema.get("x-kubernetes-preserve-unknown-fields")
+    ]
+    assert free == ["spec.task.args"]
+
+
+def names_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    for name, field in fields_of(model).items():
+        inside = f"{path}.{name}".lstrip(".")
+        yield inside
+        kind = type_of(field)
+        while kind.is_list or kind.is_mapping:
+            inside += "[]" if kind.is_list else ".*"
+            kind = kind.item
+        if kind.model is not None:
+            yield from names_of(kind.model, inside)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("rltrainingruns", RLTrainingRun), ("rltrainingprofiles", RLTrainingProfile)]
+)
+def test_every_field_of_the_models_is_there(name: str, model: type[BaseModel]) -> None:
+    wanted = {path for path in names_of(model) if not path.startswith("metadata")}
+    there = {path for path, _ in walk(schema_of(name)) if path}
+    assert wanted - there == set()
+
+
+def test_a_null_is_allowed_where_the_model_allows_it() -> None:
+    schema = schema_of("rltrainingruns")
+    assert at(schema, "spec.checkpoint")["nullable"] is True
+    assert "nullable" not in at(schema, "spec.sampler")
+    effect = at(schema_of("rltrainingprofiles"), "spec.pools[].tolerations[].effect")
+    assert effect["enum"] == ["NoSchedule", "PreferNoSchedule", "NoExecute", None]
+
+
+def test_bounds_and_choices() -> None:
+    schema = schema_of("rltrainingruns")
+    clip = at(schema, "spec.algorithm.clip.low")
+    assert (clip["minimum"], clip["exclusiveMinimum"], clip["maximum"], clip["exclusiveMaximum"]) == (
+        0,
+        True,
+        1,
+        True,
+    )
+    assert at(schema, "spec.workload")["enum"] == ["Job", "Cluster", "Service"]
+    betas = at(schema, "spec.algorithm.optimizer.betas")
+    assert (betas["minItems"], betas["maxItems"]) == (2, 2)
+    assert at(schema, "spec.task.rewards[].function")["pattern"].startswith("^[A-Za-z_]")
+    duration = at(schema, "spec.stop.maxDuration")
+    assert duration["x-kubernetes-int-or-string"] is True
+    assert duration["x-kubernetes-validations"][0]["rule"].startswith("type(self) == int ? self > 0")
+    grace = at(schema, "spec.scheduling.preemptionGracePeriod")
+    assert grace["x-kubernetes-validations"][0]["rule"].startswith("type(self) == int ? self >= 0")
+
+
+def test_defaults_stand_where_a_profile_has_no_say() -> None:
+    schema = schema_of("rltrainingruns")
+    defaulted = {path for path, part in walk(schema["properties"]["spec"]) if "default" in part}
+    groups = {path.partition(".")[0] for path in defaulted}
+    assert groups == {"workload", "seed", "model", "task", "algorithm", "warmStart", "sampler", "buffer"} | {
+        "stop",
+        "suspend",
+    }
+    assert {path for path in defaulted if path.startswith("sampler")} == {"sampler", "sampler.replicas"}
+    assert "Default: 64." in at(schema, "spec.sampler.maxSequences")["description"]
+
+
+def test_a_profile_gives_defaults_for_exactly_the_other_groups() -> None:
+    defaults = at(schema_of("rltrainingprofiles"), "spec.defaults")
+    assert set(defaults["properties"]) == set(PROFILE_GROUPS) <= set(fields_of(RunSpec))
+    assert "replicas" not in defaults["properties"]["sampler"]["properties"]
+    assert [path for path, part in walk(defaults) if path and ("default" in part or "required" in part)] == []
+
+
+def fill(schema: Schema, value: Any) -> Any:
+    """`value` with the schema's defaults, as the API server fills them in."""
+    if isinstance(value, dict):
+        for name, part in schema.get("properties", {}).items():
+            if name not in value and "default" in part:
+                value[name] = json.loads(json.dumps(part["default"]))
+            if name in value:
+                value[name] = fill(part, value[name])
+    if isinstance(value, list):
+        return [fill(schema["items"], item) for item in value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"model": {"source": "tiny", "tiny": {}}, "warmStart": {}, "checkpoint": None}]
+)
+def test_defaults_are_those_of_the_models(more: dict[str, Any]) -> None:
+    spec = {"model": {"source": "tiny"}, "task": {"environment": "prompts", "file": "x.jsonl"}, **more}
+    document = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": {"name": "x"}}
+    written = RLTrainingRun.model_validate({**document, "spec": spec})
+    filled = fill(schema_of("rltrainingruns"), json.loads(json.dumps({**document, "spec": spec})))
+    assert filled["spec"]["algorithm"]["optimizer"]["betas"] == [0.9, 0.999]
+    assert RLTrainingRun.model_validate(filled) == written
+
+
+def test_what_may_change_on_a_run_that_exists() -> None:
+    frozen = {rule["fieldPath"].removeprefix(".") for rule in frozen_rules()}
+    assert frozen == set(fields_of(RunSpec)) - {"suspend", "stop", "cleanup"}
+    rules = {rule["fieldPath"]: rule for rule in frozen_rules()}
+    assert "replicas" not in rules[".sampler"]["rule"].replace("minReplicas", "")
+    assert "priorityClass" not in rules[".scheduling"]["rule"]
+    assert "oldSelf.?scheduling.?queue" in rules[".scheduling"]["rule"]
+    for rule in rules.values():
+        assert all(path in rule["message"] for path in MUTABLE)
+
+
+def test_every_rule_has_a_sentence_and_a_field_that_exists() -> None:
+    for path, rules in RUN_RULES.items():
+        schema = at(schema_of("rltrainingruns"), path)
+        for rule in rules:
+            assert "\n" not in rule["rule"] + rule["message"]
+            at(schema, rule["fieldPath"].removeprefix("."))
+            assert (
+                "allowed:" in rule["message"] or "missing" in rule["message"] or "cannot" in rule["message"]
+            )
+
+
+def test_columns_scale_and_names() -> None:
+    run, profile = definitions()["rltrainingruns"]["spec"], definitions()["rltrainingprofiles"]["spec"]
+    assert (run["scope"], profile["scope"]) == ("Namespaced", "Cluster")
+    assert run["names"]["shortNames"][0] == "rlrun"
+    columns = [c["name"] for c in run["versions"][0]["additionalPrinterColumns"] if not c.get("priority")]
+    assert columns == ["Phase", "Step", "Reward", "Tokens/s", "Ready", "Samplers", "Attempt", "Age"]
+    scale = run["versions"][0]["subresources"]["scale"]
+    assert scale["specReplicasPath"] == ".spec.sampler.replicas"
+    assert at(schema_of("rltrainingruns"), "spec.sampler")["properties"]["replicas"]["default"] == 1
+
+
+def test_main_writes_a_folder_or_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(tmp_path / "crds")])
+    assert sorted(path.stem for path in (tmp_path / "crds").iterdir()) == NAMES
+    main([])
+    printed = [document for _, document in load_documents(capsys.readouterr().out, "output")]
+    assert printed == [load_documents(dump_yaml(one), "it")[0][1] for one in definitions().values()]
+
+
+def test_the_module_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["crd", str(tmp_path)])
+    runpy.run_path(str(Path(rl_api.crd.__file__)), run_name="__main__")
+    assert len(list(tmp_path.iterdir())) == len(NAMES)
+
+
+def test_braces_of_helm_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rl_api.crd, "definitions", lambda: {"x": {"description": "write {{ for a brace"}})
+    with pytest.raises(AssertionError, match="Helm"):
+        render("x")
+
+
+def test_status_is_not_bounded() -> None:
+    status = at(schema_of("rltrainingruns"), "status")
+    assert "maxItems" not in at(status, "attempts")
+    assert at(status, "attempts")["x-kubernetes-list-map-keys"] == ["number"]
+    assert at(status, "conditions[].lastTransitionTime")["format"] == "date-time"
+    assert SchemaWriter().write(RunSpec, "spec")["required"] == ["model", "task"]
