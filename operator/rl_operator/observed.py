@@ -1,0 +1,159 @@
+"""What the status shows of a running attempt: roles, conditions, progress, phase. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rl_api.progress import Attempt, Progress, RoleStatus, RunStatus
+from rl_operator.conditions import Conditions
+from rl_operator.diagnose import Diagnosis
+from rl_operator.render.effective import Effective
+from rl_operator.render.names import HEAD, LEARNER, SAMPLER
+from rl_operator.world import Ray, World
+
+ACTIVE: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
+"""Phases in which a driver trains."""
+
+SILENCE: Final = timedelta(seconds=60)
+"""How long a driver may say nothing."""
+
+IGNORED: Final = timedelta(seconds=60)
+"""How long KubeRay may take to notice a RayJob."""
+
+_REFRESH: Final = timedelta(seconds=30)
+
+
+def known_status(run: Mapping[str, Any]) -> RunStatus:
+    """The run's status as it was last written; an empty one where it cannot be read."""
+    try:
+        return RunStatus.model_validate(run.get("status") or {})
+    except ValidationError:
+        return RunStatus()
+
+
+def adopt(attempts: Sequence[Attempt], rays: Sequence[Ray], now: datetime) -> list[Attempt]:
+    """The attempts of the status, and those that were begun by an operator that died before it could write them."""
+    known = list(attempts)
+    newest = max((attempt.number for attempt in known), default=0)
+    for ray in sorted(rays, key=lambda ray: ray.attempt):
+        if ray.attempt > newest:
+            known.append(Attempt(number=ray.attempt, ray_job=ray.name, start_time=ray.created or now))
+    return known
+
+
+def merge_progress(old: Progress | None, new: Progress) -> Progress:
+    """The newer reading, or the old one where they say the same: a status is not written for its time alone."""
+    if old is None:
+        return new
+    same = {"updated_at": None, "eta_seconds": None}
+    if old.model_copy(update=same) != new.model_copy(update=same):
+        return new
+    if old.updated_at is None or new.updated_at is None:
+        return old
+    return new if new.updated_at - old.updated_at >= _REFRESH else old
+
+
+def role_statuses(
+    world: World,
+    attempt: int,
+    effective: Effective | None,
+    old: Mapping[str, RoleStatus],
+    found: Sequence[Diagnosis],
+) -> dict[str, RoleStatus]:
+    """Replicas of each role, and why some are missing."""
+    roles: dict[str, RoleStatus] = {}
+    pods = world.pods_of(attempt)
+    for role in (HEAD, LEARNER, SAMPLER):
+        desired = old[role].desired if role in old else 1
+        if effective is not None and role not in old:
+            desired = effective.role(role).replicas
+        ready = sum(pod.ready and pod.deleting is None for pod in pods if pod.role == role)
+        why = next((diagnosis.message for diagnosis in found if diagnosis.role in (role, "")), None)
+        reason = None
+        if ready < desired:
+            reason = why or "starting"
+        elif role == SAMPLER and effective is not None and effective.role(role).replicas != desired:
+            wanted = effective.role(role).replicas
+            reason = (
+                f"spec.sampler.replicas is {wanted} now; this attempt began with {desired} and keeps them"
+            )
+        roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
+    return roles
+
+
+def cluster_condition(
+    conditions: Conditions,
+    world: World,
+    ray: Ray,
+    roles: Mapping[str, RoleStatus],
+    found: Sequence[Diagnosis],
+    now: datetime,
+) -> None:
+    """Set ClusterReady, and Admitted where a queue admits the run."""
+    if ray.suspended:
+        conditions.set("Admitted", "False", "Queued", "the run waits in its queue for quota")
+    elif conditions.get("Admitted") is not None:
+        conditions.set("Admitted", "True", "Admitted", "the queue has admitted the run")
+    if all(role.ready >= role.desired for role in roles.values()) and (
+        ray.submitted or ray.cluster_state == "ready"
+    ):
+        conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
+        return
+    if found:
+        conditions.set("ClusterReady", "False", found[0].reason, found[0].message)
+    elif _ignored(ray, world, now):
+        conditions.set(
+            "ClusterReady",
+            "False",
+            "KubeRayNotReacting",
+            f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?",
+        )
+    elif ray.submitted:
+        missing = ", ".join(name for name, role in sorted(roles.items()) if role.ready < role.desired)
+        conditions.set("ClusterReady", "False", "PodsMissing", f"not all pods are ready: {missing}")
+    else:
+        conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
+
+
+def _ignored(ray: Ray, world: World, now: datetime) -> bool:
+    untouched = not ray.deployment_status and not ray.cluster_state and not world.pods_of(ray.attempt)
+    return untouched and not ray.suspended and ray.created is not None and now - ray.created > IGNORED
+
+
+def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> None:
+    """Set Training from what the driver says."""
+    reading = world.reading
+    if reading is None or reading.attempt != ray.attempt:
+        if ray.submitted and conditions.holds("Training") and not world.reading_error:
+            return  # an operator that has just started has not asked yet
+        error = f": {world.reading_error}" if world.reading_error and ray.submitted else ""
+        conditions.set(
+            "Training",
+            "False",
+            "Starting",
+            f"the driver has not answered yet{error}" if ray.submitted else "the pods are starting",
+        )
+    elif now - reading.time > SILENCE:
+        conditions.set(
+            "Training", "Unknown", "DriverSilent", f"the driver does not answer: {world.reading_error}"
+        )
+    elif reading.progress.phase in ACTIVE:
+        conditions.set("Training", "True", "Running", "the driver reports progress")
+    elif reading.progress.phase == "Starting":
+        conditions.set("Training", "False", "Starting", "the driver loads model and task")
+    else:
+        conditions.set("Training", "False", "Finishing", "the driver has finished")
+
+
+def shown_phase(world: World, ray: Ray, conditions: Conditions) -> str:
+    """The one word for the print column."""
+    if ray.suspended:
+        return "Pending"
+    reading = world.reading
+    if reading is not None and reading.attempt == ray.attempt:
+        return reading.progress.phase if reading.progress.phase in ACTIVE | {"Starting"} else "Stopping"
+    return "Training" if conditions.holds("Training") else "Starting"
