@@ -1,0 +1,350 @@
+"""Seeing and acting on one run: the store, a few reads of what is not watched, and the writes of a decision."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rl_operator.api import Api, ApiError
+from rl_operator.observed import known_status
+from rl_operator.render.config import TOKEN_KEY
+from rl_operator.render.effective import Effective, Plan, plan
+from rl_operator.render.names import API_VERSION, HASH_ANNOTATION, KIND, Manifest, secret_name
+from rl_operator.settings import FIELD_MANAGER, FINALIZER, Settings
+from rl_operator.store import Key, Store
+from rl_operator.world import (
+    Ask,
+    Decision,
+    Event,
+    Live,
+    Note,
+    Pod,
+    Ray,
+    Reading,
+    World,
+    parse_event,
+    parse_time,
+)
+
+_EVENTS_SECONDS: Final = 5.0
+_KUBERAY_SECONDS: Final = 10.0
+_CLAIM_SECONDS: Final = 4.0
+
+
+@dataclass
+class Memory:
+    """What is known of a run besides what the API server holds. Losing it costs a few requests, nothing else."""
+
+    uid: str
+    token: str | None = None
+    reading: Reading | None = None
+    reading_error: str = ""
+    ask: Ask | None = None
+    refusal: str = ""
+    failures: int = 0
+    plan_of: object = None
+    plan: Plan | None = None
+    claim: tuple[float, str, bool] | None = None
+    logs: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
+class NameTaken(Exception):
+    """An object with a name that we need belongs to somebody else. The message is a sentence."""
+
+
+class Cluster:
+    """The cluster, as far as runs go."""
+
+    def __init__(self, api: Api, store: Store, settings: Settings) -> None:
+        self.api, self.store, self.settings = api, store, settings
+        self._events: dict[str, tuple[float, list[Event]]] = {}
+        self._kuberay: tuple[float, bool] | None = None
+
+    def plan(self, run: Manifest, memory: Memory) -> Plan:
+        """The run with its profile; made anew only when one of them has changed."""
+        metadata = run["metadata"]
+        key = (metadata.get("uid"), metadata.get("generation"), self.store.profiles_version())
+        if memory.plan is None or memory.plan_of != key or not metadata.get("generation"):
+            memory.plan, memory.plan_of = plan(run, self.store.profiles(), self.settings), key
+        return memory.plan
+
+    async def observe(self, key: Key, memory: Memory) -> World | None:
+        """Everything that decides about a run; None: it is gone.
+
+        Raises:
+            ApiError: something could not be read.
+        """
+        run = self.store.run(key)
+        if run is None:
+            return None
+        world = self._from_store(key, run, memory)
+        status = known_status(run)
+        open_attempt = next((one for one in status.attempts if one.end_time is None), None)
+        if await self._unsure(world, open_attempt.number if open_attempt else 0):
+            await self._look_again(key)
+            world = self._from_store(key, run, memory)
+        over = {condition.type for condition in status.conditions if condition.status == "True"}
+        if over & {"Succeeded", "Failed"}:
+            return world
+        changes: dict[str, Any] = {"kuberay": await self.kuberay()}
+        if memory.token is None:
+            memory.token = await self._token(key, memory.uid)
+        changes["token"], changes["new_token"] = memory.token, secrets.token_urlsafe(32)
+        current = self.plan(run, memory)
+        if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
+            changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
+        if world.rays and "ClusterReady" not in over:
+            changes["events"] = await self._warnings(key, world)
+            changes["log_tail"] = await self._logs(key, world.pods, memory)
+        return replace(world, **changes)
+
+    def _from_store(self, key: Key, run: Manifest, memory: Memory) -> World:
+        rays: list[Ray] = []
+        pods: list[Pod] = list(self.store.ended_pods(key))
+        live: dict[tuple[str, str], Live] = {}
+        for name, seen in self.store.of_run(key):
+            if isinstance(seen.view, Pod):
+                pods.append(seen.view)
+            elif isinstance(seen.view, Ray) and seen.owner == memory.uid:
+                rays.append(seen.view)
+            elif isinstance(seen.view, Live) and seen.owner == memory.uid:
+                live[seen.kind, name] = seen.view
+        # Pods of an earlier run of this name belong to none of this one's attempts, and are waited for.
+        born = parse_time(run["metadata"].get("creationTimestamp"))
+        pods = [
+            replace(pod, attempt=0) if born and pod.created and pod.created < born else pod for pod in pods
+        ]
+        return World(
+            run=run,
+            rays=tuple(rays),
+            pods=tuple(pods),
+            live=live,
+            reading=memory.reading,
+            reading_error=memory.reading_error,
+            ask=memory.ask,
+            refusal=memory.refusal,
+        )
+
+    async def _unsure(self, world: World, attempt: int) -> bool:
+        """Whether what the watches say would end an attempt, so that it is worth another look: watches may lag."""
+        if not attempt:
+            return False
+        ray = world.ray(attempt)
+        return ray is None or (ray.submitted and world.head(attempt) is None)
+
+    async def _look_again(self, key: Key) -> None:
+        """Read RayJobs, RayClusters and pods of a run past the watches."""
+        namespace, name = key
+        labels = f"rltrain.dev/run={name}"
+        for kind in ("RayJob", "RayCluster", "Pod"):
+            try:
+                found = await self.api.list(kind, namespace, labels=labels)
+            except ApiError as error:
+                if error.missing:  # no KubeRay
+                    continue
+                raise
+            for document in found:
+                self.store.put(document)
+
+    async def kuberay(self) -> bool:
+        """Whether the cluster knows RayJobs."""
+        now = time.monotonic()
+        if self._kuberay is None or now - self._kuberay[0] > _KUBERAY_SECONDS:
+            self._kuberay = (now, await self.api.serves("RayJob"))
+        return self._kuberay[1]
+
+    async def _token(self, key: Key, uid: str) -> str | None:
+        found = await self.api.find("Secret", key[0], secret_name(key[1]))
+        if found is None or not _owned(found, uid):
+            return None
+        try:
+            return (
+                base64.b64decode((found.get("data") or {}).get(TOKEN_KEY, ""), validate=True).decode() or None
+            )
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+
+    async def _claim_exists(self, key: Key, claim: str, memory: Memory) -> bool:
+        now = time.monotonic()
+        known = memory.claim
+        if known is None or known[1] != claim or now - known[0] > _CLAIM_SECONDS:
+            found = await self.api.find("PersistentVolumeClaim", key[0], claim)
+            known = memory.claim = (now, claim, found is not None)
+        return known[2]
+
+    async def _warnings(self, key: Key, world: World) -> tuple[Event, ...]:
+        """Warnings about the run's objects, newest first. One request for all runs of a namespace."""
+        now = time.monotonic()
+        known = self._events.get(key[0])
+        if known is None or now - known[0] > _EVENTS_SECONDS:
+            found = await self.api.list("Event", key[0], fields="type=Warning")
+            oldest = datetime.min.replace(tzinfo=UTC)
+            events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
+            known = self._events[key[0]] = (now, events)
+        names = {ray.name for ray in world.rays} | {ray.cluster for ray in world.rays}
+        names |= {pod.name for pod in world.pods}
+        return tuple(event for event in known[1] if event.name in names)
+
+    async def _logs(self, key: Key, pods: Iterable[Pod], memory: Memory) -> dict[str, str]:
+        """Last log lines of containers that crash again and again, read once per crash."""
+        tails: dict[str, str] = {}
+        for pod in pods:
+            for container in pod.containers:
+                if pod.gone or container.waiting != "CrashLoopBackOff":
+                    continue
+                crash = (pod.uid, container.restarts)
+                if crash not in memory.logs:
+                    memory.logs[crash] = await self.api.log_tail(key[0], pod.name, container.name)
+                tails[pod.name] = memory.logs[crash]
+        return tails
+
+    async def act(self, world: World, decision: Decision, memory: Memory) -> None:
+        """Do what was decided. Objects first, then the status: it says only what is so.
+
+        Raises:
+            ApiError: a write failed; everything is tried again with the next reconcile.
+            NameTaken: an object's name is used by somebody else.
+        """
+        metadata = world.metadata
+        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        if decision.create:
+            first, last = decision.create[:-1], decision.create[-1]
+            work = [self._create(manifest, memory) for manifest in first]
+            if decision.finalizer:
+                work.append(self._set_finalizer(world, True))
+            await _all(work)
+            await self._create(last, memory)
+        elif decision.finalizer:
+            await self._set_finalizer(world, True)
+        for manifest in decision.apply:
+            self.store.put(await self.api.apply(manifest))
+        for target in decision.delete:
+            await self.api.delete(target.kind, namespace, target.name, target.uid)
+        await self._write_status(world, decision)
+        if decision.finalizer is False:
+            await self._set_finalizer(world, False)
+        for note in decision.notes:
+            await self._note(world, namespace, name, note, decision)
+
+    async def _create(self, manifest: Manifest, memory: Memory) -> None:
+        """Create an object of the run; one that is there already is taken only if it is the run's own."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        for _ in range(2):
+            try:
+                made = await self.api.create(manifest)
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+                made = await self.api.get(kind, namespace, name)
+                if not _owned(made, memory.uid):
+                    raise NameTaken(
+                        f"the run needs the name {name} for a {kind}, and there is one in namespace {namespace} "
+                        "that is not its own; delete that, or give the run another name"
+                    ) from None
+                stale = _hash(made) != _hash(manifest)
+                if kind == "ConfigMap" and stale:  # of a begin that was cut short, and immutable
+                    await self.api.delete(kind, namespace, name, made["metadata"]["uid"])
+                    continue
+            break
+        if kind == "Secret":
+            memory.token = base64.b64decode(made["data"][TOKEN_KEY]).decode()
+        elif kind != "ConfigMap":
+            self.store.put({**made, "kind": kind})
+
+    async def _set_finalizer(self, world: World, wanted: bool) -> None:
+        """Our finalizer by server-side apply: it is ours alone, and others are left as they are."""
+        metadata = world.metadata
+        manifest = _identity(world)
+        if wanted:
+            manifest["metadata"]["finalizers"] = [FINALIZER]
+        try:
+            made = await self.api.apply(manifest)
+        except ApiError as error:
+            if error.missing or (error.status == 409 and metadata.get("deletionTimestamp")):
+                return
+            raise
+        self.store.put({**made, "kind": KIND})
+
+    async def _write_status(self, world: World, decision: Decision) -> None:
+        if known_status(world.run) == decision.status and world.run.get("status"):
+            return
+        manifest = _identity(world)
+        manifest["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        try:
+            made = await self.api.apply(manifest, "status")
+        except ApiError as error:
+            if error.missing:
+                return
+            raise
+        self.store.put({**made, "kind": KIND})
+
+    async def _note(self, world: World, namespace: str, name: str, note: Note, decision: Decision) -> None:
+        """An event about the run. Its name says what it is about: said twice, it is there once."""
+        attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
+        what = f"{world.metadata['uid']} {world.generation} {attempt} {note.reason} {note.message}"
+        digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{digest}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": name,
+                "namespace": namespace,
+                "uid": world.metadata["uid"],
+            },
+            "type": note.type,
+            "reason": note.reason,
+            "message": note.message[:1024],
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": FIELD_MANAGER,
+            "reportingInstance": FIELD_MANAGER,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self.api.create(event)
+        except ApiError as error:
+            # A namespace that is being deleted takes no events, and one that is there is enough.
+            if error.status not in (403, 404, 409):
+                raise
+
+
+async def _all(work: list[Any]) -> None:
+    """Wait for all, then raise the first error: none is left behind in the background."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _identity(world: World) -> Manifest:
+    metadata = world.metadata
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+    }
+
+
+def _owned(document: Mapping[str, Any], uid: str) -> bool:
+    owners = document["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid for owner in owners)
+
+
+def _hash(document: Mapping[str, Any]) -> str:
+    return str((document["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
+
+
+__all__ = ["Cluster", "Memory", "NameTaken"]
