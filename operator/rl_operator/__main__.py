@@ -49,7 +49,12 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace", action="append", default=[], metavar="NAME", help="only runs of this one; repeatable"
     )
     parser.add_argument("--leader-elect", action="store_true", help="act only while holding the lease")
-    parser.add_argument("--lease-name", default="rltrain-operator", metavar="NAME", help="name of the lease")
+    parser.add_argument(
+        "--lease-name",
+        default=os.environ.get("RLTRAIN_LEASE_NAME", "rltrain-operator"),
+        metavar="NAME",
+        help="name of the lease (default: $RLTRAIN_LEASE_NAME)",
+    )
     parser.add_argument(
         "--operator-namespace",
         default=os.environ.get("POD_NAMESPACE", Settings.namespace),
@@ -59,9 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     release = _release()
     parser.add_argument(
         "--image-cpu",
-        default=f"rltrain-trainer:{release}-cpu",
+        default=os.environ.get("RLTRAIN_TRAINER_IMAGE", f"rltrain-trainer:{release}-cpu"),
         metavar="IMAGE",
-        help="trainer image of pools without accelerators, for runs and profiles that name none",
+        help="trainer image of pools without accelerators, for runs and profiles that name none "
+        "(default: $RLTRAIN_TRAINER_IMAGE)",
     )
     parser.add_argument(
         "--image-gpu",
@@ -93,9 +99,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TEMPLATE",
         help="where drivers answer (default: %(default)s); another one is for development",
     )
-    parser.add_argument("--listen", default="0.0.0.0:8080", metavar="HOST:PORT", help="probes and metrics")
+    parser.add_argument("--metrics-listen", default="0.0.0.0:8080", metavar="HOST:PORT", help="/metrics")
+    parser.add_argument(
+        "--health-listen", default="0.0.0.0:8081", metavar="HOST:PORT", help="/healthz, /readyz"
+    )
     parser.add_argument("--workers", type=int, default=16, metavar="N", help="runs looked at together")
-    parser.add_argument("--log-format", default="json", choices=("json", "text"))
+    parser.add_argument("--log-format", default="json", choices=("json", "plain"))
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
 
@@ -124,8 +133,7 @@ async def _run(args: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop.set)
     metrics = Metrics()
     health = Health(metrics)
-    host, _, port = args.listen.rpartition(":")
-    await health.start(host.strip("[]") or "0.0.0.0", int(port))
+    await health.start(args.health_listen, args.metrics_listen)
     api = await Api.connect(metrics)
     try:
         return await _serve(args, settings, api, health, metrics, stop)

@@ -25,7 +25,7 @@ from rl_operator.world import Ask, Pull, Reading, World
 LOG = logging.getLogger("rl_operator")
 
 _RECONCILE_SECONDS: Final = 60.0
-_PULL_SECONDS: Final = 2.0
+_PULL_SECONDS: Final = 1.0
 _LONGEST_BACK_OFF: Final = 60.0
 
 

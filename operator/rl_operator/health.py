@@ -23,7 +23,7 @@ class Health:
         self._parts: dict[str, Callable[[], str]] = {}
         self.ready = False
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.ports: list[int] = []
 
     def watch(self, name: str, part: Callable[[], str]) -> None:
         """Ask `part` at every probe; it returns a sentence when it is unwell, else nothing."""
@@ -34,8 +34,8 @@ class Health:
         found = ((name, part()) for name, part in self._parts.items())
         return [f"{name}: {sentence}" for name, sentence in found if sentence]
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen."""
+    async def start(self, *addresses: str) -> None:
+        """Listen at each `HOST:PORT`; everything is served at all of them."""
         app = web.Application()
         app.add_routes(
             [
@@ -46,10 +46,10 @@ class Health:
         )
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        addresses = self._runner.addresses
-        self.port = int(addresses[0][1]) if addresses else port
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            await web.TCPSite(self._runner, host.strip("[]") or "0.0.0.0", int(port)).start()
+        self.ports = [int(address[1]) for address in self._runner.addresses]
 
     async def stop(self) -> None:
         """Stop listening."""

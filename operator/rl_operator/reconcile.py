@@ -35,7 +35,7 @@ from rl_operator.render.names import HEAD, Manifest, attempt_name
 from rl_operator.render.objects import attempt_objects, run_objects
 from rl_operator.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.turn import ACTIVE, QUICK, SLOW, STUCK_POD, Turn
-from rl_operator.world import Decision, Live, Note, Pull, World
+from rl_operator.world import Decision, Live, Note, World
 
 
 def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
@@ -100,10 +100,7 @@ def _watch(turn: Turn, attempt: Attempt) -> None:
     assert ray is not None
     _share(turn)
     turn.keep_finalizer(True)
-    if ray.submitted or ray.cluster_state == "ready":
-        turn.dashboard = f"http://{ray.head_service}.{world.metadata.get('namespace')}.svc:8265"
-        port = turn.effective.status_port if turn.effective else 8090
-        turn.pull = Pull(attempt.number, ray.head_service, port)
+    turn.pull_from(ray)
     if world.suspended or (stopping and ray.deleting):
         stop(turn, attempt, ray)
         return

@@ -19,11 +19,14 @@ def deleted(turn: Turn, since: datetime) -> None:
         return
     attempt = turn.open
     ray = turn.world.ray(attempt.number) if attempt else None
-    over = attempt is None or ray is None or ray.deleting or outcome(turn.world, attempt.number) is not None
-    if over or attempt is None or _ready_to_stop(turn, attempt, since) is not None:
+    if attempt is None or ray is None or ray.deleting or outcome(turn.world, attempt.number) is not None:
         turn.keep_finalizer(False)
-    else:
+        return
+    turn.pull_from(ray)
+    if ready_to_stop(turn, attempt, since) is None:
         turn.phase = "Stopping"
+    else:
+        turn.keep_finalizer(False)
 
 
 def stop(turn: Turn, attempt: Attempt, ray: Ray) -> None:
@@ -34,7 +37,7 @@ def stop(turn: Turn, attempt: Attempt, ray: Ray) -> None:
     if ray.deleting:
         _still_stopping(turn, since)
         return
-    ready = _ready_to_stop(turn, attempt, since)
+    ready = ready_to_stop(turn, attempt, since)
     if ready is None:
         conditions.set("Suspended", "Unknown", "Checkpointing", "waiting for the driver's checkpoint")
         return
@@ -54,7 +57,7 @@ def _still_stopping(turn: Turn, since: datetime) -> None:
         )
 
 
-def _ready_to_stop(turn: Turn, attempt: Attempt, since: datetime) -> str | None:
+def ready_to_stop(turn: Turn, attempt: Attempt, since: datetime) -> str | None:
     """Why the attempt may be stopped now, as far as its checkpoint goes; None: not yet."""
     world = turn.world
     head, ask = world.head(attempt.number), world.ask

@@ -10,7 +10,7 @@ from rl_api.progress import Attempt, CheckpointStatus, Progress, RoleStatus, Run
 from rl_operator.conditions import Conditions
 from rl_operator.render.effective import Effective, Plan
 from rl_operator.render.names import Manifest
-from rl_operator.settings import FINALIZER
+from rl_operator.settings import FINALIZER, Settings
 from rl_operator.world import Decision, Note, Pull, Ray, Target, World
 
 STUCK_POD: Final = timedelta(seconds=180)
@@ -70,6 +70,14 @@ class Turn:
         """Delete a RayJob or RayCluster that is not on its way out."""
         if not ray.deleting:
             self.delete.append(Target(ray.kind, ray.name, ray.uid))
+
+    def pull_from(self, ray: Ray) -> None:
+        """Keep asking the driver, as soon as one may answer."""
+        if ray.submitted or ray.cluster_state == "ready":
+            namespace = self.world.metadata.get("namespace")
+            self.dashboard = f"http://{ray.head_service}.{namespace}.svc:8265"
+            port = self.effective.status_port if self.effective else Settings.status_port
+            self.pull = Pull(ray.attempt, ray.head_service, port)
 
     def decision(self) -> Decision:
         """What was decided."""

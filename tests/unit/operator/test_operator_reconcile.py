@@ -1,0 +1,672 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from operator_worlds import (
+    NOW,
+    Story,
+    all_pods,
+    condition,
+    deleted,
+    failed_ray,
+    kinds,
+    make_pod,
+    make_profile,
+    make_ray,
+    make_reading,
+    make_run,
+    running_ray,
+)
+
+from rl_operator.reconcile import reconcile
+from rl_operator.render.effective import plan
+from rl_operator.settings import Settings
+from rl_operator.world import Ask, World
+
+USER_ERROR = (
+    "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
+    "rltrain: spec.model.source: found '/models/missing', there is no such folder\n"
+)
+CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
+
+
+def test_a_new_run_gets_everything_in_one_go() -> None:
+    story = Story()
+    decision = story.look()
+    assert kinds(decision) == ["Secret", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "RayJob"]
+    assert decision.finalizer is True
+    assert decision.status.phase == "Starting"
+    assert condition(decision, "Accepted") == ("True", "Valid", "the run can be carried out")
+    assert [note.reason for note in decision.notes] == ["AttemptStarted", "Accepted"]
+    attempt = decision.status.attempts[0]
+    assert (attempt.number, attempt.ray_job, attempt.start_time, attempt.from_step) == (1, "sums-1", NOW, 0)
+    assert decision.status.roles["sampler"].desired == 2
+    assert decision.status.effective_spec_hash
+
+
+def test_a_second_look_writes_nothing() -> None:
+    story = Story()
+    story.begin()
+    decision = story.settled(rays=(make_ray(),))
+    assert decision.create == ()
+    story.settled(rays=(running_ray(),), pods=all_pods(), reading=make_reading())
+
+
+def test_objects_that_differ_are_written_again() -> None:
+    story = Story()
+    story.begin()
+    live = dict(story.world.live)
+    policy = live["NetworkPolicy", "sums"]
+    live["NetworkPolicy", "sums"] = type(policy)(policy.uid, policy.hash, {**policy.spec, "ingress": []})
+    budget = live.pop(("PodDisruptionBudget", "sums"))
+    decision = story.look(rays=(make_ray(),), live=live)
+    assert [one["kind"] for one in decision.apply] == ["NetworkPolicy"]
+    assert kinds(decision) == ["PodDisruptionBudget"]
+    added = {**budget.spec, "minAvailable": None}
+    live["PodDisruptionBudget", "sums"] = type(budget)(budget.uid, budget.hash, added)
+    live["NetworkPolicy", "sums"] = policy
+    assert story.look(live=live).apply == (), "what the API server adds is no difference"
+
+
+def test_training_is_shown() -> None:
+    story = Story()
+    story.begin()
+    decision = story.look(rays=(make_ray(),), pods=(make_pod("head"), make_pod("learner", ready=False)))
+    assert condition(decision, "ClusterReady") == ("False", "Starting", "the pods are starting")
+    assert decision.pull is None
+    decision = story.look(rays=(running_ray(),), pods=all_pods())
+    assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+    assert condition(decision, "Training") == ("False", "Starting", "the driver has not answered yet")
+    assert decision.pull is not None
+    assert (decision.pull.service, decision.pull.port) == ("sums-1-abcde-head-svc", 8090)
+    assert decision.status.dashboard_url == "http://sums-1-abcde-head-svc.team-a.svc:8265"
+    decision = story.train()
+    assert decision.status.phase == "Training"
+    assert condition(decision, "Training") == ("True", "Running", "the driver reports progress")
+    assert decision.status.progress is not None
+    assert decision.status.progress.step == 7
+    assert decision.status.checkpoint is not None
+    assert decision.status.checkpoint.step == 5
+    assert [note.reason for note in decision.notes] == ["Training"]
+    assert {name: (role.ready, role.desired) for name, role in decision.status.roles.items()} == {
+        "head": (1, 1),
+        "learner": (1, 1),
+        "sampler": (2, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("phase", "shown"),
+    [
+        ("Starting", "Starting"),
+        ("WarmStart", "WarmStart"),
+        ("Evaluating", "Evaluating"),
+        ("Succeeded", "Stopping"),
+    ],
+)
+def test_the_driver_names_the_phase(phase: str, shown: str) -> None:
+    story = Story()
+    story.begin()
+    decision = story.look(rays=(running_ray(),), pods=all_pods(), reading=make_reading(phase=phase))
+    assert decision.status.phase == shown
+
+
+def test_progress_that_says_the_same_is_not_written() -> None:
+    story = Story()
+    story.begin()
+    first = story.train()
+    story.wait(10)
+    assert story.look(reading=make_reading(time=story.now)).status == first.status
+    story.wait(30)
+    later = story.look(reading=make_reading(time=story.now))
+    assert later.status.progress is not None
+    assert later.status.progress.updated_at == story.now
+
+
+def test_a_silent_driver_is_said() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.wait(61)
+    decision = story.look(reading_error="no connection (Connection refused)")
+    assert condition(decision, "Training") == (
+        "Unknown",
+        "DriverSilent",
+        "the driver does not answer: no connection (Connection refused)",
+    )
+
+
+def test_an_operator_that_starts_anew_keeps_what_it_does_not_know_yet() -> None:
+    story = Story()
+    story.begin()
+    before = story.train()
+    after = story.look(reading=None)
+    assert after.status == before.status
+    assert after.pull is not None
+
+
+def test_a_lost_sampler_does_not_end_the_attempt() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    decision = story.look(pods=all_pods()[:3])
+    assert condition(decision, "ClusterReady") == ("False", "PodsMissing", "not all pods are ready: sampler")
+    assert condition(decision, "Training") is not None
+    assert decision.status.roles["sampler"].ready == 1
+    assert decision.status.roles["sampler"].reason == "starting"
+    assert decision.status.attempts[0].end_time is None
+
+
+def test_another_number_of_samplers_waits_for_the_next_attempt() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.set({"sampler": {"replicas": 4}})
+    decision = story.look()
+    assert decision.status.roles["sampler"].desired == 2
+    assert "spec.sampler.replicas is 4 now" in str(decision.status.roles["sampler"].reason)
+
+
+def test_success() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.wait(100)
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    decision = story.settled(rays=(done,), pods=())
+    assert decision.status.phase == "Succeeded"
+    assert condition(decision, "Succeeded") == ("True", "Succeeded", "the run is done")
+    assert decision.finalizer is False
+    assert decision.status.attempts[0].reason == "Succeeded: the run is done"
+    assert decision.status.attempts[0].to_step == 7
+    assert decision.delete == (), "KubeRay has stopped the cluster; the RayJob stays to be looked at"
+    assert decision.pull is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "sentence"),
+    [
+        (USER_ERROR, "InvalidInput", "spec.model.source: found '/models/missing', there is no such folder"),
+        ("", "ValidationFailed", ""),
+    ],
+)
+def test_what_a_retry_cannot_mend_is_not_retried(message: str, reason: str, sentence: str) -> None:
+    story = Story()
+    story.begin()
+    ray = failed_ray(message)
+    if reason == "ValidationFailed":
+        ray = make_ray(deployment_status="ValidationFailed", message="too many characters")
+        reason, sentence = "Refused", "KubeRay refuses the RayJob: too many characters"
+    decision = story.settled(rays=(ray,))
+    found = condition(decision, "Failed")
+    assert found is not None
+    assert found[:2] == ("True", reason)
+    assert sentence in found[2]
+    assert decision.status.phase == "Failed"
+    assert len(decision.status.attempts) == 1
+    assert decision.notes[-1].type == "Warning"
+
+
+def test_failures_are_retried_with_back_off_up_to_the_limit() -> None:
+    story = Story({"retry": {"limit": 2}})
+    story.begin()
+    waits = []
+    for attempt in (1, 2, 3):
+        story.look(rays=(running_ray(attempt),), pods=all_pods(attempt))
+        story.look(reading=make_reading(step=attempt * 10, attempt=attempt, time=story.now))
+        decision = story.fail(CRASH, attempt)
+        if attempt == 3:
+            break
+        assert deleted(decision) == [("RayJob", f"sums-{attempt}")]
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == "Retrying"
+        assert "learner 0 died" in found[2]
+        waits.append(decision.requeue)
+        assert story.look(rays=()).create == (), "not before the back-off is over"
+        story.wait(decision.requeue)
+        decision = story.look()
+        assert kinds(decision) == ["ConfigMap", "RayJob"]
+        assert decision.create[-1]["metadata"]["name"] == f"sums-{attempt + 1}"
+        assert decision.status.attempts[-1].from_step == 5
+    assert waits == [10.0, 20.0]
+    assert condition(decision, "Failed") == (
+        "True",
+        "AppFailed",
+        "attempt 3 failed: learner 0 died (it was the last of 3 attempts)",
+    )
+    assert [attempt.to_step for attempt in decision.status.attempts] == [10, 20, 30]
+
+
+def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
+    story = Story({"retry": {"limit": 5}})
+    story.begin()
+    story.train()
+    story.fail(CRASH)
+    story.wait(10)
+    story.look(rays=())
+    story.train(2)
+    decision = story.fail(CRASH, 2)
+    assert condition(decision, "Failed") == (
+        "True",
+        "AppFailed",
+        "attempt 2 failed: learner 0 died (it failed twice in the same way at the same step)",
+    )
+
+
+def test_no_attempt_begins_while_something_of_the_last_one_is_there() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.fail(CRASH)
+    story.wait(10)
+    head = make_pod("head", ready=False, deleting=story.now)
+    decision = story.look(rays=(failed_ray(CRASH),), pods=(head,))
+    assert (decision.create, deleted(decision)) == ((), [("RayJob", "sums-1")])
+    decision = story.look(rays=(), pods=(head,))
+    assert decision.create == ()
+    assert condition(decision, "ClusterReady") == (
+        "False",
+        "Stopping",
+        "waiting for sums-1-head-0 to be gone",
+    )
+    story.wait(181)  # its node is dead: it will never be gone
+    assert kinds(story.look()) == ["ConfigMap", "RayJob"]
+
+
+@pytest.mark.parametrize(
+    "pods", [(), (make_pod("head", phase="Failed", ready=False),), (make_pod("head", deleting=NOW),)]
+)
+def test_a_lost_head_ends_the_attempt(pods: tuple[Any, ...]) -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    decision = story.look(pods=pods)
+    assert str(decision.status.attempts[0].reason).startswith("HeadLost: the head pod")
+    assert deleted(decision) == [("RayJob", "sums-1")]
+    assert decision.status.phase == "Pending"
+
+
+def test_a_lost_head_with_no_attempt_left_takes_its_cluster_with_it() -> None:
+    story = Story({"retry": {"limit": 0}})
+    story.begin()
+    story.train()
+    decision = story.look(pods=())
+    assert deleted(decision) == [("RayJob", "sums-1")]
+    found = condition(decision, "Failed")
+    assert found is not None
+    assert found[2].endswith("(spec.retry.limit is 0)")
+
+
+def test_a_rayjob_that_somebody_deleted_is_replaced() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    going = story.look(rays=(running_ray(deleting=True),))
+    assert condition(going, "ClusterReady") == ("False", "Stopping", "RayJob sums-1 is being deleted")
+    decision = story.look(rays=(), pods=())
+    assert decision.status.attempts[0].reason == "Lost: its RayJob or RayCluster was deleted by somebody"
+
+
+def test_out_of_memory_twice_is_the_end() -> None:
+    story = Story({"retry": {"limit": 5}})
+    story.begin()
+    for attempt in (1, 2):
+        story.train(attempt)
+        pod = make_pod("sampler", attempt=attempt, gone=True)
+        killed = pod.containers[0].__class__("ray", ended="OOMKilled", exit_code=137)
+        pod = pod.__class__(**{**pod.__dict__, "containers": (killed,)})
+        decision = story.look(rays=(failed_ray(CRASH, attempt=attempt),), pods=(pod,))
+        if attempt == 1:
+            story.wait(10)
+            assert kinds(story.look(rays=(), pods=())) == ["ConfigMap", "RayJob"]
+    found = condition(decision, "Failed")
+    assert found is not None
+    assert found[1] == "OutOfMemory"
+    assert "1536Mi" in found[2]
+    assert found[2].endswith("(it ran out of memory twice)")
+
+
+class TestSuspend:
+    def test_a_checkpoint_comes_first(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        decision = story.look()
+        assert decision.ask == 120.0
+        assert decision.delete == ()
+        assert decision.status.phase == "Stopping"
+        assert decision.pull is not None, "the driver is still asked for its progress"
+        story.wait(30)
+        decision = story.look(ask=Ask(1, "running"))
+        assert (decision.ask, decision.delete) == (None, ())
+        decision = story.look(ask=Ask(1, "done"), reading=make_reading(step=9, checkpoint=9, time=story.now))
+        assert deleted(decision) == [("RayJob", "sums-1")]
+        decision = story.look(rays=(running_ray(deleting=True),))
+        assert decision.delete == ()
+        decision = story.look(rays=(), pods=all_pods())
+        assert condition(decision, "Suspended") == ("Unknown", "Stopping", "the pods are being stopped")
+        decision = story.settled(pods=())
+        assert condition(decision, "Suspended") == (
+            "True",
+            "Suspended",
+            "spec.suspend is true; it goes on from step 9",
+        )
+        assert decision.status.attempts[0].reason == "Suspended: suspended at step 9"
+        assert decision.finalizer is False
+        assert decision.status.phase == "Suspended"
+
+    def test_resuming_is_a_new_attempt_that_counts_as_no_failure(self) -> None:
+        story = Story({"retry": {"limit": 0}})
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look(ask=Ask(1, "done"))
+        story.look(rays=(), pods=())
+        story.set({"suspend": False})
+        decision = story.look(ask=None)
+        assert kinds(decision) == ["ConfigMap", "RayJob"]
+        assert decision.create[-1]["metadata"]["name"] == "sums-2"
+        assert decision.status.attempts[1].from_step == 5
+        assert condition(decision, "Suspended") == ("False", "Resumed", "the run goes on from step 5")
+
+    @pytest.mark.parametrize(
+        ("ask", "seconds", "said"),
+        [
+            (Ask(1, "refused", "this run keeps no checkpoints"), 0, "this run keeps no checkpoints"),
+            (Ask(1, "running"), 121, "no checkpoint came within the grace period of 120 s"),
+            (Ask(1, "failed", "no connection"), 121, "(no connection)"),
+        ],
+    )
+    def test_the_wait_for_a_checkpoint_has_an_end(self, ask: Ask, seconds: float, said: str) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look()
+        story.wait(seconds)
+        decision = story.look(ask=ask)
+        assert deleted(decision) == [("RayJob", "sums-1")]
+        found = condition(decision, "Suspended")
+        assert found is not None
+        assert said in found[2]
+
+    def test_a_failed_wish_is_repeated_within_the_grace_period(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look()
+        story.wait(20)
+        decision = story.look(ask=Ask(1, "failed", "no connection"))
+        assert decision.ask == 100.0
+
+    def test_a_wish_of_an_earlier_attempt_does_not_count(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        assert story.look(ask=Ask(0, "done")).delete == ()
+
+    def test_nothing_trained_nothing_to_keep(self) -> None:
+        story = Story()
+        story.begin()
+        story.set({"suspend": True})
+        decision = story.look(rays=(make_ray(),), pods=(make_pod("head", ready=False),))
+        assert decision.ask is None
+        assert deleted(decision) == [("RayJob", "sums-1")]
+
+    def test_a_run_that_begins_suspended_starts_nothing(self) -> None:
+        story = Story({"suspend": True})
+        decision = story.settled()
+        assert decision.create == ()
+        assert condition(decision, "Suspended") == ("True", "Suspended", "spec.suspend is true")
+
+    def test_taken_back_before_the_stop(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look()
+        story.set({"suspend": False})
+        decision = story.look(ask=Ask(1, "running"))
+        assert condition(decision, "Suspended") == ("False", "Resumed", "the wish to suspend was taken back")
+        assert decision.status.phase == "Training"
+
+    def test_taken_back_after_the_stop(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look(ask=Ask(1, "done"))
+        story.set({"suspend": False})
+        story.look(rays=(running_ray(deleting=True),))
+        decision = story.look(rays=(), pods=())
+        assert decision.requeue == 0.0
+        assert decision.status.attempts[0].reason == "Suspended: suspended at step 5"
+        assert kinds(story.look()) == ["ConfigMap", "RayJob"]
+
+    def test_kuberay_that_does_not_let_go_is_named(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look(ask=Ask(1, "done"))
+        story.wait(301)
+        decision = story.look(rays=(running_ray(deleting=True),))
+        found = condition(decision, "Suspended")
+        assert found is not None
+        assert found[1] == "Stuck"
+
+    def test_a_failure_while_stopping_is_no_success(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        story.look()
+        decision = story.fail(CRASH)
+        assert str(decision.status.attempts[0].reason).startswith("AppFailed")
+        decision = story.look(rays=())
+        assert condition(decision, "Suspended") == (
+            "True",
+            "Suspended",
+            "spec.suspend is true; it goes on from step 5",
+        )
+
+
+class TestDelete:
+    def test_a_last_checkpoint_is_asked_for(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.delete()
+        decision = story.look()
+        assert (decision.ask, decision.finalizer) == (120.0, None)
+        assert decision.pull is not None
+        assert decision.status.phase == "Stopping"
+        assert story.look(ask=Ask(1, "done")).finalizer is False
+
+    def test_it_does_not_wait_for_ever(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.delete()
+        story.wait(121)
+        assert story.look(ask=Ask(1, "running")).finalizer is False
+
+    @pytest.mark.parametrize("rays", [(), (make_ray(),), (running_ray(deleting=True),), (failed_ray("x"),)])
+    def test_nothing_trains(self, rays: tuple[Any, ...]) -> None:
+        story = Story()
+        story.begin()
+        story.delete()
+        decision = story.look(rays=rays)
+        assert (decision.finalizer, decision.ask) == (False, None)
+
+    def test_without_our_finalizer_nothing_is_done(self) -> None:
+        story = Story()
+        story.delete()
+        decision = story.look()
+        assert (decision.finalizer, decision.create, decision.delete) == (None, (), ())
+
+
+class TestBlocked:
+    def test_an_invalid_spec_is_refused_with_its_sentence(self) -> None:
+        story = Story({"sampler": {"replicas": "two"}})
+        decision = story.settled()
+        found = condition(decision, "Accepted")
+        assert found is not None
+        assert found[:2] == ("False", "InvalidSpec")
+        assert found[2].startswith("spec.sampler.replicas: found 'two', allowed: a whole number >= 1")
+        assert decision.create == ()
+        assert [note.reason for note in story.look().notes] == []
+
+    @pytest.mark.parametrize("spec", [None, "text", [], 5, {}, {"model": None}])
+    @pytest.mark.parametrize("status", [None, {}, {"attempts": "none"}, {"conditions": [{"type": 1}]}])
+    def test_no_object_makes_it_crash(self, spec: object, status: object) -> None:
+        run = make_run() | {"spec": spec, "status": status}
+        decision = reconcile(World(run=run), NOW, plan(run, [], Settings()))
+        assert condition(decision, "Accepted") is not None
+        assert decision.create == ()
+
+    def test_service_is_refused(self) -> None:
+        found = condition(Story({"workload": "Service"}).look(), "Accepted")
+        assert found is not None
+        assert found[1] == "Unsupported"
+        assert "found 'Service', allowed in this version: Job or Cluster" in found[2]
+
+    def test_a_missing_claim_is_waited_for(self) -> None:
+        story = Story()
+        decision = story.settled(claim_exists=False)
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == "ClaimMissing"
+        assert "'ckpt'" in found[2]
+        assert kinds(story.look(claim_exists=True))[-1] == "RayJob"
+
+    def test_no_kuberay(self) -> None:
+        story = Story()
+        found = condition(story.settled(kuberay=False), "ClusterReady")
+        assert found is not None
+        assert found[1] == "KubeRayMissing"
+
+    @pytest.mark.parametrize(
+        ("refusal", "reason"),
+        [
+            (
+                "the API server refuses: rayjobs is forbidden: exceeded quota: most, requested: 1",
+                "QuotaExceeded",
+            ),
+            ("the run needs the name sums-1 for a ConfigMap", "ObjectRefused"),
+        ],
+    )
+    def test_a_refused_object_is_no_attempt(self, refusal: str, reason: str) -> None:
+        decision = Story().look(refusal=refusal)
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == reason
+        assert decision.status.attempts == []
+        assert decision.create == ()
+
+    def test_a_profile_that_goes_does_not_disturb_an_attempt(self) -> None:
+        story = Story({"profile": "shared"}, [make_profile()])
+        story.begin()
+        before = story.train()
+        story.profiles = []
+        decision = story.look()
+        assert condition(decision, "Accepted") == condition(before, "Accepted")
+        assert decision.status.phase == "Training"
+        assert decision.status.roles == before.status.roles
+        story.fail(CRASH)
+        story.wait(10)
+        found = condition(story.look(rays=()), "Accepted")
+        assert found is not None
+        assert found[:2] == ("False", "ProfileMissing")
+
+    def test_kuberay_that_does_nothing(self) -> None:
+        story = Story()
+        story.begin()
+        story.wait(61)
+        decision = story.look(rays=(make_ray(deployment_status=""),))
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == "KubeRayNotReacting"
+
+
+def test_attempts_of_an_operator_that_died_are_adopted() -> None:
+    story = Story()
+    decision = story.look(rays=(make_ray(created=NOW - timedelta(seconds=5)),), token="known")
+    assert [(one.number, one.ray_job) for one in decision.status.attempts] == [(1, "sums-1")]
+    assert decision.status.attempts[0].start_time == NOW - timedelta(seconds=5)
+    assert "RayJob" not in kinds(decision)
+
+
+def test_a_queue_admits() -> None:
+    story = Story({"scheduling": {"queue": "team-a"}})
+    begun = story.begin()
+    assert begun.create[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert condition(begun, "Admitted") == ("Unknown", "Queued", "given to queue team-a")
+    decision = story.look(rays=(make_ray(suspended=True, deployment_status="Suspended"),))
+    assert condition(decision, "Admitted") == ("False", "Queued", "the run waits in its queue for quota")
+    assert decision.status.phase == "Pending"
+    decision = story.look(rays=(make_ray(),))
+    assert condition(decision, "Admitted") == ("True", "Admitted", "the queue has admitted the run")
+
+
+def test_the_whole_run_has_a_deadline() -> None:
+    story = Story({"stop": {"maxDuration": "10m"}})
+    story.begin()
+    story.train()
+    story.wait(2 * 600 + 3601)
+    decision = story.look(reading=make_reading(time=story.now))
+    found = condition(decision, "Failed")
+    assert found is not None
+    assert found[1] == "DeadlineExceeded"
+    assert deleted(decision) == [("RayJob", "sums-1")]
+
+
+def test_objects_go_when_their_time_has_come() -> None:
+    story = Story({"cleanup": {"ttlAfterFinished": "1m"}})
+    story.begin()
+    story.train()
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    story.look(rays=(done,), pods=())
+    story.wait(30)
+    decision = story.look()
+    assert (decision.delete, decision.requeue) == ((), 30.0)
+    story.wait(30)
+    assert deleted(story.look()) == [
+        ("ConfigMap", "sums-1"),
+        ("Secret", "sums-status"),
+        ("NetworkPolicy", "sums"),
+        ("PodDisruptionBudget", "sums"),
+        ("RayJob", "sums-1"),
+    ]
+    assert story.look(rays=(), live={}).delete == ()
+    story.set({"cleanup": {"ttlAfterFinished": "soon"}})
+    assert story.look(rays=(done,)).delete == ()
+
+
+def test_the_ttl_of_a_profile_counts() -> None:
+    profile = make_profile(default=True, defaults={"cleanup": {"ttlAfterFinished": "1m"}})
+    story = Story(profiles=[profile])
+    story.begin()
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    story.look(rays=(done,))
+    story.wait(61)
+    assert ("RayJob", "sums-1") in deleted(story.look())
+
+
+def test_an_interactive_cluster() -> None:
+    story = Story({"workload": "Cluster"})
+    decision = story.look()
+    assert kinds(decision)[-1] == "RayCluster"
+    ready = make_ray(kind="RayCluster", deployment_status="", cluster_state="ready", cluster="sums-1")
+    decision = story.settled(rays=(ready,), pods=all_pods())
+    assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+    assert decision.pull is not None
+    story.set({"suspend": True})
+    decision = story.look()
+    assert deleted(decision) == [("RayCluster", "sums-1")]
