@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 COMMAND_SECONDS = 120.0
 # Everything that a run may own; what is looked at after a deletion and kept after a failure.
 KINDS = (
@@ -51,7 +49,8 @@ class Cluster:
 
     def apply(self, *documents: dict[str, Any]) -> None:
         """Apply objects client-side, as a user does it."""
-        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+        everything = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(everything))
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object, or None when it is not there."""

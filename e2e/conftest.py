@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,39 +52,32 @@ def cluster() -> Cluster:
     return found
 
 
-@pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> None:
-    """The operator, installed with helm as a platform engineer does it, and a profile."""
+def install_operator(cluster: Cluster, *values: str) -> None:
+    """Install or upgrade the chart with helm, as a platform engineer does it; `values` are helm's `name=value`."""
     repository, _, tag = OPERATOR_IMAGE.rpartition(":")
-    # A broken installation is seen in the log of the pod, which helm does not show.
-    command = [
-        "helm",
-        "upgrade",
-        "--install",
-        "rltrain",
-        str(REPOSITORY / "charts" / "rltrain"),
-        "-n",
-        SYSTEM,
-        "--create-namespace",
-    ]
-    command += [
-        "--set",
-        f"image.repository={repository}",
-        "--set",
-        f"image.tag={tag}",
-        "--wait",
-        "--timeout",
-        "120s",
-    ]
+    # The image may have changed below an unchanged tag, so that pods are made anew each time.
+    installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
+    command = ["helm", "upgrade", "--install", "rltrain", str(REPOSITORY / "charts" / "rltrain")]
+    command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s"]
+    for value in (f"image.repository={repository}", f"image.tag={tag}", *values):
+        command += ["--set", value]
+    command += ["--set-string", installed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:
+        # A broken installation is seen in the log of the pod, which helm does not show.
         cluster.save(ARTIFACTS / "operator", [SYSTEM])
-        pytest.exit(
-            f"helm could not install the operator: {done.stderr.strip()}; see e2e/artifacts/operator", 1
+        raise AssertionError(
+            f"helm could not install the operator: {done.stderr.strip()}; see e2e/artifacts/operator"
         )
-    # The image may have changed below an unchanged tag.
-    cluster.kubectl("rollout", "restart", "deployment", "-n", SYSTEM)
-    cluster.kubectl("rollout", "status", "deployment", "-n", SYSTEM, "--timeout=120s", timeout=150)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> None:
+    """The operator, installed, and a profile of the scenarios."""
+    try:
+        install_operator(cluster)
+    except AssertionError as error:
+        pytest.exit(str(error), 1)
     cluster.apply(PROFILE)
 
 

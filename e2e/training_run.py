@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
 from cluster_client import KINDS, Cluster, wait_for
+
+from rl_api.documents import load_documents
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
@@ -31,7 +32,8 @@ def run_document(name: str, namespace: str, overrides: dict[str, Any] | None = N
     """The cluster quickstart made small, with a spec merged over it."""
     cluster = EXAMPLES / "quickstart-cluster.yaml"
     source = cluster if cluster.exists() else EXAMPLES / "quickstart.yaml"
-    documents = [each for each in yaml.safe_load_all(source.read_text()) if each]
+    # Not PyYAML itself: it takes 5e-4 for a text.
+    documents = [document for _, document in load_documents(source.read_text(), str(source))]
     document = copy.deepcopy(next(each for each in documents if each["kind"] == "RLTrainingRun"))
     document["metadata"] = {"name": name, "namespace": namespace}
     spec = merged(merged(document["spec"], SMALL), overrides or {})
