@@ -83,7 +83,7 @@ def test_the_end_of_a_run_names_its_last_step_and_result(plain, out):
         "wall_seconds": 65.0,
         "heldout_start": 0.44,
         "heldout_end": 0.953,
-        "reward_curve": [0.5, None, 0.9],
+        "reward_curve": [0.4, 0.6] * 5 + [None] + [0.8, 1.0] * 5,
         "completion_tokens_per_second": 3183.4,
         "samples_per_second": 314.2,
         "groups_trained": 2560,

@@ -23,6 +23,8 @@ from rich.text import Text
 from rl_trainer.report.fragments import duration, number, words
 from rl_trainer.report.metrics import StepRecord
 
+# The closing reward is a mean over so many steps: one step says little.
+CLOSING_STEPS = 10
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STOP_REASONS = {
     "targetReward": "Target reached",
@@ -335,7 +337,8 @@ def closing_rows(summary: Mapping[str, Any], report: Path | str | None) -> list[
         rows.append(("held-out", f"{_score(start)} -> {_score(end)}"))
     rewards = [value for value in summary.get("reward_curve", ()) if value is not None]
     if rewards:
-        rows.append(("reward", f"{_score(rewards[0])} -> {_score(rewards[-1])}"))
+        first, last = rewards[:CLOSING_STEPS], rewards[-CLOSING_STEPS:]
+        rows.append(("reward", f"{_score(sum(first) / len(first))} -> {_score(sum(last) / len(last))}"))
     speed = summary.get("completion_tokens_per_second")
     if speed:
         rows.append(
@@ -346,7 +349,9 @@ def closing_rows(summary: Mapping[str, Any], report: Path | str | None) -> list[
     lost = f"; dropped {sum(dropped.values()):,} ({lost})" if dropped else ", none dropped"
     rows.append(("groups", f"{summary.get('groups_trained', 0):,} trained{lost}"))
     if report is not None:
-        rows.append(("report", str(report)))
+        here = Path.cwd()
+        inside = Path(report).is_relative_to(here)
+        rows.append(("report", str(Path(report).relative_to(here) if inside else report)))
     return rows
 
 

@@ -110,7 +110,7 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
                 "ratio",
                 "Importance ratio",
                 "",
-                "New policy over the one that sampled",
+                "Policy over the one before the step",
                 (Series("ratio_mean", "mean"), Series("ratio_max", "largest", "grey")),
                 floor=False,
             ),

@@ -45,7 +45,7 @@ class StepRecord:
         loss: value of the loss, no unit.
         grad_norm: norm of the gradient before clipping.
         learning_rate: learning rate of this step.
-        ratio_mean: mean importance ratio of the policy to the policy that sampled.
+        ratio_mean: mean importance ratio of the policy to the policy before the step.
         ratio_max: its maximum.
         mismatch_kl: mean per-token KL divergence between the sampler's log-probs and the trainer's, nats.
         staleness_mean: mean age of the groups trained on, weight versions.
