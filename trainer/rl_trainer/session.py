@@ -134,8 +134,9 @@ class Session:
 
         self._shared_model = share_folder(self.model_folder)
         self.console.phase("reserving actors")
-        gpus = ray.cluster_resources().get("GPU", 0.0)
-        reservation = reserve(bundles(spec, gpus), spec.placement.strategy, spec.placement.timeout.seconds)
+        offered = ray.cluster_resources()
+        wanted = bundles(spec, offered.get("GPU", 0.0), offered)
+        reservation = reserve(wanted, spec.placement.strategy, spec.placement.timeout.seconds)
         if not own_ray:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(reservation.release)
         self.console.phase("starting actors")

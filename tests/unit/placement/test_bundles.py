@@ -50,3 +50,14 @@ def test_what_cannot_be_run_yet_is_refused(parts: dict[str, Any], sentence: str)
     check_supported(spec())
     with pytest.raises(InvalidConfig, match=sentence):
         check_supported(spec(**parts))
+
+
+def test_actors_go_to_the_nodes_of_their_role_where_there_are_such():
+    both = bundles(spec(), marked={"CPU": 4.0, "learner": 1.0, "sampler": 2.0})
+    assert [(b.name, b.role) for b in both] == [
+        ("buffer", None),
+        ("learner 0", "learner"),
+        ("sampler 0", "sampler"),
+    ]
+    assert both[1].resources() == {"CPU": 1, "learner": 0.001}
+    assert {b.role for b in bundles(spec())} == {None}

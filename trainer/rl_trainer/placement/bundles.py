@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
 from rl_trainer.placement.groups import Bundle
@@ -24,14 +26,20 @@ def check_supported(spec: RunSpec) -> None:
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
 
 
-def bundles(spec: RunSpec, gpus: float = 0.0) -> list[Bundle]:
+def bundles(spec: RunSpec, gpus: float = 0.0, marked: Container[str] = ()) -> list[Bundle]:
     """One bundle per actor, named as in messages.
 
     Args:
         spec: the run.
         gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers, where there are enough
             for all of a role and `sampler.resources.accelerators` does not say otherwise.
+        marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
+            resource of that name.
     """
+
+    def mark(role: str) -> str | None:
+        return role if role in marked else None
+
     learners, samplers = spec.learner.replicas, spec.sampler.replicas
     resources = spec.sampler.resources
     learner_gpus = 1.0 if gpus >= learners else 0.0
@@ -41,7 +49,10 @@ def bundles(spec: RunSpec, gpus: float = 0.0) -> list[Bundle]:
     sampler_cpus = resources.cpu if resources is not None and resources.cpu else spec.sampler.threads
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.
-        Bundle("buffer", 0.01),
-        *(Bundle(f"learner {rank}", spec.learner.threads, learner_gpus) for rank in range(learners)),
-        *(Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus) for rank in range(samplers)),
+        Bundle("buffer", 0.01, role=mark("head")),
+        *(
+            Bundle(f"learner {rank}", spec.learner.threads, learner_gpus, mark("learner"))
+            for rank in range(learners)
+        ),
+        *(Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus, mark("sampler")) for rank in range(samplers)),
     ]

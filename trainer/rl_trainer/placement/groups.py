@@ -11,18 +11,26 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_api.errors import PlacementError
 
+# Of the 1 that every node of a role offers: a mark, not an amount. CPU and GPU say how many actors a node holds.
+ROLE_SHARE = 0.001
+
 
 @dataclass(frozen=True)
 class Bundle:
-    """Resources of one actor: `name` as in messages (`sampler 0`), CPU cores and whole or part GPUs."""
+    """Resources of one actor: `name` as in messages (`sampler 0`), CPU cores and whole or part GPUs.
+
+    `role`: a custom resource that marks the nodes of one role, where the cluster has such nodes; None: any node.
+    """
 
     name: str
     cpus: float
     gpus: float = 0.0
+    role: str | None = None
 
     def resources(self) -> dict[str, float]:
         """As Ray names them."""
-        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+        mark = {self.role: ROLE_SHARE} if self.role else {}
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {}) | mark
 
 
 class Reservation:
