@@ -12,7 +12,7 @@ from rl_operator.world import Container, Event, Pod, Ray, World
 
 _PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_SHORT: Final = re.compile(r"Insufficient ([\w.\-/]+)")
+_SHORT: Final = re.compile(r"Insufficient ([\w.\-/]*\w)")
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _MISSING_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _EXIT_CODE: Final = re.compile(r"exit code (-?\d+)")
