@@ -7,6 +7,7 @@ the same, and a test holds the two against each other.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rl_api.algorithm import GROUP_BASELINES
@@ -21,20 +22,22 @@ _POSITIONS: Final = TinyModelSpec().max_positions
 
 
 def _rule(rule: str, field: str, message: str) -> Rule:
-    """A rule whose sentence is `message`, text of CEL between braces: `found {self.seed}, allowed: 1`.
+    """A rule whose sentence is `message`, with values of the object between braces: `found {self.seed}, allowed: 1`.
 
-    `field` is relative to the object the rule looks at. A double brace is a brace.
+    `field` is relative to the object the rule looks at. The sentence is one call of `format`: joining texts would
+    be refused, as the API server takes the text of a number for endlessly long when it estimates costs.
     """
-    parts = message.split("{")
-    words = cel_text(parts[0])
-    for part in parts[1:]:
-        value, _, rest = part.partition("}")
-        words += f" + {value}" + (f" + {cel_text(rest)}" if rest else "")
-    if len(parts) == 1:
+    pieces = re.split(r"\{(.*?)\}", message)
+    words, values = pieces[::2], pieces[1::2]
+    if not values:
         return {"rule": rule, "message": message, "fieldPath": field}
-    # `message` stands in where the expression cannot be computed; it is the same without the values.
-    short = "".join([parts[0], *("…" + part.partition("}")[2] for part in parts[1:])])
-    return {"rule": rule, "message": short, "messageExpression": words, "fieldPath": field}
+    text = cel_text("%s".join(word.replace("%", "%%") for word in words))
+    return {
+        "rule": rule,
+        "message": "…".join(words),  # where the expression cannot be computed
+        "messageExpression": f"{text}.format([{', '.join(values)}])",
+        "fieldPath": field,
+    }
 
 
 def _or(path: str, default: str) -> str:
@@ -47,7 +50,7 @@ _LEARNERS: Final = _or("learner.replicas", "1")
 _SAMPLERS: Final = "self.sampler.replicas"
 _TINY_POSITIONS: Final = _or("model.tiny.maxPositions", str(_POSITIONS))
 _ROOM: Final = (
-    f"found {{string(LENGTH)}}, allowed: a whole number < model.tiny.maxPositions = {{string({_TINY_POSITIONS})}}, "
+    f"found {{LENGTH}}, allowed: a whole number < model.tiny.maxPositions = {{{_TINY_POSITIONS}}}, "
     "which must hold prompt and answer"
 )
 
@@ -57,32 +60,32 @@ SPEC_RULES: Final[list[Rule]] = [
     _rule(
         f"!(self.algorithm.name in [{_BASELINES}]) || self.algorithm.groupSize >= 2",
         ".algorithm.groupSize",
-        "found {string(self.algorithm.groupSize)}, allowed: a whole number >= 2, as the baseline of "
+        "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as the baseline of "
         "{self.algorithm.name} is the mean of a prompt's group",
     ),
     _rule(
         f"{_SEQUENCES} % {_LEARNERS} == 0",
         ".learner.replicas",
-        f"found {{string({_LEARNERS})}}, allowed: a divisor of algorithm.promptsPerStep * algorithm.groupSize = "
-        f"{{string({_SEQUENCES})}}",
+        f"found {{{_LEARNERS}}}, allowed: a divisor of algorithm.promptsPerStep * algorithm.groupSize = "
+        f"{{{_SEQUENCES}}}",
     ),
     _rule(
         f"{_SEQUENCES} % {_LEARNERS} != 0 || {_SEQUENCES} % ({_LEARNERS} * self.algorithm.miniBatches) == 0",
         ".algorithm.miniBatches",
-        "found {string(self.algorithm.miniBatches)}, allowed: a divisor of algorithm.promptsPerStep * "
-        f"algorithm.groupSize / learner.replicas = {{string({_SEQUENCES} / {_LEARNERS})}}",
+        "found {self.algorithm.miniBatches}, allowed: a divisor of algorithm.promptsPerStep * "
+        f"algorithm.groupSize / learner.replicas = {{{_SEQUENCES} / {_LEARNERS}}}",
     ),
     _rule(
         "self.buffer.capacity >= self.algorithm.promptsPerStep",
         ".buffer.capacity",
-        "found {string(self.buffer.capacity)}, allowed: a whole number >= algorithm.promptsPerStep = "
-        "{string(self.algorithm.promptsPerStep)}, as the buffer must hold one step's groups",
+        "found {self.buffer.capacity}, allowed: a whole number >= algorithm.promptsPerStep = "
+        "{self.algorithm.promptsPerStep}, as the buffer must hold one step's groups",
     ),
     _rule(
         f"{_or('sampler.minReplicas', '1')} <= {_SAMPLERS}",
         ".sampler.minReplicas",
-        f"found {{string({_or('sampler.minReplicas', '1')})}}, allowed: a whole number >= 1 and <= "
-        f"sampler.replicas = {{string({_SAMPLERS})}}",
+        f"found {{{_or('sampler.minReplicas', '1')}}}, allowed: a whole number >= 1 and <= "
+        f"sampler.replicas = {{{_SAMPLERS}}}",
     ),
     _rule(
         f"self.model.source != 'tiny' || !has(self.sampler.maxNewTokens) || "
@@ -104,7 +107,7 @@ SPEC_RULES: Final[list[Rule]] = [
     _rule(
         "self.algorithm.loss.aggregation == 'constant' || !has(self.algorithm.loss.constantLength)",
         ".algorithm.loss.constantLength",
-        "found {string(self.algorithm.loss.constantLength)}, allowed: null with aggregation "
+        "found {self.algorithm.loss.constantLength}, allowed: null with aggregation "
         "{self.algorithm.loss.aggregation}, as only constant uses it",
     ),
     _rule(
@@ -135,13 +138,12 @@ MODEL_RULES: Final[list[Rule]] = [
     _rule(
         "!has(self.tiny) || self.tiny.hiddenSize % (2 * self.tiny.heads) == 0",
         ".tiny.hiddenSize",
-        "found {string(self.tiny.hiddenSize)}, allowed: a multiple of 2 * model.tiny.heads = "
-        "{string(2 * self.tiny.heads)}",
+        "found {self.tiny.hiddenSize}, allowed: a multiple of 2 * model.tiny.heads = {2 * self.tiny.heads}",
     ),
     _rule(
         "!has(self.tiny) || self.tiny.heads % self.tiny.kvHeads == 0",
         ".tiny.kvHeads",
-        "found {string(self.tiny.kvHeads)}, allowed: a divisor of model.tiny.heads = {string(self.tiny.heads)}",
+        "found {self.tiny.kvHeads}, allowed: a divisor of model.tiny.heads = {self.tiny.heads}",
     ),
 ]
 """Rules of `spec.model`."""
@@ -234,15 +236,24 @@ NAME_RULES: Final[list[Rule]] = [
 """Rules of a run's name."""
 
 
-def _frozen(group: str, expression: str) -> Rule:
-    kept = [path for path in MUTABLE if path.startswith(f"{group}.")]
-    what = f"{group}, but for {kept[0]}," if kept else group
+def _frozen(path: str) -> Rule:
+    """A transition rule: the field at `path` stays as it is."""
     return _rule(
-        expression,
-        f".{group}",
-        f"{what} cannot be changed on a run that exists: only {', '.join(MUTABLE[:-1])} and {MUTABLE[-1]} can; "
+        _same(path),
+        f".{path}",
+        f"{path} cannot be changed on a run that exists: only {', '.join(MUTABLE[:-1])} and {MUTABLE[-1]} can; "
         "make a new run, with another name, for everything else",
     )
+
+
+def _same(path: str) -> str:
+    """Whether the field at `path`, which may be absent, is what it was."""
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    if "." not in path:
+        return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
+    group = path.partition(".")[0]
+    there, was = f"has(self.{group}) && has({new})", f"has(oldSelf.{group}) && has({old})"
+    return f"({there}) == ({was}) && (!({there}) || {new} == {old})"
 
 
 def frozen_rules() -> list[Rule]:
@@ -250,14 +261,9 @@ def frozen_rules() -> list[Rule]:
     parts = {"sampler": SamplerSpec, "scheduling": SchedulingSpec}
     rules = []
     for group in fields_of(RunSpec):
-        if group in MUTABLE:
-            continue
-        if group in parts:
-            names = [name for name in fields_of(parts[group]) if f"{group}.{name}" not in MUTABLE]
-            same = [f"self.?{group}.?{name} == oldSelf.?{group}.?{name}" for name in names]
-            rules.append(_frozen(group, " && ".join(same)))
-        else:
-            rules.append(_frozen(group, f"self.?{group} == oldSelf.?{group}"))
+        if group not in MUTABLE:
+            names = [f"{group}.{name}" for name in fields_of(parts[group])] if group in parts else [group]
+            rules += [_frozen(path) for path in names if path not in MUTABLE]
     return rules
 
 

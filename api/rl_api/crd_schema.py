@@ -185,6 +185,8 @@ def _general(constraint: Any) -> dict[str, Any]:
 def _duration(kind: Type) -> Schema:
     """Text or a whole number of seconds: Kubernetes has no field of text or any number."""
     words = next((c.text for c in kind.constraints if isinstance(c, Allowed)), Duration.ALLOWED)
+    words = ", allowed: " + words.replace("a number", "a whole number")
+    quoted = "found '%s'"
     positive = kind.constraints and any(isinstance(c, Allowed) for c in kind.constraints)
     text = f"self.matches('{_DURATION_TEXT}')" + (" && self.matches('[1-9]')" if positive else "")
     number = "self > 0" if positive else "self >= 0"
@@ -196,7 +198,9 @@ def _duration(kind: Type) -> Schema:
         "x-kubernetes-validations": [
             {
                 "rule": f"type(self) == int ? {number} : {text}",
-                "message": f"allowed: {words.replace('a number', 'a whole number')}",
+                "message": words.removeprefix(", "),
+                "messageExpression": f"type(self) == int ? {cel_text('found %d' + words)}.format([self]) : "
+                f"{cel_text(quoted + words)}.format([self])",
             }
         ],
     }

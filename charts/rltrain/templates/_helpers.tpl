@@ -44,13 +44,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "rltrain.trainerImage" -}}
-{{- printf "%s:%s" .Values.trainerImage.repository (default (printf "%s-cpu" .Chart.AppVersion) .Values.trainerImage.tag) -}}
+{{- $tag := default .root.Chart.AppVersion .root.Values.trainerImage.tag -}}
+{{- printf "%s:%s-%s" .root.Values.trainerImage.repository $tag .kind -}}
 {{- end -}}
 
-{{/* The default profile as JSON: the values' spec, with the chart's trainer image where it names none. */}}
+{{/* The default profile as JSON: the values' spec, with the chart's trainer images where it names none. */}}
 {{- define "rltrain.profile" -}}
 {{- $spec := deepCopy .Values.defaultProfile.spec -}}
-{{- $images := dict "images" (dict "cpu" (include "rltrain.trainerImage" .)) -}}
+{{- $images := dict "images" (dict "cpu" (include "rltrain.trainerImage" (dict "root" . "kind" "cpu")) "gpu" (include "rltrain.trainerImage" (dict "root" . "kind" "gpu"))) -}}
 {{- $_ := mergeOverwrite $images $spec -}}
 {{- $metadata := dict "name" .Values.defaultProfile.name "labels" (dict "app.kubernetes.io/name" "rltrain" "app.kubernetes.io/part-of" "rltrain") -}}
 {{- dict "apiVersion" "rltrain.dev/v1alpha1" "kind" "RLTrainingProfile" "metadata" $metadata "spec" $images | toJson -}}
@@ -59,9 +60,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{/* Security of every container: Pod Security "restricted". */}}
 {{- define "rltrain.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 1000
-runAsGroup: 1000
-fsGroup: 1000
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
