@@ -25,6 +25,7 @@ from rl_operator.world import Ask, Pull, Reading, World
 LOG = logging.getLogger("rl_operator")
 
 _RECONCILE_SECONDS: Final = 60.0
+_PRIME_SECONDS: Final = 60.0
 _PULL_SECONDS: Final = 1.0
 _LONGEST_BACK_OFF: Final = 60.0
 
@@ -57,10 +58,22 @@ class Controller:
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture."""
         for kind in WATCHED:
-            for document in await self.list(kind):
+            for document in await self._list_patiently(kind):
                 self.store.put(document)
         for key in self.store.runs():
             self.queue.add(key)
+
+    async def _list_patiently(self, kind: str) -> list[Manifest]:
+        """All objects of a kind; an API server that is starting itself is waited for."""
+        deadline = time.monotonic() + _PRIME_SECONDS
+        while True:
+            try:
+                return await self.list(kind)
+            except ApiError as error:
+                if error.status not in (0, 429, 500, 503) or time.monotonic() > deadline:
+                    raise
+                LOG.info("%ss cannot be listed yet: %s", kind, error)
+            await asyncio.sleep(1.0)
 
     async def list(self, kind: str, *, metadata_only: bool = False) -> list[Manifest]:
         """All objects of a kind that are watched; none where the cluster does not know it."""

@@ -143,7 +143,7 @@ def _settings(kinds: list[str]) -> kopf.OperatorSettings:
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 10.0
     settings.watching.connect_timeout = 10.0
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # the API server takes whole seconds only
     settings.watching.client_timeout = 330.0
     settings.queueing.exit_timeout = 1.0
     for kind in kinds:

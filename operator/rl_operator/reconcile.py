@@ -167,14 +167,12 @@ def _begin(turn: Turn) -> None:
     step = turn.checkpoint.step if turn.checkpoint is not None else 0
     name = attempt_name(effective.name, number)
     turn.attempts.append(Attempt(number=number, ray_job=name, start_time=turn.now, from_step=step))
-    turn.roles = {
-        plan.role: RoleStatus(desired=plan.replicas) for plan in effective.roles if plan.role != HEAD
-    } | {HEAD: RoleStatus(desired=1)}
+    turn.roles = {plan.role: RoleStatus(desired=plan.replicas, reason="starting") for plan in effective.roles}
     conditions = turn.conditions
     if conditions.get("Suspended") is not None:
         conditions.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
-    conditions.set("ClusterReady", "False", "Starting", "the pods are being created")
-    conditions.set("Training", "False", "Starting", "the pods are being created")
+    conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
+    conditions.set("Training", "False", "Starting", "the pods are starting")
     if effective.spec.scheduling.queue is not None:
         conditions.set("Admitted", "Unknown", "Queued", f"given to queue {effective.spec.scheduling.queue}")
     turn.notes.append(Note("Normal", "AttemptStarted", f"attempt {number} begins at step {step} as {name}"))
