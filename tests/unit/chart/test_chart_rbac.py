@@ -1,0 +1,111 @@
+"""What the operator may do: exactly the verbs of its list, which docs/operations.md repeats."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from chart_rendering import NAMESPACE, ROOT, one, render
+
+CREATED = "get list watch create patch delete"
+RUN_VERBS = {
+    "rltrain.dev/rltrainingruns": "get list watch patch",
+    "rltrain.dev/rltrainingruns/status": "patch",
+    "rltrain.dev/rltrainingruns/finalizers": "update",
+    "ray.io/rayjobs": CREATED,
+    "ray.io/rayclusters": CREATED,
+    "networking.k8s.io/networkpolicies": CREATED,
+    "policy/poddisruptionbudgets": CREATED,
+    "/configmaps": "get create patch delete",
+    "/secrets": "get create patch delete",
+    "/pods": "get list watch",
+    "/pods/log": "get",
+    "/events": "list create",
+    "/persistentvolumeclaims": "get",
+}
+CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "get list watch"}
+LEADER_VERBS = {"coordination.k8s.io/leases": "get create update"}
+PAGE = ROOT / "docs" / "operations.md"
+
+
+def verbs(role: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for rule in role["rules"]:
+        assert set(rule) == {"apiGroups", "resources", "verbs"}
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                assert f"{group}/{resource}" not in found
+                found[f"{group}/{resource}"] = " ".join(rule["verbs"])
+    return found
+
+
+def test_the_operator_may_do_what_it_needs_and_nothing_else() -> None:
+    objects = render()
+    assert verbs(one(objects, "ClusterRole", "rltrain-runs")) == RUN_VERBS
+    assert verbs(one(objects, "ClusterRole", "rltrain-cluster")) == CLUSTER_VERBS
+    assert verbs(one(objects, "Role", "rltrain-leader")) == LEADER_VERBS
+
+
+def test_no_role_has_a_star() -> None:
+    for each in render():
+        if each["kind"] in ("Role", "ClusterRole"):
+            assert "*" not in str(each["rules"])
+
+
+def test_every_role_is_bound_to_the_account_that_is_there() -> None:
+    objects = render("serviceAccount.name=trainer")
+    accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+    roles = {(o["kind"], o["metadata"]["name"]) for o in objects if o["kind"] in ("Role", "ClusterRole")}
+    bindings = [o for o in objects if o["kind"].endswith("Binding")]
+    assert len(bindings) == 4
+    for binding in bindings:
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
+        (subject,) = binding["subjects"]
+        assert subject["namespace"] == NAMESPACE
+        assert subject["name"] in accounts
+    assert one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "trainer"
+
+
+def test_namespaced_mode_gives_no_rights_elsewhere() -> None:
+    objects = render('watch.namespaces=["team-a","team-b"]')
+    bound = {
+        o["metadata"]["namespace"]
+        for o in objects
+        if o["kind"] == "RoleBinding" and o["roleRef"]["name"] == "rltrain-runs"
+    }
+    assert bound == {"team-a", "team-b"}
+    wide = {o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding"}
+    assert wide == {"rltrain-cluster", "rltrain-default-profile"}
+
+
+def test_users_get_runs_through_their_own_roles() -> None:
+    objects = render()
+    view, edit = one(objects, "ClusterRole", "rltrain-view"), one(objects, "ClusterRole", "rltrain-edit")
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    # The status is the operator's, profiles are the platform's.
+    assert verbs(edit).keys() == {"rltrain.dev/rltrainingruns", "rltrain.dev/rltrainingruns/scale"}
+
+
+@pytest.mark.parametrize(("value", "left"), [("rbac.create=false", 3), ("rbac.userRoles=false", 3)])
+def test_roles_can_be_somebody_elses(value: str, left: int) -> None:
+    names = {o["metadata"]["name"] for o in render(value) if o["kind"] == "ClusterRole"}
+    expected = {
+        "rbac.create=false": {"rltrain-default-profile", "rltrain-view", "rltrain-edit"},
+        "rbac.userRoles=false": {"rltrain-default-profile", "rltrain-cluster", "rltrain-runs"},
+    }
+    assert names == expected[value]
+    assert len(names) == left
+
+
+def test_the_page_lists_every_verb() -> None:
+    rows = re.findall(
+        r"^\| `([^`]*)` \| `([^`]+)` \| ([a-z, ]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.M
+    )
+    listed = {
+        f"{'' if group == 'core' else group}/{name}": words.replace(",", "") for group, name, words in rows
+    }
+    assert listed == RUN_VERBS | CLUSTER_VERBS | LEADER_VERBS
