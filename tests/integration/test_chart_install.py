@@ -1,0 +1,135 @@
+"""The chart and the manifests on a real kube-apiserver: every object is taken, and the operator may do what it must."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from kube import KubeApi, kube
+
+__all__ = ["kube"]
+
+ROOT = Path(__file__).parents[2]
+HELM = ROOT / ".tools" / "bin" / "helm"
+MANIFESTS = ROOT / "manifests" / "rltrain.yaml"
+ACCOUNT = "system:serviceaccount:rltrain-system:rltrain"
+
+
+def helm(kube: KubeApi, *arguments: str) -> str:
+    assert HELM.exists(), f"{HELM.relative_to(ROOT)} is missing: run make tools"
+    command = [str(HELM), f"--kubeconfig={kube.kubeconfig}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(kube: KubeApi) -> KubeApi:
+    """The API with manifests/rltrain.yaml applied client-side, as the page says."""
+    kube.kubectl("apply", "-f", str(MANIFESTS))
+    return kube
+
+
+def test_applying_the_manifests_again_changes_nothing(installed: KubeApi) -> None:
+    lines = installed.kubectl("apply", "-f", str(MANIFESTS)).stdout.splitlines()
+    assert len(lines) == len([one for one in yaml.safe_load_all(MANIFESTS.read_text()) if one])
+    assert [line for line in lines if not line.endswith("unchanged")] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "what", "answer"),
+    [
+        ("patch", "rltrainingruns.rltrain.dev", "yes"),
+        ("patch", "rltrainingruns.rltrain.dev/status", "yes"),
+        ("update", "rltrainingruns.rltrain.dev/finalizers", "yes"),
+        ("watch", "rltrainingprofiles.rltrain.dev", "yes"),
+        ("create", "rayjobs.ray.io", "yes"),
+        ("get", "secrets", "yes"),
+        ("create", "configmaps", "yes"),
+        ("get", "pods/log", "yes"),
+        ("create", "events", "yes"),
+        ("list", "secrets", "no"),
+        ("list", "configmaps", "no"),
+        ("create", "pods", "no"),
+        ("delete", "pods", "no"),
+        ("create", "pods/exec", "no"),
+        ("update", "rltrainingruns.rltrain.dev", "no"),
+        ("delete", "rltrainingruns.rltrain.dev", "no"),
+        ("patch", "rltrainingprofiles.rltrain.dev", "no"),
+        ("list", "namespaces", "no"),
+        ("get", "nodes", "no"),
+        ("update", "leases.coordination.k8s.io", "no"),
+    ],
+)
+def test_what_the_operator_may_do_in_any_namespace(
+    installed: KubeApi, verb: str, what: str, answer: str
+) -> None:
+    resource, slash, part = what.partition("/")
+    more = [f"--subresource={part}"] if slash else []
+    done = installed.kubectl(
+        "auth", "can-i", verb, resource, *more, "-n", "default", f"--as={ACCOUNT}", check=False
+    )
+    assert done.stdout.split()[-1] == answer
+
+
+def test_leases_are_for_its_own_namespace(installed: KubeApi) -> None:
+    arguments = ("auth", "can-i", "update", "leases.coordination.k8s.io", "-n", "rltrain-system")
+    assert installed.kubectl(*arguments, f"--as={ACCOUNT}").stdout.strip() == "yes"
+
+
+def test_the_default_profile_is_applied_and_a_change_by_hand_is_kept(
+    installed: KubeApi, tmp_path: Path
+) -> None:
+    (config,) = (
+        one
+        for one in yaml.safe_load_all(MANIFESTS.read_text())
+        if one and one["kind"] == "ConfigMap" and "default-profile" in one["metadata"]["name"]
+    )
+    for name, text in config["data"].items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "token").write_text(installed.token)
+    (tmp_path / "ca.crt").write_text(installed.certificate.read_text())
+
+    def apply() -> str:
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "apply_profile.py"), str(tmp_path / "profile.json")],
+            env={
+                "SERVICE_ACCOUNT_FOLDER": str(tmp_path),
+                "KUBERNETES_URL": installed.server,
+                "no_proxy": "*",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert apply() == "RLTrainingProfile default is made\n"
+    assert apply() == "RLTrainingProfile default is up to date\n"
+    change = {"spec": {"images": {"cpu": "mine:1"}}}
+    installed.kubectl("patch", "rlprofile", "default", "--type=merge", "-p", json.dumps(change))
+    assert "was changed by hand" in apply()
+    assert installed.get("rlprofile", "default")["spec"]["images"]["cpu"] == "mine:1"
+    installed.kubectl("delete", "rlprofile", "default")
+
+
+def test_helm_installs_upgrades_and_uninstalls(kube: KubeApi) -> None:
+    chart, namespace = str(ROOT / "charts" / "rltrain"), kube.new_namespace("helm")
+    # The definitions are there already, and not by Helm.
+    more = ("--namespace", namespace, "--set", "crds.install=false,grafana.dashboard.enabled=true")
+    notes = helm(kube, "install", "ops", chart, *more)
+    assert "kubectl apply -f examples/quickstart-cluster.yaml" in notes
+    before = kube.get("deployment", "ops-rltrain", "-n", namespace)
+    helm(kube, "upgrade", "ops", chart, *more, "--set", "replicas=2,log.level=debug")
+    after = kube.get("deployment", "ops-rltrain", "-n", namespace)
+    assert (before["spec"]["replicas"], after["spec"]["replicas"]) == (1, 2)
+    assert kube.get("pdb", "ops-rltrain", "-n", namespace)["spec"]["maxUnavailable"] == 1
+    helm(kube, "uninstall", "ops", "--namespace", namespace)
+    assert kube.get("deployments,services,networkpolicies,pdb", "-n", namespace)["items"] == []
+    assert kube.kubectl("get", "crd", "rltrainingruns.rltrain.dev", "-o", "name").stdout
