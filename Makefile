@@ -20,8 +20,25 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train examples/quickstart.yaml here: minutes on two CPU cores (SEED=2 for another seed)
 	@$(BIN)/rltrain run examples/quickstart.yaml --set seed=$(SEED) --out runs/quickstart --overwrite
 
-test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules
+test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules (the first time builds a kube-apiserver)
+	@scripts/tools helm apiserver
 	@scripts/test
+
+e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
+	@scripts/e2e $(ARGS)
+
+cluster: $(INSTALLED) ## a kind cluster with KubeRay, for developing by hand
+	@scripts/cluster up
+
+cluster-down: ## delete that cluster
+	@scripts/cluster down
+
+images: ## build the operator's and the trainer's image
+	@scripts/images
+
+manifests: $(INSTALLED) ## regenerate the CRDs in the chart, and manifests/ from the chart
+	@scripts/tools helm
+	@scripts/manifests
 
 lint: $(INSTALLED) ## ruff, mypy --strict on the contract and the pure modules, import-linter
 	@scripts/lint
@@ -39,4 +56,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test lint bench docs browser clean
+.PHONY: help setup demo test e2e cluster cluster-down images manifests lint bench docs browser clean
