@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(INSTALLED) ## install everything into .venv (about 5 GB: PyPI's torch carries CUDA)
 
@@ -32,6 +32,9 @@ cluster: $(INSTALLED) ## a kind cluster with KubeRay, for developing by hand
 
 cluster-down: ## delete that cluster
 	@scripts/cluster down
+
+tools: ## build the Kubernetes programs that tests and clusters need, into .tools
+	@scripts/tools
 
 images: ## build the operator's and the trainer's image
 	@scripts/images
@@ -56,4 +59,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test e2e cluster cluster-down images manifests lint bench docs browser clean
+.PHONY: help setup demo test e2e cluster cluster-down tools images manifests lint bench docs browser clean
