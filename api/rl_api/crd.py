@@ -242,7 +242,7 @@ def render(name: str) -> str:
     text = dump_yaml(definitions()[name])
     if "{{" in text:
         raise AssertionError("a description or rule holds '{{', which Helm would take for its own")
-    note = "# Written by `make crds` from the models in api/rl_api. Do not edit.\n"
+    note = "# Written by `make manifests` from the models in api/rl_api. Do not edit.\n"
     return f"{note}{{{{- if .Values.{_GUARD} }}}}\n{text}{{{{- end }}}}\n"
 
 

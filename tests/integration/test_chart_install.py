@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,68 @@ def test_helm_installs_upgrades_and_uninstalls(kube: KubeApi) -> None:
     helm(kube, "uninstall", "ops", "--namespace", namespace)
     assert kube.get("deployments,services,networkpolicies,pdb", "-n", namespace)["items"] == []
     assert kube.kubectl("get", "crd", "rltrainingruns.rltrain.dev", "-o", "name").stdout
+
+
+@pytest.fixture
+def operator(installed: KubeApi, tmp_path: Path) -> Iterator[Path]:
+    """The operator at work with the rights of its account and no more; the file of its log."""
+    token = installed.kubectl("create", "token", "rltrain", "-n", "rltrain-system").stdout.strip()
+    config = yaml.safe_load(installed.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    deployment = next(
+        one for one in yaml.safe_load_all(MANIFESTS.read_text()) if one and one["kind"] == "Deployment"
+    )
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "rl_operator",
+                *arguments,
+                "--metrics-listen=127.0.0.1:0",
+                "--health-listen=127.0.0.1:0",
+            ],
+            env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig"), "POD_NAMESPACE": "rltrain-system"},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            yield log
+        finally:
+            # How it stops on a signal is looked at elsewhere; here it must not outlive the test.
+            process.kill()
+            process.wait(20)
+
+
+def test_its_rights_are_enough_for_a_run_from_its_beginning_to_its_end(
+    installed: KubeApi, operator: Path
+) -> None:
+    namespace = installed.new_namespace("rights")
+    installed.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples/cluster/checkpoint-pvc.yaml"))
+    installed.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples/quickstart-cluster.yaml"))
+
+    def there(what: str) -> bool:
+        return bool(installed.get(what, "-n", namespace)["items"])
+
+    try:
+        wait_for(lambda: there("rayjobs"), operator)
+        for what in ("configmaps", "secrets", "networkpolicies", "pdb"):
+            assert there(what), what
+        assert installed.get("rlrun", "quickstart-cluster", "-n", namespace)["status"]["phase"]
+        installed.kubectl("delete", "rlrun", "quickstart-cluster", "-n", namespace, "--wait=false")
+        wait_for(lambda: not there("rlrun"), operator)
+        assert "forbidden" not in operator.read_text()
+    finally:
+        installed.kubectl("delete", "rlrun", "--all", "-n", namespace, "--wait=false")
+
+
+def wait_for(condition: Callable[[], bool], log: Path, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, (
+            f"not within {seconds:.0f} s; the operator's log:\n{log.read_text()[-3000:]}"
+        )
+        time.sleep(0.2)

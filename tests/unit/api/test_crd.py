@@ -53,7 +53,7 @@ NAMES = sorted(definitions())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_chart_has_the_definition_that_the_models_give(name: str) -> None:
-    assert (CHART / f"{name}.yaml").read_text(encoding="utf-8") == render(name), "run: make crds"
+    assert (CHART / f"{name}.yaml").read_text(encoding="utf-8") == render(name), "run: make manifests"
 
 
 def test_the_chart_has_no_other_definition() -> None:
