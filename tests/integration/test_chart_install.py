@@ -127,7 +127,7 @@ def test_helm_installs_upgrades_and_uninstalls(kube: KubeApi) -> None:
     # The definitions are there already, and not by Helm.
     more = ("--namespace", namespace, "--set", "crds.install=false,grafana.dashboard.enabled=true")
     notes = helm(kube, "install", "ops", chart, *more)
-    assert "kubectl apply -f examples/quickstart-cluster.yaml" in notes
+    assert "-f examples/quickstart-cluster.yaml" in notes
     before = kube.get("deployment", "ops-rltrain", "-n", namespace)
     helm(kube, "upgrade", "ops", chart, *more, "--set", "replicas=2,log.level=debug")
     after = kube.get("deployment", "ops-rltrain", "-n", namespace)

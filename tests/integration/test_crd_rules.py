@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kube import KubeApi, kube
 
+from rl_api.crd import definitions
 from rl_api.crd_rules import MUTABLE
 from rl_api.documents import dump_yaml, load_documents
 from rl_api.validation import check_document
@@ -86,12 +87,8 @@ def test_every_example_is_taken_and_stays_what_it_is(kube: KubeApi, namespace: s
 
 
 def test_client_side_apply_takes_the_definitions(kube: KubeApi) -> None:
-    from rl_api.crd import main
-
-    texts = [path.read_text() for path in sorted((ROOT / "charts/rltrain/templates/crds").glob("*.yaml"))]
-    plain = "\n---\n".join("\n".join(t.splitlines()[2:-1]) for t in texts)
-    assert callable(main)
-    done = kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=plain)
+    text = "---\n".join(dump_yaml(definition) for definition in definitions().values())
+    done = kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
     assert done.stdout.count("rltrain.dev") == 2
 
 
@@ -176,6 +173,15 @@ def test_null_is_taken_where_it_means_something(kube: KubeApi, namespace: str) -
     spec = json.loads(done.stdout)["spec"]
     assert spec["checkpoint"] is None
     assert spec["image"] is None
+
+
+def test_a_service_is_refused_until_there_is_one(kube: KubeApi, namespace: str) -> None:
+    document = json.loads(json.dumps(RUN))
+    document["spec"]["workload"] = "Service"
+    arguments = ("create", "--dry-run=server", f"--namespace={namespace}", "-f", "-")
+    done = kube.kubectl(*arguments, stdin=dump_yaml(document), check=False)
+    assert "spec.workload: Invalid value" in done.stderr
+    assert "found 'Service', allowed in this version: Job or Cluster" in done.stderr
 
 
 def test_scale_is_the_number_of_samplers(kube: KubeApi, run: str) -> None:

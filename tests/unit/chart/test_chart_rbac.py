@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from chart_rendering import NAMESPACE, ROOT, one, render
 
 CREATED = "get list watch create patch delete"
@@ -109,3 +110,40 @@ def test_the_page_lists_every_verb() -> None:
         f"{'' if group == 'core' else group}/{name}": words.replace(",", "") for group, name, words in rows
     }
     assert listed == RUN_VERBS | CLUSTER_VERBS | LEADER_VERBS
+
+
+def test_the_page_lists_every_metric() -> None:
+    metrics = pytest.importorskip("rl_operator.metrics").Metrics()
+    names = {metric.name for metric in metrics.registry.collect()}
+    listed = set(
+        re.findall(
+            r"^\| `(rltrain_operator_\w+?)(?:_total)?` \|", PAGE.read_text(encoding="utf-8"), flags=re.M
+        )
+    )
+    assert listed == names
+
+
+def test_the_page_lists_values_that_exist_with_their_defaults() -> None:
+    values = yaml.safe_load((ROOT / "charts" / "rltrain" / "values.yaml").read_text())
+    table = PAGE.read_text(encoding="utf-8").partition("## Values of the chart")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, flags=re.M)
+    named = [path for cell, _ in rows for path in re.findall(r"`([^`]+)`", cell)]
+    for path in named:
+        found: Any = values
+        for part in path.split("."):
+            assert part in found, path
+            found = found[part]
+    assert {path.partition(".")[0] for path in named} >= {
+        "image",
+        "replicas",
+        "watch",
+        "crds",
+        "rbac",
+        "defaultProfile",
+    }
+    for cell, default in rows:
+        if default.strip() in ("`true`", "`false`", "`1`", "`[]`"):
+            found = values
+            for part in re.findall(r"`([^`]+)`", cell)[0].split("."):
+                found = found[part]
+            assert found == yaml.safe_load(default.strip(" `")), cell
