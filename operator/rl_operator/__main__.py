@@ -167,7 +167,7 @@ async def _serve(
     work: list[Coroutine[Any, Any, None]] = [
         controller.run(args.workers),
         controller.show_metrics(),
-        watches.run(),
+        _watch(watches, stop),
     ]
     if leader is not None:
         work.append(leader.keep())
@@ -175,9 +175,9 @@ async def _serve(
     stopping = asyncio.create_task(stop.wait())
     try:
         done, _ = await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
-        failed = [task.exception() for task in done if task is not stopping]
+        failed = [error for task in done if (error := task.exception()) is not None]
         for error in failed:
-            LOG.error("stopping: %s", error or "a part of the operator ended", exc_info=error)
+            LOG.error("stopping: %s", error, exc_info=error)
         lost = any(isinstance(error, LeaderLost) for error in failed)
     finally:
         for task in (*tasks, stopping):
@@ -186,6 +186,12 @@ async def _serve(
     if leader is not None and not lost:
         await leader.release()
     return 1 if failed else 0
+
+
+async def _watch(watches: Watches, stop: asyncio.Event) -> None:
+    """Watch until a signal comes, which Kopf gets first."""
+    await watches.run()
+    stop.set()
 
 
 async def _first(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:

@@ -32,7 +32,7 @@ class Watches:
         """Why watches cannot be trusted, for the liveness probe; empty: they can."""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch until cancelled, or until a signal: Kopf takes over the handlers of SIGTERM and SIGINT."""
         while True:
             self._again.clear()
             kinds = [kind for kind in WATCHED if kind not in _KUBERAY]
@@ -45,6 +45,8 @@ class Watches:
                 done, _ = await asyncio.wait((watcher, checker), return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
+                if watcher in done:
+                    return
             finally:
                 self._again.set()
                 checker.cancel()
@@ -139,6 +141,7 @@ def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
 def _settings(kinds: list[str]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.process.ultimate_exiting_timeout = None  # we begin anew in the same process
     settings.scanning.disabled = True  # no need to watch namespaces and definitions
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 10.0
