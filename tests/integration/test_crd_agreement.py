@@ -1,0 +1,122 @@
+"""The API server and the models agree: what one refuses of many random runs, the other refuses too."""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+import urllib.error
+import urllib.request
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from kube import KubeApi, kube
+
+from rl_api.validation import check_document
+
+__all__ = ["kube"]
+
+CHOICES: dict[tuple[str, ...], list[Any]] = {
+    ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],
+    ("algorithm", "promptsPerStep"): [1, 5, 32, 33],
+    ("algorithm", "miniBatches"): [1, 2, 3],
+    ("algorithm", "clip"): [{"low": 0.0}, {"low": 0.999}, {"high": 1e-9}],
+    ("algorithm", "loss"): [{}, {"aggregation": "constant"}, {"constantLength": 3}],
+    ("algorithm", "optimizer"): [{"betas": [0.9]}, {"betas": [0.9, 1.0]}, {}],
+    ("learner", "replicas"): [1, 2, 3, 4],
+    ("buffer", "capacity"): [1, 31, 32, 256],
+    ("sampler", "replicas"): [1, 2, 5],
+    ("sampler", "minReplicas"): [1, 2, 3],
+    ("sampler", "maxNewTokens"): [1, 63, 64, 256, 600],
+    ("sampler", "stop"): [[], ["a"], [""]],
+    ("sampler", "resources"): [None, {}, {"cpu": 0}, {"cpu": 0.5, "memory": "1Gi"}, {"memory": "1 Gi"}],
+    ("model", "source"): ["tiny", "org/x"],
+    ("model", "tiny"): [None, {}, {"heads": 3}, {"maxPositions": 300}, {"hiddenSize": 96, "kvHeads": 4}],
+    ("task", "environment"): ["prompts", "reasoning-gym", "tool-use"],
+    ("task", "file"): ["a.jsonl", None],
+    ("task", "name"): ["chain_sum", None],
+    ("task", "promptField"): ["", "q"],
+    ("task", "evaluation"): [None, {}, {"maxNewTokens": 64}, {"maxNewTokens": 600}],
+    ("task", "rewards"): [
+        [{"rule": "regex"}],
+        [{"rule": "task"}],
+        [{"pattern": "x"}],
+        [{"rule": "function", "function": "a:b"}],
+        [{"rule": "function", "function": "a"}],
+        [{"rule": "regex", "pattern": "it's %s {x}"}],
+        [{"timeout": 0}],
+        [{"timeout": "1h30m"}],
+        [{"timeout": "1.5"}],
+    ],
+    ("checkpoint", "storage"): [{"s3": "x"}, {"s3": "s3://x"}, {}, {"path": "a", "s3": "s3://x"}],
+    ("checkpoint",): [None],
+    ("stop", "maxDuration"): ["5m", 5, "0s", None, "-1s", "1e3s"],
+    ("scheduling", "preemptionGracePeriod"): ["0s", 0, "2m", ""],
+    ("image",): [None, "x:1", ""],
+    ("profile",): [None, "a", "A"],
+    ("seed",): [0, 2**32 - 1, 2**32, -1],
+    ("warmStart",): [None, {}, {"untilScore": 2}],
+    ("retry", "limit"): [0, -1],
+}
+
+
+def random_run(source: random.Random) -> dict[str, Any]:
+    """A run with one to four fields of CHOICES."""
+    spec: dict[str, Any] = {
+        "model": {"source": "tiny"},
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+        "checkpoint": {"storage": {"persistentVolumeClaim": "a"}},
+    }
+    for path in source.sample(list(CHOICES), source.randint(1, 4)):
+        inside = spec
+        for part in path[:-1]:
+            if not isinstance(inside.get(part), dict):
+                inside[part] = {}
+            inside = inside[part]
+        inside[path[-1]] = deepcopy(source.choice(CHOICES[path]))
+    metadata = {"name": "random"}
+    return {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": metadata, "spec": spec}
+
+
+def create(kube: KubeApi, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and answer of a create that is not kept."""
+    path = "/apis/rltrain.dev/v1alpha1/namespaces/default/rltrainingruns?fieldValidation=Strict&dryRun=All"
+    request = urllib.request.Request(
+        kube.server + path,
+        data=json.dumps(document).encode(),
+        headers={"Authorization": f"Bearer {kube.token}", "Content-Type": "application/json"},
+    )
+    context = ssl.create_default_context(cafile=str(kube.certificate))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
+    source = random.Random(seed)
+    taken = refused = 0
+    for _ in range(75):
+        document = random_run(source)
+        written, problems = check_document(deepcopy(document), "cluster")
+        # A field that a profile may fill in is missing for the operator only.
+        for_operator = [problem for problem in problems if "required on a cluster" in problem.sentence]
+        code, answer = create(kube, document)
+        assert code in (201, 422), answer
+        assert (code == 422) == (len(problems) > len(for_operator)), (document["spec"], problems, answer)
+        if code == 422:
+            refused += 1
+        elif written is not None:
+            taken += 1
+            # What the API server filled in says the same as what the models fill in.
+            stored = {key: answer[key] for key in ("apiVersion", "kind", "spec")}
+            read, _ = check_document(stored | {"metadata": {"name": "random"}}, "cluster")
+            assert read is not None
+            assert read.spec == written.spec
+    assert min(taken, refused) > 10
