@@ -1,0 +1,79 @@
+"""`rltrain apply`: give runs and profiles to a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from rl_cli.options import Subparsers, add_cluster_options, add_file_options, connect, new_parser
+
+_DESCRIPTION: Final = """\
+Check a file as the cluster's operator would, with the cluster's profiles, and apply its runs and profiles
+(server-side). On a run that exists, spec.suspend, sampler.replicas, stop, cleanup and scheduling.priorityClass may
+change; the rest belongs to a new run, and the cluster refuses it.
+
+With --set only the file's one run is applied."""
+
+_EXAMPLES: Final = """\
+  rltrain apply examples/quickstart-cluster.yaml -n team-a
+  rltrain apply run.yaml --set sampler.replicas=8
+  rltrain apply run.yaml --set metadata.name=second-seed --set seed=2
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = new_parser(
+        subparsers,
+        "apply",
+        help="give a run to a cluster",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+    )
+    add_file_options(parser)
+    parser.add_argument("--force", action="store_true", help="take over fields that other programs have set")
+    add_cluster_options(parser)
+    parser.set_defaults(command=_apply)
+
+
+def _apply(args: argparse.Namespace) -> int:
+    from rl_cli.documents import as_planned, place, read_objects
+
+    objects = read_objects(args.file, args.overrides)
+    cluster = connect(args)
+    objects = [place(manifest, args.namespace, cluster.namespace) for manifest in objects]
+    runs = [manifest for manifest in objects if manifest["kind"] == "RLTrainingRun"]
+    profiles = [manifest for manifest in objects if manifest["kind"] != "RLTrainingRun"]
+    known = _profiles(cluster) if runs else None
+    if known is not None:
+        own = {profile["metadata"]["name"] for profile in profiles}
+        known = [profile for profile in known if profile["metadata"]["name"] not in own] + profiles
+        for run in runs:
+            as_planned(args.file, run, known)
+    for manifest in profiles + runs:
+        done, new = cluster.apply(manifest, args.force)
+        where = f" in namespace {manifest['metadata']['namespace']}" if manifest in runs else ""
+        print(f"{manifest['kind']} {done['metadata']['name']} {'created' if new else 'configured'}{where}")
+    for run in runs:
+        _hint(run["metadata"], cluster.namespace)
+    return 0
+
+
+def _profiles(cluster: Any) -> list[dict[str, Any]] | None:
+    """All profiles; None where they may not be read: then the operator alone judges."""
+    from rl_cli.failures import ClusterError
+
+    try:
+        found: list[dict[str, Any]] = cluster.profiles()
+    except ClusterError as error:
+        if error.status == 403:
+            return None
+        raise
+    return found
+
+
+def _hint(metadata: dict[str, Any], default: str) -> None:
+    from rl_cli.main import program
+
+    scope = f" -n {metadata['namespace']}" if metadata["namespace"] != default else ""
+    print(f"next: {program()} watch {metadata['name']}{scope}")

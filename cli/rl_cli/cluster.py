@@ -1,0 +1,278 @@
+"""The cluster as the command line sees it: requests with a deadline, whose failures are sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import urllib3
+from kubernetes import client, config
+
+from rl_api.errors import InvalidConfig
+from rl_cli.failures import ClusterError, failure, unreachable
+
+Object = dict[str, Any]
+"""A Kubernetes object."""
+
+MANAGER: Final = "rltrain"
+"""Name under which the command line writes fields of objects."""
+
+_GROUP: Final = "/apis/rltrain.dev/v1alpha1"
+_REQUEST_SECONDS: Final = 15.0
+_WATCH_SECONDS: Final = 60
+"""The API server ends a watch after so long; silence for longer means that the connection is dead."""
+
+
+class Cluster:
+    """A connection to an API server."""
+
+    def __init__(
+        self, api_client: client.ApiClient, namespace: str, seconds: float = _REQUEST_SECONDS
+    ) -> None:
+        """`namespace` is the one meant where none is named; `seconds` the deadline of a request."""
+        self.api_client, self.namespace, self._seconds = api_client, namespace, seconds
+        self.host = str(api_client.configuration.host).rstrip("/")
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Cluster:
+        """Connect as kubectl does; in a pod without a kubeconfig as the pod's service account.
+
+        Raises:
+            InvalidConfig: there is no usable kubeconfig, or it has no such context.
+        """
+        settings = client.Configuration()
+        settings.retries = False
+        named = kubeconfig or os.environ.get("KUBECONFIG") or ""
+        files = [Path(part).expanduser() for part in (named or "~/.kube/config").split(os.pathsep) if part]
+        if not any(file.is_file() for file in files):
+            if not named and context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+                return cls._of_this_pod(settings)
+            looked = " and ".join(str(file) for file in files)
+            raise InvalidConfig(
+                f"no kubeconfig: there is no {looked}; name one with --kubeconfig or KUBECONFIG"
+            )
+        text = os.pathsep.join(str(file) for file in files)
+        try:
+            contexts, current = config.list_kube_config_contexts(text)
+            known = {str(one["name"]): one["context"] for one in contexts}
+            if context is not None and context not in known:
+                raise InvalidConfig(f"--context: found {context!r}, allowed: {', '.join(sorted(known))}")
+            chosen = known[context] if context is not None else current["context"]
+            config.load_kube_config(text, context, settings, persist_config=False)
+        except (config.ConfigException, KeyError, TypeError) as error:
+            raise InvalidConfig(f"{text}: not a usable kubeconfig: {str(error).splitlines()[0]}") from error
+        namespace = chosen.get("namespace") if isinstance(chosen, Mapping) else None
+        return cls(client.ApiClient(settings), str(namespace or "default"))
+
+    @classmethod
+    def _of_this_pod(cls, settings: client.Configuration) -> Cluster:
+        try:
+            config.load_incluster_config(client_configuration=settings)
+            namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip()
+        except (config.ConfigException, OSError) as error:
+            raise InvalidConfig(
+                f"no kubeconfig: there is no ~/.kube/config, and this pod has no service account: {error}"
+            ) from error
+        return cls(client.ApiClient(settings), namespace)
+
+    def run(self, namespace: str, name: str) -> Object:
+        """A run. Raises ClusterError, also where there is none."""
+        return self._json("get", "GET", _runs(namespace, name))
+
+    def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Object], str]:
+        """All runs of a namespace (None: of all), or the one called `name`; and the version to watch from."""
+        query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        found = self._json("list", "GET", _runs(namespace), query)
+        return found.get("items") or [], str(found["metadata"].get("resourceVersion") or "")
+
+    def profiles(self) -> list[Object]:
+        """All profiles."""
+        return self._json("list", "GET", f"{_GROUP}/rltrainingprofiles").get("items") or []
+
+    def changes(
+        self, namespace: str | None, version: str, name: str | None = None
+    ) -> Iterator[tuple[str, Object]]:
+        """What happens to runs from `version` on, as (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+
+        Ends now and then without a fault; begin again where it ended.
+
+        Raises:
+            ClusterError: the connection broke, or `version` is too old (`gone`).
+        """
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        if name:
+            query["fieldSelector"] = f"metadata.name={name}"
+        timeout = (self._seconds, _WATCH_SECONDS + self._seconds)
+        for line in self._lines("watch", _runs(namespace), query, timeout):
+            try:
+                event = json.loads(line)
+                kind, found = str(event["type"]), event["object"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ClusterError(f"the API server {self.host} sent a broken event") from error
+            if kind == "ERROR":
+                raise failure("watch", _runs(namespace), int(found.get("code") or 0), json.dumps(found))
+            yield kind, found
+
+    def apply(self, manifest: Object, force: bool = False) -> tuple[Object, bool]:
+        """Server-side apply of a run or a profile; conflicts with what others wrote are refused, or forced.
+
+        Returns the object as it is now, and whether it is new.
+        """
+        metadata = manifest["metadata"]
+        run = manifest["kind"] == "RLTrainingRun"
+        path = (
+            _runs(metadata["namespace"], metadata["name"])
+            if run
+            else f"{_GROUP}/rltrainingprofiles/{quote(metadata['name'], safe='')}"
+        )
+        query = {"fieldManager": MANAGER} | ({"force": "true"} if force else {})
+        timeout = (self._seconds, self._seconds)
+        response = self._open(
+            "patch", "PATCH", path, query, timeout, manifest, "application/apply-patch+yaml"
+        )
+        return self._parse(response), response.status == 201
+
+    def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
+        """Change fields of a run."""
+        query = {"fieldManager": MANAGER}
+        path = _runs(namespace, name)
+        return self._json("patch", "PATCH", path, query, change, "application/merge-patch+json")
+
+    def delete_run(self, namespace: str, name: str, uid: str) -> None:
+        """Delete the run with this uid; a later one of the same name is left alone."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        self._json("delete", "DELETE", _runs(namespace, name), None, body)
+
+    def pods(self, namespace: str, labels: str) -> list[Object]:
+        """Pods with these labels."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        return self._json("list", "GET", path, {"labelSelector": labels}).get("items") or []
+
+    def log(
+        self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
+    ) -> Iterator[bytes]:
+        """Lines of a container's log; with `follow` until it ends."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
+        query = {"container": container}
+        query |= {"follow": "true"} if follow else {}
+        query |= {"tailLines": str(tail)} if tail is not None else {}
+        # Nobody knows when a container writes its next line.
+        timeout = (self._seconds, None if follow else self._seconds)
+        yield from self._lines("get", path, query, timeout)
+
+    def _json(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content: str = "application/json",
+    ) -> Object:
+        return self._parse(
+            self._open(verb, method, path, query, (self._seconds, self._seconds), body, content)
+        )
+
+    def _parse(self, response: urllib3.BaseHTTPResponse) -> Object:
+        try:
+            text = response.data.decode(errors="replace")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise unreachable(self.host, error, self._seconds) from error
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ClusterError(f"the server {self.host} does not answer like a Kubernetes API server")
+        return found
+
+    def _lines(
+        self, verb: str, path: str, query: Mapping[str, str], timeout: tuple[float, float | None]
+    ) -> Iterator[bytes]:
+        response = self._open(verb, "GET", path, query, timeout)
+        rest = b""
+        try:
+            for chunk in response.stream(None, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line for line in lines if line or verb == "get")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise unreachable(self.host, error, timeout[1] or 0.0) from error
+        finally:
+            response.release_conn()
+            response.close()
+        if rest:
+            yield rest
+
+    def _open(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        timeout: tuple[float, float | None],
+        body: object = None,
+        content: str = "application/json",
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", "User-Agent": MANAGER}
+        queries = list((query or {}).items())
+        if body is not None:
+            headers["Content-Type"] = content
+        began = time.monotonic()
+        while True:
+            response = self._send(method, path, queries, headers, body, timeout)
+            pause = _retry_after(response)
+            if pause is None or time.monotonic() - began + pause > self._seconds:
+                break
+            response.drain_conn()
+            time.sleep(pause)
+        if not 200 <= response.status < 300:
+            raise failure(verb, path, response.status, response.data.decode(errors="replace"))
+        return response
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        queries: list[tuple[str, str]],
+        headers: dict[str, str],
+        body: object,
+        timeout: tuple[float, float | None],
+    ) -> urllib3.BaseHTTPResponse:
+        began = time.monotonic()
+        try:
+            # Each time anew: tokens expire.
+            sent, asked = dict(headers), list(queries)
+            self.api_client.update_params_for_auth(sent, asked, ["BearerToken"], path, method, body)
+            found: urllib3.BaseHTTPResponse = self.api_client.rest_client.pool_manager.request(
+                method,
+                f"{self.host}{path}{'?' + urlencode(asked) if asked else ''}",
+                body=json.dumps(body) if body is not None else None,
+                headers=sent,
+                timeout=urllib3.Timeout(connect=timeout[0], read=timeout[1]),
+                preload_content=False,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise unreachable(self.host, error, time.monotonic() - began) from error
+        return found
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    """Seconds after which a busy API server wants to be asked again; None: it has answered."""
+    text = response.headers.get("Retry-After", "")
+    return float(text) if response.status in (429, 503) and text.isdecimal() else None
+
+
+def _runs(namespace: str | None, name: str = "") -> str:
+    place = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{_GROUP}{place}/rltrainingruns{'/' + quote(name, safe='') if name else ''}"

@@ -1,0 +1,121 @@
+"""Commands in a pod's container, over the API server."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rl_cli.failures import ClusterError, failure
+
+_CONNECT_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 1.0
+_STDOUT, _STDERR, _ERROR = 1, 2, 3
+
+
+class CommandFailed(ClusterError):
+    """A command ended with another exit code than 0, or could not be started."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def execute(
+    cluster: Any, namespace: str, pod: str, container: str, command: Sequence[str], *, idle: float | None
+) -> Iterator[bytes]:
+    """Run a command; yields what it writes to standard output, in pieces.
+
+    Args:
+        cluster: a connection (rl_cli.cluster.Cluster).
+        namespace: of the pod.
+        pod: its name.
+        container: of the pod.
+        command: program and arguments; no shell unless it is one.
+        idle: most seconds of silence; None: any.
+
+    Raises:
+        CommandFailed: it failed.
+        ClusterError: it could not be run, or was silent for too long.
+    """
+    channels = _open(cluster, namespace, pod, container, command)
+    errors, result = b"", b""
+    heard = time.monotonic()
+    try:
+        while channels.is_open():
+            channels.update(timeout=_POLL_SECONDS)
+            output = channels.read_channel(_STDOUT)
+            errors += channels.read_channel(_STDERR)
+            result += channels.read_channel(_ERROR)
+            if output:
+                heard = time.monotonic()
+                yield output
+            elif idle is not None and time.monotonic() - heard > idle:
+                raise ClusterError(f"pod {pod} has said nothing for {idle:.0f} s: {' '.join(command)}")
+    except (OSError, _socket_errors()) as error:
+        raise ClusterError(f"the connection to pod {pod} broke: {error}") from error
+    finally:
+        channels.close()
+    code, message = outcome(result)
+    if code:
+        said = " ".join(errors.decode(errors="replace").split())[-500:]
+        raise CommandFailed(said or message, code)
+
+
+def outcome(result: bytes) -> tuple[int, str]:
+    """Exit code and message of the `Status` that ends a command; -1: it ended without one, or did not start."""
+    try:
+        status = json.loads(result)
+    except ValueError:
+        return -1, "the connection ended before the command did"
+    if status.get("status") == "Success":
+        return 0, ""
+    for cause in (status.get("details") or {}).get("causes") or ():
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"]), f"exit code {cause['message']}"
+    return -1, str(status.get("message") or "it could not be started")
+
+
+def _open(cluster: Any, namespace: str, pod: str, container: str, command: Sequence[str]) -> Any:
+    import websocket
+    from kubernetes.client import ApiException, CoreV1Api
+    from kubernetes.stream import stream
+
+    websocket.setdefaulttimeout(_CONNECT_SECONDS)
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
+    try:
+        return stream(
+            CoreV1Api(cluster.api_client).connect_get_namespaced_pod_exec,
+            pod,
+            namespace,
+            container=container,
+            command=list(command),
+            stdin=False,
+            stdout=True,
+            stderr=True,
+            tty=False,
+            binary=True,
+            _preload_content=False,
+        )
+    except ApiException as error:
+        raise refused(path, str(error.reason)) from error
+    except (OSError, websocket.WebSocketException) as error:
+        raise ClusterError(f"no connection to pod {pod}: {error}") from error
+
+
+def refused(path: str, reason: str) -> ClusterError:
+    """What the API server said to the wish for a connection; the answer is within the text of the library's error."""
+    status = re.search(r"Handshake status (\d+)", reason)
+    body = re.search(r"b'(\{.*\})\\?n?'", reason, re.DOTALL)
+    if status is None:
+        return ClusterError(f"the API server does not connect to the pod: {' '.join(reason.split())[:300]}")
+    text = body[1].encode().decode("unicode_escape") if body else f"status {status[1]}"
+    return failure("connect", path, int(status[1]), text)
+
+
+def _socket_errors() -> Any:
+    import websocket
+
+    return websocket.WebSocketException

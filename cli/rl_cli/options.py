@@ -1,0 +1,64 @@
+"""Options that the commands for a cluster share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_cli.cluster import Cluster
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    Subparsers = Any
+
+
+def new_parser(
+    subparsers: Subparsers, name: str, *, help: str, description: str, examples: str
+) -> argparse.ArgumentParser:
+    """A command's parser."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add FILE and --set."""
+    parser.add_argument("file", metavar="FILE", help="YAML file; - for standard input")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="overrides",
+        help="override a field of spec, such as sampler.replicas=4; may be given several times",
+    )
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """Add NAME."""
+    parser.add_argument("name", metavar="NAME", help="name of the run")
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which cluster and namespace is meant, as for kubectl."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("-n", "--namespace", metavar="NS", help="namespace (default: the context's)")
+    group.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig (default: its current one)"
+    )
+    group.add_argument(
+        "--kubeconfig", metavar="FILE", help="kubeconfig (default: $KUBECONFIG or ~/.kube/config)"
+    )
+
+
+def connect(args: argparse.Namespace) -> Cluster:
+    """The cluster that the options mean."""
+    from rl_cli.cluster import Cluster
+
+    return Cluster.connect(args.kubeconfig, args.context)

@@ -1,0 +1,78 @@
+"""`rltrain render`: the objects that the operator would create for a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from typing import Any, Final
+
+from rl_cli.options import Subparsers, add_file_options, new_parser
+
+MASK: Final = "********"
+"""What stands for the token of the driver's status server."""
+
+_DESCRIPTION: Final = """\
+Write the objects that the operator would create for the first attempt of a run, as YAML on standard output: Secret,
+NetworkPolicy, PodDisruptionBudget, ConfigMap, and the RayJob or RayCluster. Nothing is asked of a cluster.
+
+What only a cluster knows is left open: the token is masked, and the run's uid is a row of zeros. Without --profile
+the run gets what a cluster without profiles gives it: one pool of all nodes, no accelerators."""
+
+_EXAMPLES: Final = """\
+  rltrain render examples/quickstart-cluster.yaml
+  rltrain render run.yaml --profile examples/profile-gpu.yaml --set sampler.replicas=4
+  rltrain render run.yaml -n team-a | less
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = new_parser(
+        subparsers,
+        "render",
+        help="show what a cluster would be given for a run, offline",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+    )
+    add_file_options(parser)
+    parser.add_argument("--profile", metavar="FILE", help="file with the cluster's RLTrainingProfiles")
+    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace (default: the file's, or default)")
+    parser.set_defaults(command=_render)
+
+
+def _render(args: argparse.Namespace) -> int:
+    from rl_api import load_run
+    from rl_cli.documents import as_planned, place, plain, read_profiles, with_profile
+
+    profiles = read_profiles(args.profile) if args.profile else []
+    run = place(plain(load_run(args.file, args.overrides)), args.namespace, "default")
+    effective = as_planned(args.file, with_profile(run, profiles), profiles)
+    for manifest in masked_objects(effective):
+        sys.stdout.write(f"---\n{as_text(manifest)}")
+    return 0
+
+
+def as_text(manifest: dict[str, Any]) -> str:
+    """YAML of an object; the files in a ConfigMap can be read as they are."""
+    from rl_api import dump_yaml
+
+    if manifest["kind"] != "ConfigMap":
+        return dump_yaml(manifest)
+    files = "".join(
+        f"  {name}: |\n{textwrap.indent(content, '    ')}" for name, content in manifest["data"].items()
+    )
+    rest = {key: value for key, value in manifest.items() if key != "data"}
+    return f"{dump_yaml(rest)}data:\n{files}"
+
+
+def masked_objects(effective: Any) -> list[dict[str, Any]]:
+    """The objects of the first attempt, in the order in which they are created, without a token."""
+    from rl_operator.render.config import TOKEN_KEY
+    from rl_operator.render.objects import all_objects
+
+    found = all_objects(effective, 1, "")
+    return [
+        manifest | {"data": {TOKEN_KEY: MASK}} if manifest["kind"] == "Secret" else manifest
+        for manifest in found
+    ]

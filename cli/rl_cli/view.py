@@ -1,0 +1,255 @@
+"""What is shown of a run: a row of facts from the object, and the row as one plain line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+UNSEEN_SECONDS: Final = 20.0
+"""A run that no operator has looked at for so long gets a hint."""
+
+SILENT_SECONDS: Final = 60.0
+"""Progress that is older is shown with its age."""
+
+_WORKING: Final = ("Training", "WarmStart", "Evaluating", "Checkpointing")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run as it is shown. None: not known."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    step: int | None = None
+    max_steps: int | None = None
+    reward: float | None = None
+    heldout: float | None = None
+    tokens_per_second: float | None = None
+    buffer_fill: float | None = None
+    staleness: float | None = None
+    eta: float | None = None
+    samplers: tuple[int, int] | None = None
+    """Ready and desired."""
+    learners: tuple[int, int] | None = None
+    attempt: int | None = None
+    checkpoint: int | None = None
+    """Step of the newest good checkpoint."""
+    checkpoint_uri: str = ""
+    model: str = ""
+    target: float | None = None
+    created: datetime | None = None
+    updated: datetime | None = None
+    """When the driver last said how it goes."""
+    reason: str = ""
+    """Why the run does not go on, in a sentence; empty where it does."""
+    ended: tuple[str, ...] = ()
+    """How earlier attempts ended."""
+    deleting: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+
+def row(run: Mapping[str, Any], now: datetime) -> Row:
+    """The row of a run, whatever version of the operator wrote its status."""
+    metadata, spec, status = run["metadata"], _map(run.get("spec")), _map(run.get("status"))
+    progress, roles = _map(status.get("progress")), _map(status.get("roles"))
+    conditions = {str(one.get("type")): one for one in status.get("conditions") or ()}
+    attempts = status.get("attempts") or []
+    checkpoint, stop = _map(status.get("checkpoint")), _map(spec.get("stop"))
+    created = _time(metadata.get("creationTimestamp"))
+    phase = _phase(status, conditions, metadata)
+    return Row(
+        namespace=str(metadata.get("namespace") or ""),
+        name=str(metadata["name"]),
+        uid=str(metadata.get("uid") or ""),
+        phase=phase,
+        step=progress.get("step"),
+        max_steps=progress.get("maxSteps") or stop.get("maxSteps"),
+        reward=progress.get("reward"),
+        heldout=progress.get("heldoutScore"),
+        tokens_per_second=progress.get("tokensPerSecond"),
+        buffer_fill=progress.get("bufferFill"),
+        staleness=progress.get("staleness"),
+        eta=progress.get("etaSeconds"),
+        samplers=_replicas(roles, "sampler"),
+        learners=_replicas(roles, "learner"),
+        attempt=attempts[-1].get("number") if attempts else None,
+        checkpoint=checkpoint.get("step"),
+        checkpoint_uri=str(checkpoint.get("uri") or ""),
+        model=str(_map(spec.get("model")).get("source") or ""),
+        target=stop.get("targetReward"),
+        created=created,
+        updated=_time(progress.get("updatedAt")),
+        reason=_reason(phase, conditions, roles, status, created, now),
+        ended=tuple(_ended(attempt) for attempt in attempts if attempt.get("endTime")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+    )
+
+
+def line(shown: Row, *, with_namespace: bool = False) -> str:
+    """The row as a plain line, without what is not known: `arithmetic  Training  step 12/100  reward 0.52`."""
+    name = f"{shown.namespace}/{shown.name}" if with_namespace else shown.name
+    return "  ".join([name, shown.phase, *(f"{label} {text}".strip() for label, text in facts(shown))])
+
+
+def facts(shown: Row) -> list[tuple[str, str]]:
+    """(label, text) of everything that is known; the reason last."""
+    found: list[tuple[str, str]] = []
+    if shown.step is not None:
+        found.append(("step", fraction(shown.step, shown.max_steps)))
+    if shown.reward is not None:
+        found.append(("reward", f"{shown.reward:.2f}"))
+    if shown.heldout is not None:
+        found.append(("held-out", f"{shown.heldout:.2f}"))
+    running = shown.phase in _WORKING
+    if shown.tokens_per_second is not None and running:
+        found.append(("speed", f"{shown.tokens_per_second:,.0f} tokens/s"))
+    if shown.buffer_fill is not None and running:
+        found.append(("buffer", f"{shown.buffer_fill:.0%}"))
+    if shown.staleness is not None and running:
+        found.append(("staleness", f"{shown.staleness:.1f}"))
+    if shown.samplers is not None and not shown.over:
+        found.append(("samplers", fraction(*shown.samplers)))
+    if shown.attempt is not None:
+        found.append(("attempt", str(shown.attempt)))
+    if shown.checkpoint is not None:
+        found.append(("checkpoint", str(shown.checkpoint)))
+    if shown.eta is not None and running:
+        found.append(("ETA", length(shown.eta)))
+    if shown.reason:
+        found.append(("-", shown.reason))
+    return found
+
+
+def changed(old: Row | None, new: Row) -> bool:
+    """Whether a person wants to hear of it: not of every reading's time, and not of every number between two steps."""
+    return old is None or _news(old) != _news(new)
+
+
+def fraction(part: int | None, whole: int | None) -> str:
+    """`3/8`, or `3` of an unknown whole."""
+    return f"{part}/{whole}" if whole is not None else str(part)
+
+
+def length(seconds: float) -> str:
+    """A time for people: `42 s`, `7 min`, `3 h 20 min`, `2 d 4 h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """How long ago; empty where it is not known."""
+    return length((now - since).total_seconds()) if since is not None else ""
+
+
+def _news(shown: Row) -> tuple[object, ...]:
+    return (
+        shown.uid,
+        shown.phase,
+        shown.step,
+        shown.heldout,
+        shown.samplers,
+        shown.attempt,
+        shown.checkpoint,
+        shown.reason,
+        shown.deleting,
+    )
+
+
+def _phase(status: Mapping[str, Any], conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    for ended in ("Succeeded", "Failed"):
+        if _map(conditions.get(ended)).get("status") == "True":
+            return ended
+    if metadata.get("deletionTimestamp") is not None:
+        return "Stopping"
+    return str(status.get("phase") or "Pending")
+
+
+def _reason(
+    phase: str,
+    conditions: Mapping[str, Any],
+    roles: Mapping[str, Any],
+    status: Mapping[str, Any],
+    created: datetime | None,
+    now: datetime,
+) -> str:
+    """Why the run does not go on. The operator says it in conditions; the one nearest to the cause is taken."""
+
+    def says(kind: str, *statuses: str) -> str:
+        condition = _map(conditions.get(kind))
+        return _sentence(condition.get("message")) if condition.get("status") in statuses else ""
+
+    if phase == "Succeeded":
+        return ""
+    if phase == "Failed":
+        return says("Failed", "True")
+    if not conditions:
+        waited = (now - created).total_seconds() if created is not None else 0.0
+        if waited < UNSEEN_SECONDS:
+            return "no operator has looked at it yet"
+        return (
+            f"no operator has looked at it for {length(waited)}: is one running, and does it watch this namespace? "
+            "(kubectl get pods -A -l app.kubernetes.io/name=rltrain)"
+        )
+    found = says("Accepted", "False") or says("Suspended", "True", "Unknown")
+    found = found or says("Admitted", "False", "Unknown") or says("ClusterReady", "False")
+    if found:
+        return found
+    if phase not in _WORKING or _map(conditions.get("Training")).get("status") == "Unknown":
+        found = says("Training", "False", "Unknown")
+    missing = (
+        f"{name}: {_sentence(_map(role).get('reason'))}"
+        for name, role in sorted(roles.items())
+        if _map(role).get("reason")
+    )
+    return found or next(missing, "")
+
+
+def _ended(attempt: Mapping[str, Any]) -> str:
+    steps = ""
+    if attempt.get("toStep") is not None:
+        steps = f" (steps {attempt.get('fromStep') or 0} to {attempt['toStep']})"
+    return f"attempt {attempt.get('number')}{steps}: {_sentence(attempt.get('reason'))}"
+
+
+def _replicas(roles: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    role = roles.get(name)
+    if not isinstance(role, Mapping):
+        return None
+    return int(role.get("ready") or 0), int(role.get("desired") or 0)
+
+
+def _sentence(text: object) -> str:
+    """One line, whatever it was; terminals must not be steered by what a container wrote."""
+    joined = " ".join(str(text or "").split())
+    return "".join(character if character.isprintable() else "?" for character in joined)
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,541 @@
+"""The cluster commands against a real kube-apiserver. No operator runs there: tests write status as one would."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube import KubeApi, kube
+
+from rl_cli.main import main
+
+__all__ = ["kube"]
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 30.0
+RUN = """\
+apiVersion: rltrain.dev/v1alpha1
+kind: RLTrainingRun
+metadata: {name: arithmetic}
+spec:
+  model: {source: tiny}
+  task: {environment: reasoning-gym, name: chain_sum}
+  sampler: {replicas: 2}
+  checkpoint: {storage: {persistentVolumeClaim: checkpoints}}
+  stop: {maxSteps: 50, targetReward: 0.9}
+"""
+
+
+@pytest.fixture(autouse=True)
+def kubeconfig(kube: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig))
+
+
+@pytest.fixture
+def namespace(kube: KubeApi) -> str:
+    return kube.new_namespace("cli")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture
+def run(kube: KubeApi, namespace: str, file: Path) -> str:
+    """Namespace of a run `arithmetic`."""
+    kube.kubectl("apply", "-n", namespace, "-f", str(file))
+    return namespace
+
+
+def set_status(kube: KubeApi, namespace: str, **status: Any) -> None:
+    change = json.dumps({"status": status})
+    kube.kubectl(
+        "patch", "rlrun", "arithmetic", "-n", namespace, "--subresource=status", "--type=merge", "-p", change
+    )
+
+
+def condition(kind: str, status: str, message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": kind, "message": message}
+
+
+def run_of(kube: KubeApi, namespace: str) -> dict[str, Any]:
+    return kube.get("rlrun", "arithmetic", "-n", namespace)
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.startswith("rltrain: ")
+    assert error.count("\n") == 1
+    return error.removeprefix("rltrain: ").rstrip("\n")
+
+
+class Watch:
+    """`rltrain watch` as a process, whose lines are awaited."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rl_cli.main", "watch", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+
+    def until(self, found: Callable[[str], bool]) -> str:
+        """The first line for which `found` holds, when it is there."""
+        with self._news:
+            there = self._news.wait_for(lambda: any(map(found, self.lines)), DEADLINE)
+        assert there, self.lines
+        return next(filter(found, self.lines))
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+
+# --- apply ---------------------------------------------------------------------------------------------------------
+
+
+def test_apply_creates_and_says_what_is_next(
+    kube: KubeApi, namespace: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["apply", str(file), "-n", namespace, "--set", "stop.maxSteps=7"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"RLTrainingRun arithmetic created in namespace {namespace}",
+        f"next: rltrain watch arithmetic -n {namespace}",
+    ]
+    stored = run_of(kube, namespace)
+    assert stored["spec"]["stop"]["maxSteps"] == 7
+    owners = {field["manager"]: field["operation"] for field in stored["metadata"].get("managedFields", [])}
+    assert not owners or owners == {"rltrain": "Apply"}
+
+
+def test_apply_owns_only_what_the_file_says(kube: KubeApi, namespace: str, file: Path) -> None:
+    assert main(["apply", str(file), "-n", namespace]) == 0
+    kube.kubectl("scale", "rlrun/arithmetic", "-n", namespace, "--replicas=2")
+    stored = kube.get("rlrun", "arithmetic", "-n", namespace, "--show-managed-fields")
+    entry = next(one for one in stored["metadata"]["managedFields"] if one["manager"] == "rltrain")
+    assert set(entry["fieldsV1"]["f:spec"]) == {
+        "f:model",
+        "f:task",
+        "f:sampler",
+        "f:checkpoint",
+        "f:stop",
+    }
+
+
+def test_apply_changes_what_may_change_and_says_what_may_not(
+    kube: KubeApi, namespace: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["apply", str(file), "-n", namespace]) == 0
+    assert main(["apply", str(file), "-n", namespace, "--set", "sampler.replicas=3"]) == 0
+    assert f"RLTrainingRun arithmetic configured in namespace {namespace}" in capsys.readouterr().out
+    assert run_of(kube, namespace)["spec"]["sampler"]["replicas"] == 3
+    assert main(["apply", str(file), "-n", namespace, "--set", "seed=2"]) == 1
+    error = error_of(capsys)
+    assert error.startswith("spec")
+    assert "seed" in error
+
+
+def test_apply_leaves_a_suspended_run_suspended(kube: KubeApi, namespace: str, file: Path) -> None:
+    assert main(["apply", str(file), "-n", namespace]) == 0
+    assert main(["suspend", "arithmetic", "-n", namespace]) == 0
+    assert main(["apply", str(file), "-n", namespace, "--set", "stop.maxSteps=60"]) == 0
+    spec = run_of(kube, namespace)["spec"]
+    assert spec["suspend"] is True
+    assert spec["stop"]["maxSteps"] == 60
+
+
+def test_apply_names_who_has_set_a_field(
+    kube: KubeApi, namespace: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["apply", str(file), "-n", namespace]) == 0
+    change = json.dumps({"spec": {"sampler": {"replicas": 5}}})
+    kube.kubectl("patch", "rlrun", "arithmetic", "-n", namespace, "--type=merge", "-p", change)
+    capsys.readouterr()
+    assert main(["apply", str(file), "-n", namespace]) == 1
+    assert error_of(capsys) == (
+        "others have set these fields since: spec.sampler.replicas (by kubectl-patch); --force takes them over"
+    )
+    assert main(["apply", str(file), "-n", namespace, "--force"]) == 0
+    assert run_of(kube, namespace)["spec"]["sampler"]["replicas"] == 2
+
+
+def test_apply_checks_with_the_profiles_of_the_cluster(
+    kube: KubeApi, namespace: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingProfile",
+        "metadata": {"name": "cli-small"},
+        "spec": {"pools": [{"name": "cpu"}], "limits": {"maxSamplers": 1}},
+    }
+    kube.apply(profile)
+    try:
+        assert main(["apply", str(file), "-n", namespace, "--set", "profile=cli-small"]) == 2
+        assert error_of(capsys) == (
+            f"{file}: spec.sampler.replicas: found 2, allowed: at most 1, the limit of profile cli-small"
+        )
+        assert main(["apply", str(file), "-n", namespace, "--set", "profile=large"]) == 2
+        assert "there is no such RLTrainingProfile" in error_of(capsys)
+        assert kube.get("rlruns", "-n", namespace)["items"] == []
+    finally:
+        kube.kubectl("delete", "rlprofile", "cli-small")
+
+
+def test_apply_takes_profiles_too(kube: KubeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = yaml.safe_load((ROOT / "examples" / "profile-cpu.yaml").read_text())
+    document["metadata"]["name"] = "cli-cpu"
+    file = tmp_path / "profile.yaml"
+    file.write_text(yaml.safe_dump(document))
+    try:
+        assert main(["apply", str(file)]) == 0
+        assert capsys.readouterr().out == "RLTrainingProfile cli-cpu created\n"
+    finally:
+        kube.kubectl("delete", "rlprofile", "cli-cpu", check=False)
+
+
+def test_apply_to_no_namespace(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["apply", str(file), "-n", "nowhere"]) == 1
+    assert error_of(capsys) == "there is no namespace nowhere"
+
+
+# --- suspend, resume, cancel -----------------------------------------------------------------------------------------
+
+
+def test_suspend_and_resume(kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suspend", "arithmetic", "-n", run]) == 0
+    assert run_of(kube, run)["spec"]["suspend"] is True
+    assert f"next: rltrain resume arithmetic -n {run}" in capsys.readouterr().out
+    assert main(["suspend", "arithmetic", "-n", run]) == 0
+    assert capsys.readouterr().out == "run arithmetic is suspended already\n"
+    set_status(kube, run, checkpoint={"step": 20, "uri": "/var/lib/rltrain/run/checkpoints/20"})
+    assert main(["resume", "arithmetic", "-n", run]) == 0
+    assert run_of(kube, run)["spec"]["suspend"] is False
+    assert capsys.readouterr().out.startswith("run arithmetic goes on from step 20\n")
+
+
+def test_a_run_that_is_over_is_not_suspended(
+    kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_status(kube, run, phase="Succeeded", conditions=[condition("Succeeded", "True")])
+    assert main(["suspend", "arithmetic", "-n", run]) == 1
+    assert error_of(capsys) == "run arithmetic is over (Succeeded): there is nothing to suspend"
+    assert run_of(kube, run)["spec"]["suspend"] is False
+
+
+def test_cancel_asks_first(kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cancel", "arithmetic", "-n", run]) == 2
+    assert error_of(capsys) == "--yes: missing, required where nobody can be asked"
+    assert run_of(kube, run)["metadata"].get("deletionTimestamp") is None
+
+
+def test_cancel_on_a_terminal(kube: KubeApi, run: str) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "rl_cli.main", "cancel", "arithmetic", "-n", run]
+    with subprocess.Popen(command, stdin=slave, stdout=subprocess.PIPE, text=True) as process:
+        os.write(master, b"n\n")
+        output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0
+    assert output == f"Delete run arithmetic in namespace {run} (Pending)? [y/N] nothing was done\n"
+    assert run_of(kube, run)["metadata"].get("deletionTimestamp") is None
+    os.close(slave)
+    os.close(master)
+
+
+def test_cancel_waits_for_the_last_checkpoint(
+    kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finalizer = json.dumps({"metadata": {"finalizers": ["rltrain.dev/checkpoint"]}})
+    kube.kubectl("patch", "rlrun", "arithmetic", "-n", run, "--type=merge", "-p", finalizer)
+    assert main(["cancel", "arithmetic", "-n", run, "--yes", "--timeout", "1"]) == 1
+    error = capsys.readouterr().err
+    assert "run arithmetic is still there after 1 s, as its operator has not let it go" in error
+    set_status(kube, run, checkpoint={"step": 20, "uri": "/var/lib/rltrain/run/checkpoints/20"})
+    finished: list[int] = []
+    waiting = threading.Thread(
+        target=lambda: finished.append(main(["cancel", "arithmetic", "-n", run, "--yes"]))
+    )
+    waiting.start()
+    none = json.dumps({"metadata": {"finalizers": None}})
+    kube.kubectl("patch", "rlrun", "arithmetic", "-n", run, "--type=merge", "-p", none)
+    waiting.join(DEADLINE)
+    assert finished == [0]
+    assert kube.get("rlruns", "-n", run)["items"] == []
+    out = capsys.readouterr().out
+    assert out == "run arithmetic is deleted; its checkpoints stay at /var/lib/rltrain/run/checkpoints/20\n"
+
+
+# --- watch ---------------------------------------------------------------------------------------------------------
+
+
+def test_watch_follows_a_run_to_its_end(kube: KubeApi, run: str) -> None:
+    with Watch("arithmetic", "-n", run) as watch:
+        watch.until(lambda line: "no operator has looked at it" in line)
+        set_status(
+            kube,
+            run,
+            phase="Starting",
+            conditions=[condition("ClusterReady", "False", "0/1 nodes are available: insufficient cpu")],
+            attempts=[{"number": 1}],
+            roles={"sampler": {"desired": 2, "ready": 0}},
+        )
+        assert watch.until(lambda line: "Starting" in line) == (
+            "arithmetic  Starting  samplers 0/2  attempt 1  - 0/1 nodes are available: insufficient cpu"
+        )
+        set_status(
+            kube,
+            run,
+            phase="Training",
+            conditions=[condition("ClusterReady", "True"), condition("Training", "True")],
+            roles={"sampler": {"desired": 2, "ready": 2}},
+            progress={
+                "phase": "Training",
+                "step": 12,
+                "maxSteps": 50,
+                "reward": 0.517,
+                "heldoutScore": 0.4,
+                "tokensPerSecond": 5323.4,
+                "bufferFill": 0.25,
+                "staleness": 0.5,
+                "etaSeconds": 130,
+            },
+            checkpoint={"step": 10, "uri": "/data/10"},
+        )
+        assert watch.until(lambda line: "Training" in line) == (
+            "arithmetic  Training  step 12/50  reward 0.52  held-out 0.40  speed 5,323 tokens/s  buffer 25%  "
+            "staleness 0.5  samplers 2/2  attempt 1  checkpoint 10  ETA 2 min"
+        )
+        set_status(
+            kube, run, phase="Succeeded", conditions=[condition("Succeeded", "True", "the run is done")]
+        )
+        watch.until(lambda line: "Succeeded" in line)
+        assert watch.process.wait(DEADLINE) == 0
+
+
+def test_watch_of_a_failed_run(kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "attempt 1 failed: the reward function raised KeyError"
+    set_status(kube, run, phase="Failed", conditions=[condition("Failed", "True", reason)])
+    assert main(["watch", "arithmetic", "-n", run]) == 1
+    assert capsys.readouterr().out == f"arithmetic  Failed  - {reason}\n"
+
+
+def test_watch_of_a_deleted_run(kube: KubeApi, run: str) -> None:
+    with Watch("arithmetic", "-n", run) as watch:
+        watch.until(lambda line: "Pending" in line)
+        kube.kubectl("delete", "rlrun", "arithmetic", "-n", run)
+        watch.until(lambda line: line == "rltrain: run arithmetic was deleted")
+        assert watch.process.wait(DEADLINE) == 1
+
+
+def test_watch_of_all_namespaces(kube: KubeApi, run: str, file: Path) -> None:
+    other = kube.new_namespace("cli")
+    with Watch("-A") as watch:
+        watch.until(lambda line: line.startswith(f"{run}/arithmetic  Pending"))
+        kube.kubectl("apply", "-n", other, "-f", str(file))
+        watch.until(lambda line: line.startswith(f"{other}/arithmetic  Pending"))
+        kube.kubectl("delete", "rlrun", "arithmetic", "-n", other)
+        watch.until(lambda line: line == f"{other}/arithmetic  deleted")
+
+
+def test_watch_survives_the_api_server(kube: KubeApi, run: str) -> None:
+    with Watch("arithmetic", "-n", run) as watch:
+        watch.until(lambda line: "Pending" in line)
+        kube.stop_apiserver()
+        try:
+            watch.until(lambda line: "trying again" in line)
+        finally:
+            kube.start_apiserver()
+        set_status(kube, run, phase="Succeeded", conditions=[condition("Succeeded", "True")])
+        watch.until(lambda line: "Succeeded" in line)
+        assert watch.process.wait(DEADLINE) == 0
+
+
+def read_terminal(master: int, until: bytes) -> str:
+    """What was drawn until `until` came."""
+    drawn, deadline = b"", time.monotonic() + DEADLINE
+    while until not in drawn and time.monotonic() < deadline:
+        if select.select([master], [], [], 0.5)[0]:
+            drawn += os.read(master, 65536)
+    assert until in drawn, drawn
+    return drawn.decode()
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    master, slave = pty.openpty()
+    yield master, slave
+    os.close(slave)
+    os.close(master)
+
+
+def test_watch_draws_on_a_terminal(kube: KubeApi, run: str, terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "rl_cli.main", "watch", "arithmetic", "-n", run]
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    try:
+        set_status(
+            kube,
+            run,
+            phase="Training",
+            conditions=[condition("Training", "True")],
+            progress={"phase": "Training", "step": 12, "maxSteps": 50, "reward": 0.517},
+        )
+        drawn = read_terminal(master, b"12/50")
+        assert "arithmetic" in drawn
+        assert "━" in drawn
+        set_status(kube, run, phase="Succeeded", conditions=[condition("Succeeded", "True")])
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE)
+
+
+# --- logs and report --------------------------------------------------------------------------------------------------
+
+
+def test_logs_of_a_run_without_pods(kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_status(kube, run, phase="Pending", conditions=[condition("Accepted", "False", "no such pool")])
+    assert main(["logs", "arithmetic", "-n", run]) == 1
+    assert error_of(capsys) == "run arithmetic (Pending) has no head pod: no such pool"
+
+
+def test_logs_where_the_pod_is_on_no_node(
+    kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "arithmetic-1-head",
+            "labels": {
+                "rltrain.dev/run": "arithmetic",
+                "rltrain.dev/attempt": "1",
+                "rltrain.dev/role": "head",
+            },
+        },
+        "spec": {"containers": [{"name": "ray", "image": "none"}]},
+    }
+    kube.apply(pod, namespace=run)
+    assert main(["logs", "arithmetic", "-n", run]) == 1
+    assert error_of(capsys).startswith("arithmetic-1-head of run arithmetic is not running")
+    assert main(["logs", "arithmetic", "-n", run, "--role", "head"]) == 1
+    assert error_of(capsys) == "arithmetic-1-head of run arithmetic has written nothing yet"
+    change = json.dumps({"status": {"phase": "Running"}})
+    kube.kubectl("patch", "pod", "arithmetic-1-head", "-n", run, "--subresource=status", "-p", change)
+    assert main(["logs", "arithmetic", "-n", run]) == 1
+    assert "pod arithmetic-1-head does not have a host assigned" in error_of(capsys)
+    assert main(["report", "arithmetic", "-n", run]) == 1
+    assert "pod arithmetic-1-head does not have a host assigned" in error_of(capsys)
+
+
+def test_report_says_where_the_page_is(kube: KubeApi, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_status(kube, run, phase="Succeeded", attempts=[{"number": 1}])
+    uid = run_of(kube, run)["metadata"]["uid"]
+    assert main(["report", "arithmetic", "-n", run]) == 1
+    assert error_of(capsys) == (
+        f"run arithmetic (Succeeded) has no head pod: its report is on PersistentVolumeClaim checkpoints in "
+        f"namespace {run}, as arithmetic-{uid[:8]}/run/report.html; docs/cluster.md shows how to copy it from there"
+    )
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["watch", "logs", "report", "suspend", "resume", "cancel"])
+def test_no_such_run(namespace: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "nothing", "-n", namespace]) == 1
+    assert error_of(capsys) == f"there is no run nothing in namespace {namespace}"
+
+
+def somebody(kube: KubeApi, folder: Path, **change: Any) -> Path:
+    """A kubeconfig that differs from the administrator's."""
+    document = yaml.safe_load(kube.kubeconfig.read_text())
+    document["users"][0]["user"] |= change.get("user", {})
+    document["clusters"][0]["cluster"] |= change.get("cluster", {})
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_forbidden(
+    kube: KubeApi, namespace: str, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kube.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
+    token = kube.kubectl("create", "token", "nobody", "-n", namespace).stdout.strip()
+    config = somebody(kube, tmp_path, user={"token": token})
+    for arguments in (["watch", "arithmetic"], ["apply", str(file)]):
+        assert main([*arguments, "-n", namespace, "--kubeconfig", str(config)]) == 1
+        error = error_of(capsys)
+        assert error.startswith("not allowed: ")
+        assert 'resource "rltrainingruns"' in error
+
+
+def test_wrong_token(
+    kube: KubeApi, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = somebody(kube, tmp_path, user={"token": "wrong"})
+    assert main(["watch", "arithmetic", "-n", namespace, "--kubeconfig", str(config)]) == 1
+    assert error_of(capsys) == "the cluster does not accept your credentials: log in to it again"
+
+
+def test_nobody_answers(kube: KubeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = somebody(kube, tmp_path, cluster={"server": "https://127.0.0.1:9"})
+    assert main(["watch", "--kubeconfig", str(config)]) == 1
+    assert error_of(capsys) == "no connection to the API server https://127.0.0.1:9: Connection refused"
+
+
+def test_another_certificate(kube: KubeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = yaml.safe_load(kube.kubeconfig.read_text())
+    del document["clusters"][0]["cluster"]["certificate-authority"]
+    config = tmp_path / "kubeconfig"
+    config.write_text(yaml.safe_dump(document))
+    assert main(["watch", "--kubeconfig", str(config)]) == 1
+    assert error_of(capsys).startswith(f"the certificate of the API server {kube.server} is not the one")
+
+
+def test_a_cluster_without_the_chart(kube: KubeApi, capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    # Served again when the definition is back: other tests of this session need it.
+    definition = kube.get("crd", "rltrainingruns.rltrain.dev")
+    kube.kubectl("delete", "crd", "rltrainingruns.rltrain.dev")
+    try:
+        for arguments in (["watch"], ["watch", "arithmetic"], ["apply", str(file)]):
+            deadline = time.monotonic() + DEADLINE
+            while (status := main(arguments)) == 0 and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert status == 1
+            assert error_of(capsys).startswith(
+                "this cluster does not know RLTrainingRun: install the chart first"
+            )
+    finally:
+        for key in ("resourceVersion", "uid", "creationTimestamp", "managedFields"):
+            definition["metadata"].pop(key, None)
+        kube.apply(definition | {"status": None})
+        kube.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/rltrainingruns.rltrain.dev")
