@@ -16,33 +16,33 @@ LEASE = "leases.coordination.k8s.io"
 
 @pytest.mark.usefixtures("claim")
 def test_two_learners_and_two_samplers(train: Train) -> None:
-    run = train("pairs", {"learner": {"replicas": 2}, "sampler": {"replicas": 2}, "stop": {"maxSteps": 10}})
+    run = train("pairs", {"learner": {"replicas": 2}, "sampler": {"replicas": 2}, "stop": {"maxSteps": 30}})
     run.wait_for_step(1, START_SECONDS)
     roles = run.status["roles"]
     assert (roles["learner"]["ready"], roles["sampler"]["ready"]) == (2, 2)
     run.wait_for_condition("Succeeded", TRAIN_SECONDS)
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 10)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 30)
 
 
 @pytest.mark.usefixtures("claim")
 def test_learner_pod_killed_goes_on_from_the_checkpoint(train: Train) -> None:
-    run = train("bereft", {"stop": {"maxSteps": 40}})
+    run = train("bereft", {"stop": {"maxSteps": 150}})
     kept = run.wait_for_checkpoint(START_SECONDS)
     run.kill_pod("learner")
     wait_for("a second attempt", lambda: len(run.status.get("attempts", [])) == 2, 240, run.describe)
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
     assert run.status["attempts"][1]["fromStep"] >= kept
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 40)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 150)
 
 
 @pytest.mark.usefixtures("claim")
 def test_two_runs_at_once(train: Train) -> None:
     runs = [
-        train(name, {"stop": {"maxSteps": 15}, "seed": seed}) for seed, name in enumerate(("left", "right"))
+        train(name, {"stop": {"maxSteps": 40}, "seed": seed}) for seed, name in enumerate(("left", "right"))
     ]
     for run in runs:
         run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
-        check_every_step_once(run.metrics(TRAINER_IMAGE), 15)
+        check_every_step_once(run.metrics(TRAINER_IMAGE), 40)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def restored(cluster: Cluster, operator: None) -> Iterator[None]:
 
 @pytest.mark.usefixtures("claim", "restored")
 def test_upgrade_of_the_chart_does_not_disturb_a_run(cluster: Cluster, train: Train) -> None:
-    run = train("steady", {"stop": {"maxSteps": 40}})
+    run = train("steady", {"stop": {"maxSteps": 150}})
     before = run.wait_for_step(2, START_SECONDS)
     pods = {pod["metadata"]["uid"] for pod in run.pods()}
     install_operator(cluster, "podAnnotations.rltrain\\.dev/upgraded=yes", "log.level=debug")
@@ -67,7 +67,7 @@ def test_upgrade_of_the_chart_does_not_disturb_a_run(cluster: Cluster, train: Tr
 @pytest.mark.usefixtures("claim", "restored")
 def test_second_operator_takes_over_when_the_leader_dies(cluster: Cluster, train: Train) -> None:
     install_operator(cluster, "replicas=2")
-    run = train("followed", {"stop": {"maxSteps": 40}})
+    run = train("followed", {"stop": {"maxSteps": 150}})
     before = run.wait_for_step(2, START_SECONDS)
 
     def leader() -> str:
@@ -82,4 +82,4 @@ def test_second_operator_takes_over_when_the_leader_dies(cluster: Cluster, train
     run.wait_for_step(before + 1, 120)
     run.wait_for_condition("Succeeded", TRAIN_SECONDS)
     assert len(run.status["attempts"]) == 1
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 40)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 150)

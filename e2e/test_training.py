@@ -20,7 +20,7 @@ TRAIN_SECONDS = 420
 def test_quickstart_trains_to_its_end(train: Train) -> None:
     run = train("quickstart")
     first = run.wait_for_step(1, START_SECONDS)
-    assert first < 20, "progress was not seen before the end"
+    assert first < 60, "progress was not seen before the end"
     seen = [first]
 
     def finished() -> bool:
@@ -32,34 +32,34 @@ def test_quickstart_trains_to_its_end(train: Train) -> None:
     assert seen == sorted(seen)
     assert len(seen) >= 3, f"progress in the status was {seen}"
     status = run.status
-    assert status["progress"]["step"] == 20
+    assert status["progress"]["step"] == 60
     assert status["progress"]["reward"] is not None
-    assert status["checkpoint"]["step"] == 20
+    assert status["checkpoint"]["step"] == 60
     assert [attempt["number"] for attempt in status["attempts"]] == [1]
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 20)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 60)
 
 
 @pytest.mark.usefixtures("claim")
 def test_suspend_and_resume_repeats_nothing(train: Train) -> None:
     # No checkpoint is due before the suspension: the one that it asks for is the only one.
-    run = train("pause", {"stop": {"maxSteps": 60}, "checkpoint": {"everySteps": 50}})
+    run = train("pause", {"stop": {"maxSteps": 150}, "checkpoint": {"everySteps": 140}})
     run.wait_for_step(5, START_SECONDS)
     run.patch({"suspend": True})
     run.wait_for_condition("Suspended", 180)
     wait_for("its pods are gone", lambda: not run.pods(), 90, run.describe)
     kept = run.status["checkpoint"]["step"]
-    assert 5 <= kept < 50
+    assert 5 <= kept < 140
     run.patch({"suspend": False})
     run.wait_for_step(kept + 1, START_SECONDS)
     assert run.condition("Suspended").get("status") == "False"
     run.wait_for_condition("Succeeded", TRAIN_SECONDS)
     assert run.status["attempts"][-1]["fromStep"] == kept
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 60)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 150)
 
 
 @pytest.mark.usefixtures("claim")
 def test_deleting_a_run_leaves_nothing(cluster: Cluster, train: Train) -> None:
-    run = train("gone", {"stop": {"maxSteps": 500}})
+    run = train("gone", {"stop": {"maxSteps": 2000}})
     run.wait_for_step(2, START_SECONDS)
     assert any(each.startswith("RayJob/") for each in run.objects())
     cluster.kubectl("delete", "rltrainingrun", run.name, "-n", run.namespace, "--timeout=150s", timeout=180)
@@ -68,7 +68,7 @@ def test_deleting_a_run_leaves_nothing(cluster: Cluster, train: Train) -> None:
 
 @pytest.mark.usefixtures("claim")
 def test_operator_killed_while_a_run_trains(cluster: Cluster, train: Train) -> None:
-    run = train("orphan", {"stop": {"maxSteps": 40}})
+    run = train("orphan", {"stop": {"maxSteps": 150}})
     before = run.wait_for_step(3, START_SECONDS)
     head = run.pods("head")[0]["metadata"]["uid"]
     cluster.kubectl("delete", "pods", "--all", "-n", SYSTEM, "--grace-period=0", "--force")
@@ -76,12 +76,12 @@ def test_operator_killed_while_a_run_trains(cluster: Cluster, train: Train) -> N
     assert run.pods("head")[0]["metadata"]["uid"] == head, "the run was disturbed"
     run.wait_for_condition("Succeeded", TRAIN_SECONDS)
     assert len(run.status["attempts"]) == 1
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 40)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 150)
 
 
 @pytest.mark.usefixtures("claim")
 def test_head_pod_killed_goes_on_from_the_checkpoint(train: Train) -> None:
-    run = train("headless", {"stop": {"maxSteps": 40}})
+    run = train("headless", {"stop": {"maxSteps": 150}})
     kept = run.wait_for_checkpoint(START_SECONDS)
     run.kill_pod("head")
     wait_for("a second attempt", lambda: len(run.status.get("attempts", [])) == 2, 180, run.describe)
@@ -89,4 +89,4 @@ def test_head_pod_killed_goes_on_from_the_checkpoint(train: Train) -> None:
     first, second = run.status["attempts"]
     assert first["reason"], "the first attempt does not say why it ended"
     assert second["fromStep"] >= kept
-    check_every_step_once(run.metrics(TRAINER_IMAGE), 40)
+    check_every_step_once(run.metrics(TRAINER_IMAGE), 150)

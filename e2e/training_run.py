@@ -15,16 +15,16 @@ from rl_api.documents import load_documents
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
 CLAIM = "checkpoints"
-# A model and a task small enough for seconds per step where head, sampler and learner share two cores.
+# About half a second per step where head, sampler and learner share two cores.
 SMALL: dict[str, Any] = {
     "warmStart": None,
     "task": {"evaluation": None},
-    "algorithm": {"groupSize": 4, "promptsPerStep": 8},
-    "sampler": {"replicas": 1, "maxSequences": 32},
+    "algorithm": {"groupSize": 8, "promptsPerStep": 32},
+    "sampler": {"replicas": 1, "maxSequences": 128},
     "learner": {"replicas": 1},
-    "buffer": {"capacity": 32, "maxStaleness": 1},
-    "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
-    "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": "15m"},
+    "buffer": {"capacity": 128, "maxStaleness": 1},
+    "checkpoint": {"everySteps": 10, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
+    "stop": {"maxSteps": 60, "targetReward": None, "maxDuration": "15m"},
 }
 
 

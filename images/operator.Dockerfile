@@ -24,7 +24,8 @@ COPY trainer trainer
 RUN /tools/bin/uv build --no-cache --quiet --wheel --build-constraint constraints.txt --out-dir /dist
 
 FROM ${BASE}
-ENV PATH=/opt/rltrain/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+# Python asks for the name of its user, who is in no list of users.
+ENV PATH=/opt/rltrain/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=rltrain
 COPY --from=dependencies /opt/rltrain /opt/rltrain
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist --mount=type=bind,from=tools,source=/tools,target=/tools \
     /tools/bin/uv pip install --no-cache --quiet --no-deps --compile-bytecode --python /opt/rltrain/bin/python /dist/*.whl
