@@ -43,6 +43,22 @@ def test_applying_the_manifests_again_changes_nothing(installed: KubeApi) -> Non
     assert [line for line in lines if not line.endswith("unchanged")] == []
 
 
+def test_pods_are_let_into_a_restricted_namespace(installed: KubeApi) -> None:
+    templates = [
+        one["spec"]["template"]
+        for one in yaml.safe_load_all(MANIFESTS.read_text())
+        if one and one["kind"] in ("Deployment", "Job")
+    ]
+    assert len(templates) == 2
+    for template in templates:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
+        arguments = ("create", "--dry-run=server", "-n", "rltrain-system", "-f", "-")
+        assert installed.kubectl(*arguments, stdin=yaml.safe_dump(pod)).returncode == 0
+        pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+        refused = installed.kubectl(*arguments, stdin=yaml.safe_dump(pod), check=False)
+        assert 'violates PodSecurity "restricted' in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("verb", "what", "answer"),
     [
