@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -81,17 +82,17 @@ class Counters:
         self.rewards.append(reward)
 
     def progress(self, spec: RunSpec, record: StepRecord) -> Progress:
-        """What the status server shows after a step."""
+        """What the status server shows after a step, rounded as people read it: `kubectl get` prints every digit."""
         return Progress(
             phase="Training",
             step=self.step,
             max_steps=spec.stop.max_steps,
-            reward=record.reward_mean,
-            heldout_score=self.heldout,
-            tokens_per_second=record.tokens_per_second,
-            buffer_fill=min(1.0, record.buffer_fill / spec.buffer.capacity),
-            staleness=record.staleness_mean,
-            eta_seconds=self.eta(spec),
+            reward=_shown(record.reward_mean, 3),
+            heldout_score=_shown(self.heldout, 3),
+            tokens_per_second=_shown(record.tokens_per_second),
+            buffer_fill=_shown(min(1.0, record.buffer_fill / spec.buffer.capacity), 3),
+            staleness=_shown(record.staleness_mean, 2),
+            eta_seconds=_shown(self.eta(spec)),
             updated_at=datetime.now(UTC),
         )
 
@@ -181,3 +182,8 @@ def step_record(
         prompts=[group.meta.group_id for group in batch.groups],
         weight_version=counters.step // spec.weight_sync.every_steps,
     )
+
+
+def _shown(value: float | None, digits: int | None = None) -> float | None:
+    """Rounded; what is not known, or no number, is null in JSON."""
+    return None if value is None or not math.isfinite(value) else round(value, digits)
