@@ -34,7 +34,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it."""
         where = "/".join(str(getattr(record, name)) for name in ("namespace", "run") if hasattr(record, name))
-        attempt = f" #{record.attempt}" if getattr(record, "attempt", 0) else ""
+        number = getattr(record, "attempt", 0)
+        attempt = f" #{number}" if number else ""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         text = f"{time} {record.levelname:7} {where}{attempt}{' ' if where else ''}{record.getMessage()}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -88,7 +88,7 @@ class Turn:
             checkpoint=self.checkpoint,
             attempts=self.attempts,
             roles=self.roles,
-            dashboard_url=self.dashboard,
+            dashboardURL=self.dashboard,
             observed_generation=self.world.generation,
             effective_spec_hash=self.effective.digest if self.effective else self.old.effective_spec_hash,
         )

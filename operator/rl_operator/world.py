@@ -62,7 +62,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
     metadata, status = document["metadata"], document.get("status") or {}
     kind: Literal["RayJob", "RayCluster"] = "RayJob" if document.get("kind") == "RayJob" else "RayCluster"
     cluster = (status.get("rayClusterStatus") or {}) if kind == "RayJob" else status
-    failure = next(
+    failure: Mapping[str, Any] = next(
         (
             condition
             for condition in cluster.get("conditions") or ()

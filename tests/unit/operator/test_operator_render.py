@@ -211,11 +211,13 @@ class TestPools:
 
 class TestProfiles:
     def test_defaults_are_under_the_runs_own_values(self) -> None:
-        defaults = {"retry": {"limit": 7}, "algorithm": {"learningRate": 1e-4, "groupSize": 8}}
-        effective = make_plan({}, make_profile(default=True, defaults=defaults, queue="batch"))
+        defaults = {"retry": {"limit": 7}, "learner": {"tokensPerMicroBatch": 512, "threads": 8}}
+        effective = make_plan(
+            {"learner": {"threads": 2}}, make_profile(default=True, defaults=defaults, queue="batch")
+        )
         assert effective.spec.retry.limit == 7
-        assert effective.spec.algorithm.learning_rate == 1e-4
-        assert effective.spec.algorithm.group_size == 4, "the run's own"
+        assert effective.spec.learner.tokens_per_micro_batch == 512
+        assert effective.spec.learner.threads == 2, "the run's own"
         assert effective.spec.scheduling.queue == "batch"
         assert effective.spec.profile == "shared"
 
