@@ -17,25 +17,11 @@ from rl_api.crd_rules import NAME_RULES, PROFILE_CEL_RULES, RUN_RULES
 from rl_api.crd_schema import Rule, Schema, SchemaWriter
 from rl_api.describe import fields_of
 from rl_api.documents import dump_yaml
-from rl_api.profile import ProfileSpec
+from rl_api.profile import PROFILE_GROUPS, ProfileSpec
 from rl_api.progress import RunStatus
 from rl_api.run import RunSpec
 
 GROUP, VERSION = API_VERSION.split("/")
-
-PROFILE_GROUPS: Final = (
-    "image",
-    "sampler",
-    "learner",
-    "placement",
-    "weightSync",
-    "checkpoint",
-    "scheduling",
-    "retry",
-    "cleanup",
-    "server",
-)
-"""Groups of a run's spec that a profile can give defaults for. `sampler.replicas` is always the run's."""
 
 _GUARD: Final = "crds.install"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,20 @@ from rl_api.base import (
 )
 from rl_api.paths import Path
 from rl_api.rules import Problem
+
+PROFILE_GROUPS: Final = (
+    "image",
+    "sampler",
+    "learner",
+    "placement",
+    "weightSync",
+    "checkpoint",
+    "scheduling",
+    "retry",
+    "cleanup",
+    "server",
+)
+"""Groups of a run's spec that a profile can give defaults for. `sampler.replicas` is always the run's."""
 
 
 class TolerationSpec(Model):

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_api.base import API_VERSION, Model
-from rl_api.describe import allowed, choice, found, lookup, nearest, unknown_field
+from rl_api.describe import allowed, choice, fields_of, found, lookup, nearest, unknown_field
 from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
 from rl_api.paths import Path, render_path, touches
-from rl_api.profile import RLTrainingProfile, check_profile_rules
+from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules
 from rl_api.rules import Problem, Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
 
@@ -149,8 +149,19 @@ def _check_defaults(profile: RLTrainingProfile) -> list[Problem]:
     """What is wrong with `spec.defaults`, which holds a part of a run's spec."""
     needed = {"model": {"source": "any"}, "task": {"environment": "prompts"}}
     _, problems = _check(RunSpec, _merge(needed, profile.spec.defaults))
-    if "profile" in profile.spec.defaults:
-        problems.append(Problem(("profile",), "found a profile, allowed: any other field of a run's spec"))
+    problems += [
+        Problem(
+            (name,),
+            f"cannot have a default, allowed: {', '.join(PROFILE_GROUPS[:-1])} and {PROFILE_GROUPS[-1]}",
+        )
+        for name in profile.spec.defaults
+        if name in fields_of(RunSpec) and name not in PROFILE_GROUPS
+    ]
+    sampler = profile.spec.defaults.get("sampler")
+    if isinstance(sampler, dict) and "replicas" in sampler:
+        problems.append(
+            Problem(("sampler", "replicas"), "cannot have a default: how many is the run's to say")
+        )
     return [Problem(("spec", "defaults", *problem.path), problem.sentence) for problem in problems]
 
 
@@ -206,7 +217,9 @@ def check_files(paths: Iterable[str], target: Target = "local") -> Report:
         except InvalidConfig as error:
             problems.append(str(error))
             continue
-        for label, document in documents:
+        own = [document for document in documents if not _is_foreign(document[1])]
+        # Beside ours, other Kubernetes objects are left alone: a claim for checkpoints, say.
+        for label, document in own or documents:
             resource, wrong = check_document(document, target)
             problems += [_sentence(label, problem) for problem in wrong]
             if resource is not None:
@@ -284,6 +297,14 @@ def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target
     if problems or not isinstance(resource, RLTrainingRun):
         raise InvalidDocuments(problems)
     return resource
+
+
+def _is_foreign(document: object) -> bool:
+    """Whether it is a Kubernetes object of another API."""
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        return False
+    version = document.get("apiVersion")
+    return isinstance(version, str) and version.partition("/")[0] != API_VERSION.partition("/")[0]
 
 
 def _is_run(document: object) -> bool:

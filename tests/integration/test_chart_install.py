@@ -192,7 +192,6 @@ def test_its_rights_are_enough_for_a_run_from_its_beginning_to_its_end(
     installed: KubeApi, operator: Path
 ) -> None:
     namespace = installed.new_namespace("rights")
-    installed.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples/cluster/checkpoint-pvc.yaml"))
     installed.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples/quickstart-cluster.yaml"))
 
     def there(what: str) -> bool:

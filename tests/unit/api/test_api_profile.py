@@ -19,7 +19,7 @@ spec:
   defaults:
     checkpoint: {storage: {persistentVolumeClaim: checkpoints}}
     scheduling: {priorityClass: research, preemptionGracePeriod: 90s}
-    task: {maxTurns: 4}
+    sampler: {engine: torch}
   limits: {maxSamplers: 64, maxLearners: 8, maxAccelerators: 72}
   pools:
     - name: cpu
@@ -118,16 +118,21 @@ def test_a_full_profile_is_valid() -> None:
             ["spec.defaults.replicas: unknown field, did you mean sampler.replicas or learner.replicas?"],
         ),
         (
-            {"defaults": {"sampler": {"replicas": 0}}},
-            ["spec.defaults.sampler.replicas: found 0, allowed: a whole number >= 1"],
+            {"defaults": {"sampler": {"replicas": 2}}},
+            ["spec.defaults.sampler.replicas: cannot have a default: how many is the run's to say"],
         ),
         (
-            {"defaults": {"model": 5}},
-            ["spec.defaults.model: found 5, allowed: an object with source, dtype, revision and tiny"],
+            {"defaults": {"checkpoint": 5}},
+            [
+                "spec.defaults.checkpoint: found 5, allowed: an object with everySteps, keep and storage or null"
+            ],
         ),
         (
             {"defaults": {"profile": "other"}},
-            ["spec.defaults.profile: found a profile, allowed: any other field of a run's spec"],
+            [
+                "spec.defaults.profile: cannot have a default, allowed: image, sampler, learner, placement, weightSync, "
+                "checkpoint, scheduling, retry, cleanup and server"
+            ],
         ),
     ],
 )

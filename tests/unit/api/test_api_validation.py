@@ -281,3 +281,16 @@ def test_the_command_needs_files_and_explains_itself(capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "rltrain validate examples/quickstart.yaml" in text
     assert "--for {local,cluster}" in text
+
+
+def test_objects_of_other_apis_beside_ours_are_left_alone(file) -> None:
+    claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: disk}\n"
+    both = file("f.yaml", claim + "---\n" + run_text())
+    report = check_files([both])
+    assert report.problems == ()
+    assert [one.source for one in report.valid] == [f"{both} (document 2)"]
+    alone = check_files([file("g.yaml", claim)])
+    assert (
+        "kind: found 'PersistentVolumeClaim', allowed: RLTrainingRun or RLTrainingProfile"
+        in alone.problems[0]
+    )

@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel
 
 import rl_api.crd
-from rl_api.crd import PROFILE_GROUPS, definitions, main, render
+from rl_api.crd import definitions, main, render
 from rl_api.crd_rules import MUTABLE, RUN_RULES, frozen_rules
 from rl_api.crd_schema import SchemaWriter
 from rl_api.describe import fields_of, type_of
 from rl_api.documents import dump_yaml, load_documents
-from rl_api.profile import RLTrainingProfile
+from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile
 from rl_api.run import RLTrainingRun, RunSpec, SamplerSpec
 
 CHART = Path(__file__).parents[3] / "charts" / "rltrain" / "templates" / "crds"
