@@ -95,7 +95,7 @@ class Cluster:
         if over & {"Succeeded", "Failed"}:
             return world
         changes: dict[str, Any] = {"kuberay": await self.kuberay()}
-        if memory.token is None:
+        if memory.token is None and status.attempts:  # before the first one there is no Secret yet
             memory.token = await self._token(key, memory.uid)
         changes["token"], changes["new_token"] = memory.token, secrets.token_urlsafe(32)
         current = self.plan(run, memory)

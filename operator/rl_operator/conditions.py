@@ -74,6 +74,6 @@ class Conditions:
             if new.type == "Accepted" or (new.type == "ClusterReady" and new.reason not in QUIET):
                 return Note("Warning", new.reason, new.message)
             return None
-        if new.status != "True" or (old is not None and old.status == "True"):
-            return None
+        if new.status != "True" or new.type == "Accepted" or (old is not None and old.status == "True"):
+            return None  # that a run is accepted shows in what follows
         return Note("Warning" if new.type == "Failed" else "Normal", new.type, new.message)

@@ -39,7 +39,7 @@ def test_a_new_run_gets_everything_in_one_go() -> None:
     assert decision.finalizer is True
     assert decision.status.phase == "Starting"
     assert condition(decision, "Accepted") == ("True", "Valid", "the run can be carried out")
-    assert [note.reason for note in decision.notes] == ["AttemptStarted", "Accepted"]
+    assert [note.reason for note in decision.notes] == ["AttemptStarted"]
     attempt = decision.status.attempts[0]
     assert (attempt.number, attempt.ray_job, attempt.start_time, attempt.from_step) == (1, "sums-1", NOW, 0)
     assert decision.status.roles["sampler"].desired == 2
