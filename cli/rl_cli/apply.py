@@ -8,11 +8,9 @@ from typing import Any, Final
 from rl_cli.options import Subparsers, add_cluster_options, add_file_options, connect, new_parser
 
 _DESCRIPTION: Final = """\
-Check a file as the cluster's operator would, with the cluster's profiles, and apply its runs and profiles
-(server-side). On a run that exists, spec.suspend, sampler.replicas, stop, cleanup and scheduling.priorityClass may
-change; the rest belongs to a new run, and the cluster refuses it.
-
-With --set only the file's one run is applied."""
+Check a file as the cluster's operator would, with the cluster's profiles, and apply everything in it (server-side).
+On a run that exists, spec.suspend, sampler.replicas, stop, cleanup and scheduling.priorityClass may change; the rest
+belongs to a new run, and the cluster refuses it."""
 
 _EXAMPLES: Final = """\
   rltrain apply examples/quickstart-cluster.yaml -n team-a
@@ -41,19 +39,26 @@ def _apply(args: argparse.Namespace) -> int:
 
     objects = read_objects(args.file, args.overrides)
     cluster = connect(args)
-    objects = [place(manifest, args.namespace, cluster.namespace) for manifest in objects]
+    objects = [
+        place(manifest, args.namespace, cluster.namespace) if cluster.namespaced(manifest) else manifest
+        for manifest in objects
+    ]
     runs = [manifest for manifest in objects if manifest["kind"] == "RLTrainingRun"]
-    profiles = [manifest for manifest in objects if manifest["kind"] != "RLTrainingRun"]
+    profiles = [manifest for manifest in objects if manifest["kind"] == "RLTrainingProfile"]
     known = _profiles(cluster) if runs else None
     if known is not None:
         own = {profile["metadata"]["name"] for profile in profiles}
         known = [profile for profile in known if profile["metadata"]["name"] not in own] + profiles
         for run in runs:
             as_planned(args.file, run, known)
-    for manifest in profiles + runs:
-        done, new = cluster.apply(manifest, args.force)
-        where = f" in namespace {manifest['metadata']['namespace']}" if manifest in runs else ""
-        print(f"{manifest['kind']} {done['metadata']['name']} {'created' if new else 'configured'}{where}")
+    # What a run refers to comes before it.
+    for manifest in sorted(objects, key=lambda one: one["kind"] == "RLTrainingRun"):
+        new = cluster.apply(manifest, args.force)
+        namespace = manifest["metadata"].get("namespace")
+        where = f" in namespace {namespace}" if namespace else ""
+        print(
+            f"{manifest['kind']} {manifest['metadata']['name']} {'created' if new else 'configured'}{where}"
+        )
     for run in runs:
         _hint(run["metadata"], cluster.namespace)
     return 0

@@ -11,10 +11,11 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from rl_api.errors import InvalidConfig
-from rl_cli.failures import ClusterError, failure, unreachable
+from rl_cli.failures import NOT_INSTALLED, ClusterError, failure, unreachable
 
 Object = dict[str, Any]
 """A Kubernetes object."""
@@ -36,6 +37,7 @@ class Cluster:
     ) -> None:
         """`namespace` is the one meant where none is named; `seconds` the deadline of a request."""
         self.api_client, self.namespace, self._seconds = api_client, namespace, seconds
+        self._kinds: dict[str, dict[str, Object]] = {}
         self.host = str(api_client.configuration.host).rstrip("/")
 
     @classmethod
@@ -64,7 +66,7 @@ class Cluster:
                 raise InvalidConfig(f"--context: found {context!r}, allowed: {', '.join(sorted(known))}")
             chosen = known[context] if context is not None else current["context"]
             config.load_kube_config(text, context, settings, persist_config=False)
-        except (config.ConfigException, KeyError, TypeError) as error:
+        except (config.ConfigException, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
             raise InvalidConfig(f"{text}: not a usable kubeconfig: {str(error).splitlines()[0]}") from error
         namespace = chosen.get("namespace") if isinstance(chosen, Mapping) else None
         return cls(client.ApiClient(settings), str(namespace or "default"))
@@ -82,17 +84,17 @@ class Cluster:
 
     def run(self, namespace: str, name: str) -> Object:
         """A run. Raises ClusterError, also where there is none."""
-        return self._json("get", "GET", _runs(namespace, name))
+        return self._json("GET", _runs(namespace, name))
 
     def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Object], str]:
         """All runs of a namespace (None: of all), or the one called `name`; and the version to watch from."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        found = self._json("list", "GET", _runs(namespace), query)
+        found = self._json("GET", _runs(namespace), query)
         return found.get("items") or [], str(found["metadata"].get("resourceVersion") or "")
 
     def profiles(self) -> list[Object]:
         """All profiles."""
-        return self._json("list", "GET", f"{_GROUP}/rltrainingprofiles").get("items") or []
+        return self._json("GET", f"{_GROUP}/rltrainingprofiles").get("items") or []
 
     def changes(
         self, namespace: str | None, version: str, name: str | None = None
@@ -113,50 +115,66 @@ class Cluster:
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
         timeout = (self._seconds, _WATCH_SECONDS + self._seconds)
-        for line in self._lines("watch", _runs(namespace), query, timeout):
+        for line in self._lines(_runs(namespace), query, timeout):
+            if not line:
+                continue
             try:
                 event = json.loads(line)
                 kind, found = str(event["type"]), event["object"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ClusterError(f"the API server {self.host} sent a broken event") from error
             if kind == "ERROR":
-                raise failure("watch", _runs(namespace), int(found.get("code") or 0), json.dumps(found))
+                raise failure(_runs(namespace), int(found.get("code") or 0), json.dumps(found))
             yield kind, found
 
-    def apply(self, manifest: Object, force: bool = False) -> tuple[Object, bool]:
-        """Server-side apply of a run or a profile; conflicts with what others wrote are refused, or forced.
+    def namespaced(self, manifest: Object) -> bool:
+        """Whether objects of this kind are in namespaces. Raises ClusterError where the cluster knows no such kind."""
+        return bool(self._resource(manifest)["namespaced"])
 
-        Returns the object as it is now, and whether it is new.
-        """
-        metadata = manifest["metadata"]
-        run = manifest["kind"] == "RLTrainingRun"
-        path = (
-            _runs(metadata["namespace"], metadata["name"])
-            if run
-            else f"{_GROUP}/rltrainingprofiles/{quote(metadata['name'], safe='')}"
-        )
+    def apply(self, manifest: Object, force: bool = False) -> bool:
+        """Server-side apply; conflicts with what others wrote are refused, or forced. Returns whether it is new."""
+        metadata, resource = manifest["metadata"], self._resource(manifest)
+        place = f"/namespaces/{quote(metadata['namespace'], safe='')}" if resource["namespaced"] else ""
+        path = f"{_root(manifest['apiVersion'])}{place}/{resource['name']}/{quote(metadata['name'], safe='')}"
         query = {"fieldManager": MANAGER} | ({"force": "true"} if force else {})
         timeout = (self._seconds, self._seconds)
-        response = self._open(
-            "patch", "PATCH", path, query, timeout, manifest, "application/apply-patch+yaml"
-        )
-        return self._parse(response), response.status == 201
+        response = self._open("PATCH", path, query, timeout, manifest, "application/apply-patch+yaml")
+        self._parse(response)
+        return response.status == 201
+
+    def _resource(self, manifest: Object) -> Object:
+        """What the API server says of the kind of an object."""
+        version, kind = str(manifest["apiVersion"]), manifest["kind"]
+        if version not in self._kinds:
+            try:
+                found = self._json("GET", _root(version)).get("resources") or []
+            except ClusterError as error:
+                if not error.missing and error.status != NOT_INSTALLED:
+                    raise
+                found = []
+            # Subresources have a slash in their name.
+            self._kinds[version] = {str(one["kind"]): one for one in found if "/" not in str(one["name"])}
+        if kind in self._kinds[version]:
+            return self._kinds[version][kind]
+        if _root(version) == _GROUP:
+            raise failure(_GROUP, 404, "")
+        raise ClusterError(f"the cluster knows no {kind} of {version}")
 
     def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
         """Change fields of a run."""
         query = {"fieldManager": MANAGER}
         path = _runs(namespace, name)
-        return self._json("patch", "PATCH", path, query, change, "application/merge-patch+json")
+        return self._json("PATCH", path, query, change, "application/merge-patch+json")
 
     def delete_run(self, namespace: str, name: str, uid: str) -> None:
         """Delete the run with this uid; a later one of the same name is left alone."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        self._json("delete", "DELETE", _runs(namespace, name), None, body)
+        self._json("DELETE", _runs(namespace, name), None, body)
 
     def pods(self, namespace: str, labels: str) -> list[Object]:
         """Pods with these labels."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
-        return self._json("list", "GET", path, {"labelSelector": labels}).get("items") or []
+        return self._json("GET", path, {"labelSelector": labels}).get("items") or []
 
     def log(
         self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
@@ -168,54 +186,51 @@ class Cluster:
         query |= {"tailLines": str(tail)} if tail is not None else {}
         # Nobody knows when a container writes its next line.
         timeout = (self._seconds, None if follow else self._seconds)
-        yield from self._lines("get", path, query, timeout)
+        yield from self._lines(path, query, timeout)
 
     def _json(
         self,
-        verb: str,
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
         body: object = None,
         content: str = "application/json",
     ) -> Object:
-        return self._parse(
-            self._open(verb, method, path, query, (self._seconds, self._seconds), body, content)
-        )
+        return self._parse(self._open(method, path, query, (self._seconds, self._seconds), body, content))
 
     def _parse(self, response: urllib3.BaseHTTPResponse) -> Object:
         try:
-            text = response.data.decode(errors="replace")
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self.host, error, self._seconds) from error
-        try:
-            found = json.loads(text)
+            found = json.loads(self._text(response))
         except ValueError:
             found = None
         if not isinstance(found, dict):
             raise ClusterError(f"the server {self.host} does not answer like a Kubernetes API server")
         return found
 
+    def _text(self, response: urllib3.BaseHTTPResponse) -> str:
+        try:
+            return response.data.decode(errors="replace")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise unreachable(self.host, error, self._seconds) from error
+
     def _lines(
-        self, verb: str, path: str, query: Mapping[str, str], timeout: tuple[float, float | None]
+        self, path: str, query: Mapping[str, str], timeout: tuple[float, float | None]
     ) -> Iterator[bytes]:
-        response = self._open(verb, "GET", path, query, timeout)
+        response = self._open("GET", path, query, timeout)
         rest = b""
         try:
             for chunk in response.stream(None, decode_content=True):
                 *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line for line in lines if line or verb == "get")
+                yield from lines
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise unreachable(self.host, error, timeout[1] or 0.0) from error
         finally:
-            response.release_conn()
-            response.close()
+            response.close()  # not given back: there may be more to come on it
         if rest:
             yield rest
 
     def _open(
         self,
-        verb: str,
         method: str,
         path: str,
         query: Mapping[str, str] | None,
@@ -236,7 +251,7 @@ class Cluster:
             response.drain_conn()
             time.sleep(pause)
         if not 200 <= response.status < 300:
-            raise failure(verb, path, response.status, response.data.decode(errors="replace"))
+            raise failure(path, response.status, self._text(response))
         return response
 
     def _send(
@@ -271,6 +286,11 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
     """Seconds after which a busy API server wants to be asked again; None: it has answered."""
     text = response.headers.get("Retry-After", "")
     return float(text) if response.status in (429, 503) and text.isdecimal() else None
+
+
+def _root(version: str) -> str:
+    """Path of an API group and version."""
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
 
 
 def _runs(namespace: str | None, name: str = "") -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_api import RLTrainingProfile, RLTrainingRun, load_run, validate_files
+from rl_api import API_VERSION, RLTrainingProfile, RLTrainingRun, check_document, validate_files
+from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
+from rl_api.overrides import Override, apply_override, parse_override
+from rl_api.paths import render_path
+from rl_api.validation import read_file
 from rl_operator.render.effective import Effective, Refused, plan
 from rl_operator.settings import Settings
 
@@ -17,14 +21,55 @@ _UID = "00000000-0000-0000-0000-000000000000"
 
 
 def read_objects(file: str, overrides: Sequence[str]) -> list[Object]:
-    """All runs and profiles of a file; with `overrides` its one run alone.
+    """All objects of a file: runs and profiles checked, its one run changed by `overrides`, others as they are.
 
     Raises:
         InvalidDocuments: with a sentence for everything that is wrong.
     """
-    if overrides:
-        return [plain(load_run(file, overrides))]
-    return [plain(checked.resource) for checked in validate_files([file])]
+    label, text = read_file(file)
+    documents = [document for _, document in load_documents(text, label)]
+    runs = [one for one in documents if isinstance(one, dict) and one.get("kind") == "RLTrainingRun"]
+    if not documents or (overrides and len(runs) != 1):
+        wanted = "exactly one with --set" if documents else "at least one"
+        raise InvalidConfig(f"{label}: found {len(runs)} documents of kind RLTrainingRun, allowed: {wanted}")
+    changes: list[Override] = []
+    problems: list[str] = []
+    for option in overrides:
+        try:
+            changes.append(parse_override(option))
+            apply_override(runs[0], changes[-1])
+        except InvalidConfig as error:
+            problems.append(str(error))
+    objects: list[Object] = []
+    for number, document in enumerate(documents, 1):
+        if is_foreign(document):
+            objects.append(document)
+            continue
+        resource, wrong = check_document(document)
+        for problem in wrong:
+            blame = [one for one in changes if problem.path[: len(one.path)] == one.path]
+            source = f"{label} (document {number})" if len(documents) > 1 else label
+            source = f"--set {blame[-1].text}" if blame else source
+            where = f"{render_path(problem.path)}: " if problem.path else ""
+            problems.append(f"{source}: {where}{problem.sentence}")
+        if resource is not None:
+            objects.append(plain(resource))
+    if problems:
+        raise InvalidDocuments(problems)
+    return objects
+
+
+def is_foreign(document: object) -> bool:
+    """Whether it is an object of another API than ours, such as a claim for checkpoints."""
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        return False
+    version, metadata = document.get("apiVersion"), document.get("metadata")
+    return (
+        isinstance(version, str)
+        and version.partition("/")[0] != API_VERSION.partition("/")[0]
+        and isinstance(metadata, dict)
+        and isinstance(metadata.get("name"), str)
+    )
 
 
 def read_profiles(file: str) -> list[Object]:
@@ -38,14 +83,13 @@ def read_profiles(file: str) -> list[Object]:
 
 
 def place(manifest: Object, namespace: str | None, default: str) -> Object:
-    """The manifest in its namespace: its own, else `namespace` (the option), else `default`."""
-    if manifest["kind"] != "RLTrainingRun":
-        return manifest
+    """A namespaced object in its namespace: its own, else `namespace` (the option), else `default`."""
     metadata = manifest["metadata"]
     own = metadata.get("namespace")
     if own and namespace and own != namespace:
         raise InvalidConfig(
-            f"--namespace: found {namespace!r}, allowed: {own!r}, the namespace in the file of run {metadata['name']}"
+            f"--namespace: found {namespace!r}, allowed: {own!r}, "
+            f"the namespace in the file of {manifest['kind']} {metadata['name']}"
         )
     return manifest | {"metadata": metadata | {"namespace": own or namespace or default}}
 

@@ -108,11 +108,10 @@ def _open(cluster: Any, namespace: str, pod: str, container: str, command: Seque
 def refused(path: str, reason: str) -> ClusterError:
     """What the API server said to the wish for a connection; the answer is within the text of the library's error."""
     status = re.search(r"Handshake status (\d+)", reason)
-    body = re.search(r"b'(\{.*\})\\?n?'", reason, re.DOTALL)
     if status is None:
         return ClusterError(f"the API server does not connect to the pod: {' '.join(reason.split())[:300]}")
-    text = body[1].encode().decode("unicode_escape") if body else f"status {status[1]}"
-    return failure("connect", path, int(status[1]), text)
+    body = reason.rpartition(" -+-+- ")[2]
+    return failure(path, int(status[1]), body if body != "None" else "")
 
 
 def _socket_errors() -> Any:

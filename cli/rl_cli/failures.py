@@ -58,11 +58,10 @@ def unreachable(host: str, error: Exception, seconds: float) -> ClusterError:
     return ClusterError(f"no connection to the API server {host}: {why[1] if why else kind}")
 
 
-def failure(verb: str, path: str, status: int, body: str) -> ClusterError:
+def failure(path: str, status: int, body: str) -> ClusterError:
     """What the API server answered other than success.
 
     Args:
-        verb: get, list, watch, patch or delete.
         path: path of the request.
         status: HTTP status.
         body: the answer; a Kubernetes `Status`, or anything.
@@ -100,7 +99,7 @@ def failure(verb: str, path: str, status: int, body: str) -> ClusterError:
         return ClusterError("\n".join(dict.fromkeys(_invalid(cause) for cause in causes)), status)
     if status == 410:
         return ClusterError(message, status)
-    return ClusterError(f"the API server refuses to {verb} this: {message}", status)
+    return ClusterError(f"the API server refuses: {message}", status)
 
 
 def _namespace(path: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from rl_cli.view import SILENT_SECONDS, Row, age, changed, facts, fraction, length, line
 
@@ -24,6 +24,26 @@ _STYLES: Final = {
     "Stopping": "yellow",
     "Suspended": "yellow",
 }
+_NUMBERS: Final = {
+    "STEP": "step",
+    "REWARD": "reward",
+    "HELD-OUT": "held-out",
+    "TOKENS/S": "speed",
+    "BUFFER": "buffer",
+    "STALE": "staleness",
+    "SAMPLERS": "samplers",
+    "ATTEMPT": "attempt",
+    "CKPT": "checkpoint",
+}
+"""Columns of numbers, and which fact each shows."""
+
+_GIVE_WAY: Final = ("STALE", "BUFFER", "CKPT", "AGE", "HELD-OUT", "ATTEMPT", "TOKENS/S", "SAMPLERS")
+"""Columns that a narrow terminal does without, the first one first."""
+
+_GAP: Final = 2
+_REASON: Final = 32
+"""Columns that a reason gets at least."""
+
 _BAR: Final = "━╺▁█"
 
 
@@ -97,7 +117,7 @@ class Screen:
         if self._name is not None:
             rewards = {uid: values for uid, (_, values) in self._history.items()}
             return one_run(self._rows[0], rewards, now, width) if self._rows else ""
-        return all_runs(self._rows, now, with_namespace=self._namespace is None)
+        return all_runs(self._rows, now, width, with_namespace=self._namespace is None)
 
 
 def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, width: int) -> RenderableType:
@@ -142,47 +162,43 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     return Group(*parts)
 
 
-def all_runs(rows: Sequence[Row], now: datetime, *, with_namespace: bool) -> RenderableType:
-    """The table of all runs: those that go on first."""
+def all_runs(rows: Sequence[Row], now: datetime, width: int, *, with_namespace: bool) -> RenderableType:
+    """The table of all runs, for a terminal `width` columns wide: what matters less gives way to what matters more."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    names = ["NAMESPACE"] if with_namespace else []
-    names += ["NAME", "PHASE", "STEP", "REWARD", "HELD-OUT", "TOKENS/S", "BUFFER", "STALE"]
-    names += ["SAMPLERS", "ATTEMPT", "CKPT", "AGE", "REASON"]
-    numbers = {"STEP", "REWARD", "HELD-OUT", "TOKENS/S", "BUFFER", "STALE", "SAMPLERS", "ATTEMPT", "CKPT"}
-    for name in names:
-        last = name == "REASON"
-        table.add_column(
-            name,
-            no_wrap=True,
-            justify="right" if name in numbers else "left",
-            ratio=1 if last else None,
-            overflow="ellipsis",
-            # A narrow terminal shortens the sentence, not the numbers.
-            min_width=None if last else min(len(name), 8),
-        )
-    for one in rows:
-        known = dict(facts(one))
-        cells: list[RenderableType] = [one.namespace] if with_namespace else []
-        cells += [
-            one.name,
-            Text(one.phase, style=_STYLES.get(one.phase, "")),
-            known.get("step", ""),
-            known.get("reward", ""),
-            known.get("held-out", ""),
-            known.get("speed", "").removesuffix(" tokens/s"),
-            known.get("buffer", ""),
-            known.get("staleness", ""),
-            known.get("samplers", ""),
-            known.get("attempt", ""),
-            known.get("checkpoint", ""),
-            age(one.created, now),
-            Text(one.reason, style="red" if one.phase == "Failed" else "yellow"),
-        ]
-        table.add_row(*cells)
+    cells = {
+        "NAMESPACE": [one.namespace for one in rows],
+        "NAME": [one.name for one in rows],
+        "PHASE": [one.phase for one in rows],
+        **{title: _column(rows, label) for title, label in _NUMBERS.items()},
+        "AGE": [age(one.created, now) for one in rows],
+    }
+    if not with_namespace:
+        del cells["NAMESPACE"]
+    reasons = any(one.reason for one in rows)
+    widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
+    for title in _GIVE_WAY:
+        room = width - sum(size + _GAP for size in widths.values())
+        if room >= (_REASON if reasons else -_GAP):
+            break
+        widths.pop(title)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title, size in widths.items():
+        justify: Literal["left", "right"] = "right" if title in _NUMBERS else "left"
+        table.add_column(title, no_wrap=True, overflow="ellipsis", justify=justify, max_width=size)
+    if reasons:
+        table.add_column("REASON", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.expand = True
+    for index, one in enumerate(rows):
+        shown: list[RenderableType] = [cells[title][index] for title in widths]
+        shown[list(widths).index("PHASE")] = Text(one.phase, style=_STYLES.get(one.phase, ""))
+        table.add_row(*shown, Text(one.reason, style="red" if one.phase == "Failed" else "yellow"))
     return table
+
+
+def _column(rows: Sequence[Row], label: str) -> list[str]:
+    return [dict(facts(one)).get(label, "").removesuffix(" tokens/s") for one in rows]
 
 
 def _bar(shown: Row, width: int) -> RenderableType:

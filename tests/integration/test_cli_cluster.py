@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 from kube import KubeApi, kube
-
 from rl_cli.main import main
 
 __all__ = ["kube"]
@@ -219,6 +218,28 @@ def test_apply_takes_profiles_too(kube: KubeApi, tmp_path: Path, capsys: pytest.
         assert capsys.readouterr().out == "RLTrainingProfile cli-cpu created\n"
     finally:
         kube.kubectl("delete", "rlprofile", "cli-cpu", check=False)
+
+
+def test_apply_takes_the_claim_of_the_quickstart(
+    kube: KubeApi, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quickstart = str(ROOT / "examples" / "quickstart-cluster.yaml")
+    assert main(["apply", quickstart, "-n", namespace, "--set", "seed=3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"PersistentVolumeClaim quickstart-checkpoints created in namespace {namespace}",
+        f"RLTrainingRun quickstart-cluster created in namespace {namespace}",
+        f"next: rltrain watch quickstart-cluster -n {namespace}",
+    ]
+    assert kube.get("pvc", "-n", namespace)["items"][0]["metadata"]["name"] == "quickstart-checkpoints"
+
+
+def test_apply_of_a_kind_that_nobody_knows(
+    namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(f"{RUN}---\napiVersion: example.com/v1\nkind: Thing\nmetadata: {{name: x}}\n")
+    assert main(["apply", str(file), "-n", namespace]) == 1
+    assert error_of(capsys) == "the cluster knows no Thing of example.com/v1"
 
 
 def test_apply_to_no_namespace(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
