@@ -113,7 +113,8 @@ class Controller:
             try:
                 async with asyncio.timeout(_RECONCILE_SECONDS):
                     await self.reconcile(key)
-                self._memory_of(key).failures = 0
+                if (memory := self._memory.get(key)) is not None:
+                    memory.failures = 0
             except (ApiError, NameTaken, TimeoutError) as error:
                 reason = error.reason if isinstance(error, ApiError) else type(error).__name__
                 self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s")
