@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from datetime import UTC, datetime
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -247,3 +248,20 @@ def test_a_client_that_hangs_up_or_dawdles_does_not_disturb_others(server):
     gone.close()
     assert call(server, "/status")[0] == 200
     silent.close()
+
+
+def test_who_keeps_asking_gets_the_last_status_before_the_end(server) -> None:
+    assert json.loads(call(server, "/status")[2])["step"] == 0
+    server.update(Progress(phase="Succeeded", step=7, max_steps=7))
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    assert json.loads(call(server, "/status")[2])["step"] == 7
+    closer.join(4)
+    assert not closer.is_alive(), "it ends as soon as that was read"
+
+
+def test_nobody_is_waited_for_who_never_asked(server) -> None:
+    server.update(Progress(phase="Succeeded", step=7, max_steps=7))
+    started = time.monotonic()
+    server.close()
+    assert time.monotonic() - started < 3

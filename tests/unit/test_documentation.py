@@ -21,6 +21,8 @@ from rl_trainer.report.metrics import FIELDS
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "trainer" / "rl_trainer"
+OPERATOR = ROOT / "operator" / "rl_operator"
+
 PAGES = [
     ROOT / name for name in ("README.md", "docs/architecture.md", "docs/training.md", "examples/README.md")
 ]
@@ -71,7 +73,7 @@ def test_paths_of_the_architecture_page_exist() -> None:
     paths = [
         word for word in code(text_of(ROOT / "docs/architecture.md")) if "/" in word or word.endswith(".py")
     ]
-    roots = (ROOT, TRAINER)
+    roots = (ROOT, TRAINER, OPERATOR)
     written_by_runs = ("model/", "rng/", "initial/", "/status", "/metrics", "/healthz")
     missing = [
         word
@@ -87,6 +89,7 @@ def test_paths_of_the_architecture_page_exist() -> None:
 def test_every_module_is_on_the_architecture_page() -> None:
     words = code(text_of(ROOT / "docs/architecture.md"))
     modules = [path.name for path in TRAINER.glob("*.py") if path.stem != "__init__"]
+    modules += [path.name for path in OPERATOR.glob("*.py") if not path.stem.startswith("__")]
     packages = [path.parent.name for path in TRAINER.glob("*/__init__.py")]
     assert [name for name in sorted(modules + packages) if name not in words] == []
 

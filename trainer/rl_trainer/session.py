@@ -18,6 +18,7 @@ import ray
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
+from rl_api.progress import Progress
 from rl_trainer.channel.buffer import Batch, Buffer
 from rl_trainer.channel.state import BufferConfig
 from rl_trainer.checkpointing import Checkpoints
@@ -61,6 +62,7 @@ class Session:
         self._weights: list[Any] = []
         self._weights_version = -1
         self._alarms: set[str] = set()
+        self._progress = Progress()
         self._checkpoint: CheckpointStatus | None = None
         self._checkpoint_wanted = threading.Event()
         self._stack = ExitStack()
@@ -232,7 +234,8 @@ class Session:
         self._step_spans = []
         self._raise_alarms(buffer["alarms"])
         self.console.step(record, self.counters.eta(self.spec))
-        self.server.update(self.counters.progress(self.spec, record), record)
+        self._progress = self.counters.progress(self.spec, record)
+        self.server.update(self._progress, record)
 
     def checkpoint_if_due(self) -> None:
         """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one."""
@@ -285,6 +288,9 @@ class Session:
             wall_seconds=self.counters.elapsed,
         )
         write_report(self.folder.path)
+        self.server.update(
+            self._progress.model_copy(update={"phase": "Succeeded", "heldout_score": summary["heldout_end"]})
+        )
         self.console.finish(summary, self.folder.path / "report.html")
         return summary
 

@@ -25,6 +25,10 @@ from rl_api.progress import CheckpointStatus, Progress
 from rl_trainer.report.metrics import StepRecord
 
 MAX_BODY = 64 * 1024
+# Who has asked within WATCHED_SECONDS will ask again: the end of a run waits LINGER_SECONDS for that, so that an operator
+# that pulls does not miss the last step.
+WATCHED_SECONDS = 30.0
+LINGER_SECONDS = 5.0
 _PATHS = {"/status": "GET", "/metrics": "GET", "/healthz": "GET", "/checkpoint": "POST"}
 
 
@@ -68,6 +72,8 @@ class StatusServer:
         self._acknowledgements = 0
         self._failure: str | None = None
         self._closing = False
+        self._last_read = -math.inf
+        self._read = threading.Event()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._state)
         self._http = _bind(host, port, self)
@@ -86,10 +92,12 @@ class StatusServer:
     def update(self, progress: Progress, record: StepRecord | None = None) -> None:
         """Show a new reading; `record` when a step was finished since the last one. Cheap."""
         self._state.update(progress, record)
+        self._read.clear()
 
     def checkpointed(self, checkpoint: CheckpointStatus) -> None:
         """Show a complete checkpoint and answer those who wait for one."""
         self._state.checkpoint = checkpoint
+        self._read.clear()
         self._acknowledge(None)
 
     def checkpoint_failed(self, reason: str) -> None:
@@ -97,7 +105,12 @@ class StatusServer:
         self._acknowledge(reason)
 
     def close(self) -> None:
-        """Stop serving and free the port; who still waits for a checkpoint is told. Safe to call twice."""
+        """Stop serving and free the port; who still waits for a checkpoint is told. Safe to call twice.
+
+        Where somebody keeps asking for the status, the last one is served first, for 5 s at most.
+        """
+        if not self._closing and time.monotonic() - self._last_read < WATCHED_SECONDS:
+            self._read.wait(LINGER_SECONDS)
         with self._acknowledged:
             if self._closing:
                 return
@@ -126,6 +139,11 @@ class StatusServer:
         checkpoint = self._state.checkpoint
         document = self._state.progress.to_document()
         return document | {"checkpoint": checkpoint.to_document() if checkpoint else None}
+
+    def was_read(self) -> None:
+        """Somebody has got the status."""
+        self._last_read = time.monotonic()
+        self._read.set()
 
     def metrics(self) -> bytes:
         """Return what `/metrics` answers."""
@@ -300,6 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, b"ok\n", "text/plain; charset=utf-8")
         elif path == "/status":
             self._json(200, owner.status())
+            owner.was_read()
         elif path == "/metrics":
             self._send(200, owner.metrics(), CONTENT_TYPE_LATEST)
 
