@@ -97,6 +97,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     report = request.node.stash.get(_REPORT, None)
     if report is not None and report.failed:
         cluster.save(ARTIFACTS / words, [name, SYSTEM])
+        (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
     cluster.kubectl("delete", "rltrainingruns", "--all", "-n", name, "--timeout=60s", check=False)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")

@@ -36,9 +36,8 @@ def run_document(name: str, namespace: str, overrides: dict[str, Any] | None = N
     documents = [document for _, document in load_documents(source.read_text(), str(source))]
     document = copy.deepcopy(next(each for each in documents if each["kind"] == "RLTrainingRun"))
     document["metadata"] = {"name": name, "namespace": namespace}
-    spec = merged(merged(document["spec"], SMALL), overrides or {})
-    spec.pop("image", None)
-    document["spec"] = spec
+    document["spec"].pop("image", None)
+    document["spec"] = merged(merged(document["spec"], SMALL), overrides or {})
     return document
 
 
@@ -162,11 +161,12 @@ class TrainingRun:
         return sorted(ours)
 
     def metrics(self, image: str) -> list[dict[str, Any]]:
-        """Lines of its metrics.jsonl on the claim."""
+        """The steps in its metrics.jsonl on the claim; lines about other events are left out."""
         text = self.cluster.run_once(
             self.namespace, f"read-{self.name}", image, f"cat /data/{self.name}-*/run/metrics.jsonl", CLAIM
         )
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if "event" not in line]
 
     def describe(self) -> str:
         """Its conditions, attempts and pods in a line, for messages."""
