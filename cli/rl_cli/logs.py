@@ -15,6 +15,9 @@ _IDLE_SECONDS: Final = 30.0
 _LOGS: Final = "/tmp/ray/session_latest/logs"
 """Where Ray keeps what its processes write, in every pod."""
 
+_BEGIN_SECONDS: Final = 300
+"""How long a log that is followed may take to begin."""
+
 _NOTHING_YET: Final = 3
 """Exit code of our commands in a pod where there is no such file."""
 
@@ -116,10 +119,14 @@ def command_of(role: str, follow: bool, tail: int | None) -> list[str]:
     how = f"tail {lines} -F" if follow else f"tail {lines}"
     if role == "driver":
         find = f"ls -t {_LOGS}/job-driver-*.log 2>/dev/null | head -n 1"
-        script = f'file=$({find}); [ -n "$file" ] || exit {_NOTHING_YET}; exec {how} "$file"'
+        show = f'exec {how} "$files"'
     else:
         find = f"find -L {_LOGS} -maxdepth 1 -name 'worker-*' \\( -name '*.out' -o -name '*.err' \\) -size +0"
-        script = f'files=$({find}); [ -n "$files" ] || exit {_NOTHING_YET}; exec {how} -q $files'
+        show = f"exec {how} -q $files"
+    # Who follows a log waits for it to begin; not for ever, as nobody stops a command whose caller has left.
+    tries = _BEGIN_SECONDS if follow else 1
+    wait = "sleep 1; " if follow else ""
+    script = f'for i in $(seq {tries}); do files=$({find}); [ -n "$files" ] && {show}; {wait}done; exit {_NOTHING_YET}'
     return ["sh", "-c", script]
 
 
@@ -132,6 +139,13 @@ def _inside(cluster: Any, namespace: str, pod: str, args: argparse.Namespace) ->
     try:
         yield from split(execute(cluster, namespace, pod, "ray", command, idle=idle))
     except CommandFailed as error:
+        if args.follow and error.code != _NOTHING_YET:
+            # Nothing but the end of its pod ends a log that is followed.
+            print(
+                f"rltrain: {pod} has ended; rltrain watch {args.name} says how the run goes on",
+                file=sys.stderr,
+            )
+            return
         if error.code == _NOTHING_YET:
             who = "driver" if args.role == "driver" else "actors"
             raise ClusterError(f"the {who} in pod {pod} has written nothing yet") from error

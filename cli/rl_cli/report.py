@@ -79,7 +79,9 @@ def _from_cluster(args: argparse.Namespace) -> int:
     try:
         page = b"".join(pieces)
     except CommandFailed as error:
-        raise ClusterError(f"run {args.run} has no report yet: {error}") from error
+        raise ClusterError(
+            f"run {args.run} has no report yet: {str(error).removeprefix('rltrain: ')}"
+        ) from error
     if not page.rstrip().endswith(b"</html>"):
         raise ClusterError(f"the report of run {args.run} came incomplete ({len(page)} bytes); try again")
     path = args.out or Path(f"{args.run}-report.html")

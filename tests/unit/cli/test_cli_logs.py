@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +54,6 @@ def test_the_command_finds_the_newest_driver(ray_logs: Path) -> None:
     assert output(command_of("driver", False, None)) == (3, "")
     (ray_logs / "job-driver-old.log").write_text("old\n")
     (ray_logs / "job-driver-new.log").write_text("one\ntwo\nthree\n")
-    import os
-
     os.utime(ray_logs / "job-driver-old.log", (1, 1))
     assert output(command_of("driver", False, None)) == (0, "one\ntwo\nthree\n")
     assert output(command_of("driver", False, 1)) == (0, "three\n")
@@ -78,6 +77,19 @@ def test_following_goes_on(ray_logs: Path) -> None:
         with file.open("a") as more:
             more.write("two\n")
         assert process.stdout.readline() == "two\n"
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_following_waits_for_the_log_to_begin(ray_logs: Path) -> None:
+    process = subprocess.Popen(command_of("driver", True, None), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        (ray_logs / "job-driver-1.log").write_text("one\n")
+        assert process.stdout.readline() == "one\n"
     finally:
         process.kill()
         process.wait(30)
