@@ -82,7 +82,7 @@ def put_folder(path: Path, node: str) -> SharedFolder:
             name, size = file.relative_to(path).as_posix(), file.stat().st_size
             content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
             digest.update(f"{name}\0{size}\0".encode())
-            digest.update(memoryview(content))
+            digest.update(memoryview(content))  # type: ignore[arg-type]
             files.append((name, ray.put(np.asarray(content))))
     except OSError as error:
         raise ModelError(
