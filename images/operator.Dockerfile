@@ -19,6 +19,7 @@ RUN python3 -m venv --without-pip /opt/rltrain \
 FROM tools AS wheel
 COPY pyproject.toml README.md ./
 COPY api api
+COPY cli cli
 COPY operator operator
 COPY trainer trainer
 RUN /tools/bin/uv build --no-cache --quiet --wheel --build-constraint constraints.txt --out-dir /dist
