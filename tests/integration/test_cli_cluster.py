@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from kube import KubeApi, kube
+
 from rl_cli.main import main
 
 __all__ = ["kube"]

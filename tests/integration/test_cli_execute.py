@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+
 from rl_cli.cluster import Cluster
 from rl_cli.execute import CommandFailed, execute
 from rl_cli.failures import ClusterError

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from rl_cli.failures import ClusterError, failure, unreachable
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError, SSLError
+
+from rl_cli.failures import ClusterError, failure, unreachable
 
 RUNS = "/apis/rltrain.dev/v1alpha1/namespaces/team-a/rltrainingruns"
 HOST = "https://cluster:6443"

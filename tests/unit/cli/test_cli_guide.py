@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rl_cli.main import CLUSTER, parser
 
 ROOT = Path(__file__).parents[3]

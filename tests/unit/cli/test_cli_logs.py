@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import rl_cli.logs as logs
 from rl_cli.execute import outcome, refused
 from rl_cli.logs import command_of, merged, one_after_another, split

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import rl_cli.main as entry
 from rl_cli.main import CLUSTER, HERE, main
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from rl_cli.main import main
 
+from rl_cli.main import main
 from rl_operator.render.effective import Effective, plan
 from rl_operator.render.objects import all_objects
 from rl_operator.settings import Settings

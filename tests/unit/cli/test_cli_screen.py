@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+
 from rl_cli.screen import Screen, all_runs, one_run
 from rl_cli.view import Row
 

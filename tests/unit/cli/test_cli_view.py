@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+
 from rl_cli.view import Row, changed, facts, length, line, row
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
