@@ -19,29 +19,33 @@ RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir --quiet --co
 FROM tools AS compilers
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev && rm -rf /var/lib/apt/lists/*
 
-# Dependencies alone: these layers change with pyproject.toml and constraints.txt.
+# What is asked for, without the rest of pyproject.toml: the layers below change with these lines and with constraints.txt only.
+FROM tools AS requirements
+COPY pyproject.toml .
+RUN python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = project['optional-dependencies']; \
+[open(f'/{name}.txt', 'w').write('\n'.join(project['dependencies'] + extra)) for name, extra in extras.items()]"
+
 FROM compilers AS cpu-dependencies
-COPY pyproject.toml images/without_cuda.py ./
+COPY --from=requirements /trainer.txt .
+COPY images/without_cuda.py .
 RUN python3 -m venv --without-pip /opt/rltrain \
  && /tools/bin/uv pip install --no-cache --quiet --python /opt/rltrain/bin/python --constraint constraints.txt \
-    --requirements pyproject.toml --extra trainer \
+    --requirements trainer.txt \
  && python3 without_cuda.py /opt/rltrain/lib/python3*/site-packages \
  && /opt/rltrain/bin/python -c 'import torch' \
  && find /opt/rltrain -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
  && { /opt/rltrain/bin/python -W ignore -m compileall -qq /opt/rltrain/lib || echo 'a few files are of a newer Python'; }
 
 FROM compilers AS gpu-dependencies
-COPY pyproject.toml .
+COPY --from=requirements /trainer.txt /vllm.txt ./
 RUN python3 -m venv --without-pip /opt/rltrain \
  && /tools/bin/uv pip install --no-cache --quiet --compile-bytecode --python /opt/rltrain/bin/python --constraint constraints.txt \
-    --requirements pyproject.toml --extra trainer --extra vllm
+    --requirements trainer.txt --requirements vllm.txt
 
 FROM tools AS wheel
-COPY pyproject.toml README.md ./
-COPY api api
-COPY cli cli
-COPY operator operator
-COPY trainer trainer
+# As far as .dockerignore lets it.
+COPY . .
 RUN /tools/bin/uv build --no-cache --quiet --wheel --build-constraint constraints.txt --out-dir /dist
 
 FROM base AS cpu
