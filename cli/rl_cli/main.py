@@ -95,7 +95,7 @@ def _train(name: str, words: list[str]) -> int:
         missing = [module for module in ("ray", "torch") if importlib.util.find_spec(module) is None]
         if missing:
             return _say(_lacks(missing[0], "rltrain run"), 1)
-    from rl_trainer.cli import main as train  # type: ignore[import-untyped]
+    from rl_trainer.cli import main as train
 
     return int(train(words))
 

@@ -56,7 +56,7 @@ def _report(args: argparse.Namespace) -> int:
             raise InvalidConfig(
                 "--out: found with a run folder, allowed: with the name of a run on a cluster"
             )
-        from rl_trainer.cli import main as train  # type: ignore[import-untyped]
+        from rl_trainer.cli import main as train
 
         return int(train([*(["--debug"] if args.debug else []), "report", args.run]))
     return _from_cluster(args)
