@@ -162,8 +162,11 @@ class TrainingRun:
 
     def metrics(self, image: str) -> list[dict[str, Any]]:
         """The steps in its metrics.jsonl on the claim; lines about other events are left out."""
+        run = self.cluster.get("rltrainingrun", self.name, self.namespace)
+        assert run is not None, f"run {self.name} is gone"
+        folder = f"/data/{self.name}-{run['metadata']['uid'][:8]}/run"
         text = self.cluster.run_once(
-            self.namespace, f"read-{self.name}", image, f"cat /data/{self.name}-*/run/metrics.jsonl", CLAIM
+            self.namespace, f"read-{self.name}", image, f"cat {folder}/metrics.jsonl", CLAIM
         )
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         return [line for line in lines if "event" not in line]
@@ -184,7 +187,8 @@ class TrainingRun:
 
 def check_every_step_once(metrics: list[dict[str, Any]], steps: int) -> None:
     """Steps 1 to `steps`, each once; no prompt number twice, and none left out but those in flight at the end."""
-    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    found = [line["step"] for line in metrics]
+    assert found == list(range(1, steps + 1)), f"steps in metrics.jsonl: {found}"
     trained = Counter(prompt for line in metrics for prompt in line["prompts"])
     twice = [prompt for prompt, times in trained.items() if times > 1]
     assert not twice, f"trained on twice: {twice}"
