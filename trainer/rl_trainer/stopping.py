@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +13,12 @@ from typing import Any
 from rl_api import StopSpec
 from rl_api.errors import Interrupted, TrainingDiverged
 
-RESUME_HINT = "add --resume to the same command to go on from the last checkpoint"
+# On a cluster nobody types the command: there the operator begins the next attempt.
+RESUME_HINT = (
+    "the next attempt goes on from the last checkpoint"
+    if "RLTRAIN_ATTEMPT" in os.environ
+    else "add --resume to the same command to go on from the last checkpoint"
+)
 MEAN_REWARD_STEPS = 10
 SKIPPED_IN_A_ROW = 3
 

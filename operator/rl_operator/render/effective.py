@@ -171,10 +171,13 @@ def choose_profile(
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole."""
+    """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole.
+
+    So is `storage`, of which exactly one field is set: another place is not a second one.
+    """
     merged = dict(base)
     for key, value in over.items():
-        below = merged.get(key)
+        below = None if key == "storage" else merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 

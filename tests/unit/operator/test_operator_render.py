@@ -221,6 +221,14 @@ class TestProfiles:
         assert effective.spec.scheduling.queue == "batch"
         assert effective.spec.profile == "shared"
 
+    def test_the_runs_storage_replaces_the_profiles(self) -> None:
+        defaults = {"checkpoint": {"keep": 9, "storage": {"s3": "s3://bucket/folder"}}}
+        own = {"checkpoint": {"storage": {"persistentVolumeClaim": "disk"}}}
+        effective = make_plan(own, make_profile(default=True, defaults=defaults))
+        assert effective.claim == "disk"
+        assert effective.spec.checkpoint is not None
+        assert effective.spec.checkpoint.keep == 9
+
     def test_a_profile_by_name(self) -> None:
         profiles = [make_profile("a", default=True), make_profile("b", queue="q")]
         found = plan(make_run({"profile": "b"}), profiles, SETTINGS)
