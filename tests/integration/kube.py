@@ -1,7 +1,8 @@
 """A real Kubernetes API without nodes: etcd and kube-apiserver as plain processes, started once per test session.
 
-`from kube import kube` in a test module gives it the fixture. No controller runs there: nothing is garbage-collected, no pod
-is scheduled, and a deleted namespace stays in Terminating; tests give each case a namespace of its own.
+conftest.py makes the fixture `kube` known: imported into test modules, each would start a server of its own. No controller
+runs there: nothing is garbage-collected, no pod is scheduled, and a deleted namespace stays in Terminating; tests give each
+case a namespace of its own.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kube import KubeApi, kube
-
-__all__ = ["kube"]
+from kube import KubeApi
 
 ROOT = Path(__file__).parents[2]
 HELM = ROOT / ".tools" / "bin" / "helm"

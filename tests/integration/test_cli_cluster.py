@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from kube import KubeApi, kube
+from kube import KubeApi
 
 from rl_cli.main import main
-
-__all__ = ["kube"]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 30.0

@@ -11,11 +11,9 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from kube import KubeApi, kube
+from kube import KubeApi
 
 from rl_api.validation import check_document
-
-__all__ = ["kube"]
 
 CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import KubeApi, kube
+from kube import KubeApi
 
 from rl_api.crd import definitions
 from rl_api.crd_rules import MUTABLE
 from rl_api.documents import dump_yaml, load_documents
-from rl_api.validation import check_document
-
-__all__ = ["kube"]
+from rl_api.validation import KINDS, check_document
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "tests" / "invalid").glob("*.yaml"))
@@ -74,6 +72,8 @@ def test_every_example_is_taken_and_stays_what_it_is(kube: KubeApi, namespace: s
         text = dump_yaml(document)
         done = kube.kubectl("create", "--dry-run=server", *scope, "-o", "json", "-f", "-", stdin=text)
         stored = json.loads(done.stdout)
+        if document["kind"] not in KINDS:
+            continue
         written, problems = check_document(document)
         assert problems == []
         read, problems = check_document(

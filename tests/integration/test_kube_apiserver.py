@@ -5,9 +5,7 @@ from __future__ import annotations
 import ssl
 import urllib.request
 
-from kube import KubeApi, kube, kuberay_definitions
-
-__all__ = ["kube"]
+from kube import KubeApi, kuberay_definitions
 
 
 def test_serves_the_version_that_the_nodes_run(kube: KubeApi) -> None:
