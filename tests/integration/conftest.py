@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ from kube import kube
 from rl_trainer.ray_session import ray_session
 
 __all__ = ["kube", "local_ray"]
+
+
+def pytest_configure() -> None:
+    """A shell lets what it starts in the background ignore SIGINT, down to the last descendant; these tests send it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
