@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -31,6 +31,18 @@ PROFILE_GROUPS: Final = (
     "server",
 )
 """Groups of a run's spec that a profile can give defaults for. `sampler.replicas` is always the run's."""
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole.
+
+    So is `storage`, of which exactly one field is set: another place is not a second one.
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        below = None if key == "storage" else merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
 
 
 class TolerationSpec(Model):

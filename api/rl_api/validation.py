@@ -17,7 +17,7 @@ from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
 from rl_api.paths import Path, render_path, touches
-from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules
+from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
 from rl_api.rules import Problem, Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
 
@@ -148,7 +148,7 @@ def _has(container: Any, part: str | int) -> bool:
 def _check_defaults(profile: RLTrainingProfile) -> list[Problem]:
     """What is wrong with `spec.defaults`, which holds a part of a run's spec."""
     needed = {"model": {"source": "any"}, "task": {"environment": "prompts"}}
-    _, problems = _check(RunSpec, _merge(needed, profile.spec.defaults))
+    _, problems = _check(RunSpec, merge(needed, profile.spec.defaults))
     problems += [
         Problem(
             (name,),
@@ -163,14 +163,6 @@ def _check_defaults(profile: RLTrainingProfile) -> list[Problem]:
             Problem(("sampler", "replicas"), "cannot have a default: how many is the run's to say")
         )
     return [Problem(("spec", "defaults", *problem.path), problem.sentence) for problem in problems]
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def read_file(path: str) -> tuple[str, str]:
@@ -207,6 +199,12 @@ def _sentence(label: str, problem: Problem) -> str:
     return f"{label}: {where}{problem.sentence}"
 
 
+def blamed_sentence(label: str, problem: Problem, changes: Sequence[Override]) -> str:
+    """The problem as a sentence: said of the `--set` option that gave the value, else of the document."""
+    blame = [change for change in changes if problem.path[: len(change.path)] == change.path]
+    return _sentence(f"--set {blame[-1].text}" if blame else label, problem)
+
+
 def check_files(paths: Iterable[str], target: Target = "local") -> Report:
     """Check every document of every file (`-`: standard input), and that no two objects collide."""
     valid: list[Checked] = []
@@ -217,7 +215,7 @@ def check_files(paths: Iterable[str], target: Target = "local") -> Report:
         except InvalidConfig as error:
             problems.append(str(error))
             continue
-        own = [document for document in documents if not _is_foreign(document[1])]
+        own = [document for document in documents if not is_foreign(document[1])]
         # Beside ours, other Kubernetes objects are left alone: a claim for checkpoints, say.
         for label, document in own or documents:
             resource, wrong = check_document(document, target)
@@ -290,8 +288,7 @@ def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target
             problems.append(str(error))
     resource, wrong = check_document(document, target)
     for problem in wrong:
-        blame = [c for c in changes if problem.path[: len(c.path)] == c.path]
-        problems.append(_sentence(f"--set {blame[-1].text}" if blame else label, problem))
+        problems.append(blamed_sentence(label, problem, changes))
     if isinstance(resource, RLTrainingProfile):
         problems.append(f"{label}: kind: found 'RLTrainingProfile', allowed: RLTrainingRun")
     if problems or not isinstance(resource, RLTrainingRun):
@@ -299,7 +296,7 @@ def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target
     return resource
 
 
-def _is_foreign(document: object) -> bool:
+def is_foreign(document: object) -> bool:
     """Whether it is a Kubernetes object of another API."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         return False

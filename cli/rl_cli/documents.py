@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_api import API_VERSION, RLTrainingProfile, RLTrainingRun, check_document, validate_files
+from rl_api import RLTrainingProfile, RLTrainingRun, check_document, validate_files
 from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
-from rl_api.paths import render_path
-from rl_api.validation import read_file
+from rl_api.validation import blamed_sentence, is_foreign, read_file
 from rl_operator.render.effective import Effective, Refused, plan
 from rl_operator.settings import Settings
 
@@ -42,16 +41,12 @@ def read_objects(file: str, overrides: Sequence[str]) -> list[Object]:
             problems.append(str(error))
     objects: list[Object] = []
     for number, document in enumerate(documents, 1):
-        if is_foreign(document):
+        if is_foreign(document) and _has_a_name(document):
             objects.append(document)
             continue
         resource, wrong = check_document(document)
-        for problem in wrong:
-            blame = [one for one in changes if problem.path[: len(one.path)] == one.path]
-            source = f"{label} (document {number})" if len(documents) > 1 else label
-            source = f"--set {blame[-1].text}" if blame else source
-            where = f"{render_path(problem.path)}: " if problem.path else ""
-            problems.append(f"{source}: {where}{problem.sentence}")
+        source = f"{label} (document {number})" if len(documents) > 1 else label
+        problems += [blamed_sentence(source, problem, changes) for problem in wrong]
         if resource is not None:
             objects.append(plain(resource))
     if problems:
@@ -59,17 +54,9 @@ def read_objects(file: str, overrides: Sequence[str]) -> list[Object]:
     return objects
 
 
-def is_foreign(document: object) -> bool:
-    """Whether it is an object of another API than ours, such as a claim for checkpoints."""
-    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        return False
-    version, metadata = document.get("apiVersion"), document.get("metadata")
-    return (
-        isinstance(version, str)
-        and version.partition("/")[0] != API_VERSION.partition("/")[0]
-        and isinstance(metadata, dict)
-        and isinstance(metadata.get("name"), str)
-    )
+def _has_a_name(document: Object) -> bool:
+    metadata = document.get("metadata")
+    return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
 
 
 def read_profiles(file: str) -> list[Object]:

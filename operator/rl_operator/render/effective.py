@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rl_api.paths import Path, render_path
-from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
+from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile, merge
 from rl_api.rules import Problem
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.validation import check_document
@@ -168,18 +168,6 @@ def choose_profile(
     if not isinstance(resource, RLTrainingProfile):
         return Refused("ProfileInvalid", f"RLTrainingProfile {name}: {sentences(problems)}")
     return name, resource.spec
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole.
-
-    So is `storage`, of which exactly one field is set: another place is not a second one.
-    """
-    merged = dict(base)
-    for key, value in over.items():
-        below = None if key == "storage" else merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def sentences(problems: Sequence[Problem]) -> str:
