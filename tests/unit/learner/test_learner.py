@@ -93,6 +93,30 @@ def test_micro_batches_do_not_change_the_update(folder: Path):
     assert results[0][1:] == pytest.approx(results[1][1:], rel=1e-4)
 
 
+def test_a_prompt_that_answers_share_is_computed_once_and_changes_nothing(folder: Path):
+    batch = samples(6)
+    for sample in batch[1:4]:  # one group, one sample of another, one that differs in the prompt's last token
+        sample.tokens[:4] = batch[0].tokens[:4]
+    batch[5].tokens[:3] = batch[0].tokens[:3]
+    together = collate(batch)
+    assert together.shared is not None
+    assert together.shared.tolist() == [[0, 0], [0, 4], [0, 4], [0, 4], [4, 0], [5, 0]]
+    learners = [Learner(folder, spec()) for _ in range(2)]
+    learners[0].update([MiniBatch(batch, denominators(batch))])
+    learners[1]._cut = lambda chosen: [collate([one]) for one in chosen]  # type: ignore[method-assign]
+    learners[1].update([MiniBatch(batch, denominators(batch))])
+    torch.testing.assert_close(weights(learners[0]), weights(learners[1]), rtol=0, atol=1e-6)
+
+
+def test_collate_shares_only_inputs_before_the_first_sampled_token():
+    tokens = np.array([5, 6, 7], np.int32)
+    asked = Sample(tokens, np.array([False, False, True]), np.array([-1.0], np.float32))
+    silent = Sample(tokens, np.zeros(3, np.bool_), np.zeros(0, np.float32))
+    shared = collate([asked, asked, silent]).shared
+    assert shared is not None
+    assert shared.tolist() == [[0, 0], [0, 2], [2, 0]]
+
+
 def test_an_advantage_raises_the_log_prob_of_its_tokens(folder: Path):
     batch = samples(4)
     batch = [Sample(s.tokens, s.sampled, s.log_probs, 1.0) for s in batch]

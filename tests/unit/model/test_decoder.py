@@ -162,16 +162,19 @@ def test_head_on_chosen_positions_equals_forward():
     torch.testing.assert_close(model.lm_head(hidden[:, 3:5]), model(tokens)[:, 3:5])
 
 
+@pytest.mark.parametrize("shared", [None, [(0, 0), (0, 1), (0, 4)], [(0, 0), (1, 0), (1, 1)]])
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [9, 1, 4]])
-def test_hidden_at_places_equals_hidden_forwards_and_backwards(lengths):
+def test_hidden_at_places_equals_hidden_forwards_and_backwards(lengths, shared):
     model = small(qk_norm=True)
     tokens = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    for row, (earlier, length) in enumerate(shared or []):
+        tokens[row, :length] = tokens[earlier, :length]
     mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
     places = torch.tensor([place for place in (8, 0, 3, 9, 18, 21) if mask.flatten()[place]])
     results = []
     for hidden in (
         model.hidden(tokens, mask).flatten(0, 1)[places],
-        model.hidden_at(tokens, mask, places),
+        model.hidden_at(tokens, mask, places, None if shared is None else torch.tensor(shared)),
     ):
         model.zero_grad()
         hidden.square().sum().backward()

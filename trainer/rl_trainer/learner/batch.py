@@ -40,6 +40,8 @@ class MicroBatch:
         sampler_log_probs: float32 [N].
         advantages: float32 [N].
         sequence_ids: int64 [N], row of each trained token.
+        shared: int64 [B, 2], an earlier row that begins with the same prompt, and the prompt's length (a row that shares
+            nothing: itself, 0); None: no row does.
         old_log_probs: float32 [N] from before the batch's first update; None: one update, the current ones serve.
     """
 
@@ -50,6 +52,7 @@ class MicroBatch:
     sampler_log_probs: Tensor
     advantages: Tensor
     sequence_ids: Tensor
+    shared: Tensor | None = None
     old_log_probs: Tensor | None = None
 
 
@@ -71,6 +74,7 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         trained[row, :length] = sample.sampled
         log_probs[row, :length][sample.sampled] = sample.log_probs
     trained[:, 0] = False
+    shared = _shared_prompts(samples)
     rows, columns = np.nonzero(trained)
     advantages = np.asarray([sample.advantage for sample in samples], dtype=np.float32)
 
@@ -85,4 +89,17 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         sampler_log_probs=tensor(log_probs[rows, columns]),
         advantages=tensor(advantages[rows]),
         sequence_ids=tensor(rows),
+        shared=tensor(shared) if shared[:, 1].any() else None,
     )
+
+
+def _shared_prompts(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
+    """`MicroBatch.shared`: the answers of a group have their prompt in common, up to the first sampled token."""
+    rows: dict[bytes, int] = {}
+    shared = np.zeros((len(samples), 2), dtype=np.int64)
+    for row, sample in enumerate(samples):
+        # Not the last token: it is no input.
+        length = min(int(sample.sampled.argmax()), len(sample.tokens) - 1) if sample.sampled.any() else 0
+        first = rows.setdefault(sample.tokens[:length].tobytes(), row)
+        shared[row] = (first, length if first != row else 0)
+    return shared

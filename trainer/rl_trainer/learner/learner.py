@@ -256,7 +256,9 @@ class Learner:
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         with self._precision():
-            hidden = model.hidden_at(batch.input_ids, batch.attention_mask, batch.positions)  # type: ignore[operator]
+            hidden = model.hidden_at(  # type: ignore[operator]
+                batch.input_ids, batch.attention_mask, batch.positions, batch.shared
+            )
             logits = model.lm_head(hidden)  # type: ignore[operator]
         return losses.token_log_probs(logits, batch.targets, temperature)
 

@@ -9,7 +9,6 @@ the edges only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,34 +18,7 @@ from torch import nn
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
 from rl_trainer.model.names import check_shapes, fuse, unfuse
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Where the tokens of a right-padded batch stand among its places, and back.
-
-    Products run over the N tokens alone, attention over all B * T places.
-
-    Attributes:
-        shape: (B, T).
-        to_padded: int64 [B * T], the token at each place; padding takes token 0, which is as good as any: nothing
-            that is kept sees it.
-        to_packed: int64 [N], the place of each token.
-    """
-
-    shape: tuple[int, int]
-    to_padded: torch.Tensor
-    to_packed: torch.Tensor
-
-    @classmethod
-    def of(cls, attention_mask: torch.Tensor) -> Packing:
-        """From a mask [B, T] with padding after the tokens and at least one token."""
-        present = attention_mask.flatten() != 0
-        to_packed = present.nonzero().squeeze(1)
-        to_padded = torch.zeros_like(present, dtype=torch.long)
-        to_padded[to_packed] = torch.arange(len(to_packed), device=present.device)
-        batch, length = attention_mask.shape
-        return cls((batch, length), to_padded, to_packed)
+from rl_trainer.model.packing import Packing
 
 
 class Block(nn.Module):
@@ -90,7 +62,7 @@ class Block(nn.Module):
         config = self.config
         qkv = F.linear(rms_norm(x, self.attention_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
         if packing is not None:
-            qkv = qkv.index_select(0, packing.to_padded).unflatten(0, packing.shape)
+            qkv = packing.spread(qkv)
         q, k, v = self.heads(qkv, rotations)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -102,15 +74,11 @@ class Block(nn.Module):
         )
         attended = attended.transpose(1, 2).flatten(2)
         if packing is not None:
-            attended = attended.flatten(0, 1)
-            if chosen is None:
-                attended = attended.index_select(0, packing.to_packed)
-            else:
-                attended = attended.index_select(0, packing.to_packed[chosen])
-                x = x.index_select(0, chosen)
+            attended = packing.gather(attended)
         elif chosen is not None:
-            attended = attended.flatten(0, 1).index_select(0, chosen)
-            x = x.flatten(0, 1).index_select(0, chosen)
+            attended, x = attended.flatten(0, 1), x.flatten(0, 1)
+        if chosen is not None:
+            attended, x = attended.index_select(0, chosen), x.index_select(0, chosen)
         return self.after_attention(x, attended)
 
     def project(
@@ -213,15 +181,19 @@ class Decoder(nn.Module):
         return rms_norm(x, self.norm, self.config.norm_eps)
 
     def hidden_at(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        places: torch.Tensor,
+        shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` int64 [M] of the flattened `hidden(input_ids, attention_mask)`, [M, H], for less work.
 
-        Padding must follow the tokens and costs attention only; the last layer ends early for tokens whose state is not
-        asked for. No place may be padding.
+        Padding must follow the tokens. It costs attention only, and so do the tokens with which a row begins as another
+        one does (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for. No
+        place may be padding.
         """
-        padded = not bool(attention_mask.all())
-        packing = Packing.of(attention_mask) if padded else None
+        packing = Packing.of(attention_mask, shared)
         rotations = self.rotations(input_ids.shape[1])[None, : input_ids.shape[1], None]
         x = F.embedding(input_ids, self.embed)
         if packing is not None:

@@ -84,9 +84,13 @@ class LibraryModel(nn.Module):
         return self.forward(input_ids, attention_mask, position_ids, segment_ids)
 
     def hidden_at(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        places: torch.Tensor,
+        shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `places` [M] of the flattened logits [B * T, V]."""
+        """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
         return self.hidden(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
