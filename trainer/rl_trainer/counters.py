@@ -166,6 +166,7 @@ def step_record(
         buffer_fill=buffer["ready"],
         buffer_in_rate=buffer["in_rate"],
         buffer_out_rate=buffer["out_rate"],
+        samplers=len(buffer["samplers"]),
         tokens_per_second=tokens / wall_seconds,
         samples_per_second=len(lengths) / wall_seconds,
         completion_tokens=tokens,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import ray
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
@@ -27,7 +26,7 @@ from rl_trainer.counters import Counters, step_record
 from rl_trainer.inputs import load_inputs
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.bundles import bundles, check_supported
-from rl_trainer.placement.groups import reserve
+from rl_trainer.placement.places import place_run
 from rl_trainer.ray_session import ray_session
 from rl_trainer.report.examples import Example, read_examples, write_examples
 from rl_trainer.report.metrics import MetricsWriter
@@ -136,11 +135,9 @@ class Session:
 
         self._shared_model = share_folder(self.model_folder)
         self.console.phase("reserving actors")
-        offered = ray.cluster_resources()
-        wanted = bundles(spec, offered.get("GPU", 0.0), offered)
-        reservation = reserve(wanted, spec.placement.strategy, spec.placement.timeout.seconds)
+        placement = place_run(spec)
         if not own_ray:  # else they end with Ray, also where it does not answer any more
-            self._stack.callback(reservation.release)
+            self._stack.callback(placement.release)
         self.console.phase("starting actors")
         self.buffer = Buffer.create(
             BufferConfig(
@@ -149,14 +146,20 @@ class Session:
                 max_staleness=spec.buffer.max_staleness,
                 order=spec.buffer.order,
                 on_full=spec.buffer.on_full,
-                samplers=spec.sampler.replicas,
+                samplers=placement.samplers,
                 steps_per_version=spec.weight_sync.every_steps,
             ),
-            **reservation.options("buffer"),
+            **placement.reservation.options("buffer"),
         )
-        self.learners = Learners.launch(spec, reservation)
+        self.learners = Learners.launch(spec, placement.reservation)
         self.samplers = Samplers(
-            spec, self._shared_model, self.buffer, reservation, search, self.console.warning
+            spec,
+            self._shared_model,
+            self.buffer,
+            placement,
+            search,
+            tell=self.console.message,
+            warn=self.console.warning,
         )
         self.learners.start(self._shared_model)
         self.samplers.wait_ready()

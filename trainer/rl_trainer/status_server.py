@@ -277,6 +277,7 @@ _RECORD_GAUGES = {
     "buffer_fill": "Groups in the buffer",
     "buffer_in_rate": "Groups put into the buffer per second",
     "buffer_out_rate": "Groups taken from the buffer per second",
+    "samplers": "Samplers that take part",
     "samples_per_second": "Trajectories trained on per second",
     "zero_variance_groups": "Groups of the last step whose rewards were all equal",
     "weight_version": "Version of the weights",

@@ -85,20 +85,22 @@ def test_needs_are_cumulative():
 class World:
     """Simulated samplers and a learner around a BufferState; everything that can go wrong does, at random."""
 
-    def __init__(self, config, rng, drop_rate, death_rate, late_rate=0.5):
+    def __init__(self, config, rng, drop_rate, death_rate, change_rate, late_rate=0.5):
         self.state = BufferState(config)
         self.config, self.rng = config, rng
         self.drop_rate, self.death_rate, self.late_rate = drop_rate, death_rate, late_rate
+        self.change_rate = change_rate
         self.events = []  # (time, tie, sampler, life, ticket)
         self.ghosts = []  # results of dead samplers that may still arrive
         self.life = dict.fromkeys(range(config.samplers), 0)
+        self.there = set(self.life)
         self.time, self.tie = 0.0, 0
         self.trained, self.dropped, self.discarded = [], set(), 0
         for sampler in self.life:
             self.state.register(sampler)
 
     def dispatch(self):
-        for sampler in self.rng.sample(sorted(self.life), len(self.life)):
+        for sampler in self.rng.sample(sorted(self.there), len(self.there)):
             for ticket in self.state.acquire(sampler, self.rng.randint(0, 6)):
                 self.tie += 1
                 end = self.time + min(50.0, self.rng.lognormvariate(0, 1.5))  # long-tailed, but they do end
@@ -109,15 +111,31 @@ class World:
         if life != self.life[sampler]:
             return
         if self.rng.random() < self.death_rate:
-            self.ghosts += [event for event in self.events if event[2] == sampler and event[3] == life]
-            self.life[sampler] += 1
-            self.state.release(sampler)
+            self.lose(sampler)
             self.state.register(sampler)
         elif self.rng.random() < self.drop_rate:
             if self.state.drop(sampler, ticket.group_id, "failed"):  # else a late result came first
                 self.dropped.add(ticket.group_id)
         else:
             self.put(sampler, ticket)
+
+    def lose(self, sampler):
+        life = self.life[sampler]
+        self.ghosts += [event for event in self.events if event[2] == sampler and event[3] == life]
+        self.life[sampler] += 1
+        self.state.release(sampler)
+
+    def come_or_go(self):
+        """One sampler more, with a new rank or one that another had, or one less; sometimes none is left for a while."""
+        if self.there and self.rng.random() < 0.5:
+            gone = self.rng.choice(sorted(self.there))
+            self.there.remove(gone)
+            self.lose(gone)
+        else:
+            come = next(rank for rank in range(len(self.there) + 1) if rank not in self.there)
+            self.there.add(come)
+            self.life.setdefault(come, 0)
+            self.state.register(come)
 
     def put(self, sampler, ticket):
         meta = GroupMeta(
@@ -157,9 +175,10 @@ class World:
     on_full=st.sampled_from(["block", "dropOldest", "reject"]),
     drop_rate=st.sampled_from([0.0, 0.2]),
     death_rate=st.sampled_from([0.0, 0.1]),
+    change_rate=st.sampled_from([0.0, 0.1]),
 )
 def test_never_too_old_never_stuck_nothing_lost(
-    seed, eta, per_step, per_version, samplers, slack, order, on_full, drop_rate, death_rate
+    seed, eta, per_step, per_version, samplers, slack, order, on_full, drop_rate, death_rate, change_rate
 ):
     config = BufferConfig(
         groups_per_step=per_step,
@@ -170,10 +189,12 @@ def test_never_too_old_never_stuck_nothing_lost(
         samplers=samplers,
         steps_per_version=per_version,
     )
-    world = World(config, random.Random(seed), drop_rate, death_rate)
+    world = World(config, random.Random(seed), drop_rate, death_rate, change_rate)
     idle = 0
     while world.state.committed_steps < 25:
         world.dispatch()
+        if world.rng.random() < world.change_rate:
+            world.come_or_go()
         if world.ghosts and world.rng.random() < world.late_rate:
             _, _, sampler, _, ticket = world.ghosts.pop()
             # Another sampler's rank: the dead one's own rank now holds tickets of a new life.

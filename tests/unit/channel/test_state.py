@@ -78,6 +78,22 @@ def run_and_commit_all(state, holders):
     state.commit()
 
 
+def test_on_policy_share_of_a_sampler_that_joins_is_of_what_nobody_has_yet():
+    state = make(samplers=1, groups_per_step=4, capacity=8)
+    assert [t.group_id for t in state.acquire(0, 4)] == [0, 1, 2, 3]
+    state.register(1)
+    assert state.acquire(1, 4) == []
+    for group_id in range(4):
+        state.put(0, meta(group_id), b"")
+    state.take()
+    state.commit()
+    state.publish(1)
+    assert [t.group_id for t in state.acquire(1, 4)] == [5, 7]
+    assert [t.group_id for t in state.acquire(0, 4)] == [4, 6]
+    assert state.release(1) == [5, 7]  # and leaves again
+    assert [t.group_id for t in state.acquire(0, 4)] == [5, 7]
+
+
 def test_prompts_of_a_dead_sampler_come_first_under_the_same_ids():
     state = make(samplers=2, max_staleness=2)
     state.acquire(0, 2)

@@ -60,4 +60,14 @@ def test_actors_go_to_the_nodes_of_their_role_where_there_are_such():
         ("sampler 0", "sampler"),
     ]
     assert both[1].resources() == {"CPU": 1, "learner": 0.001}
+    assert both[2].resources() == {"CPU": 1, "sampler": 1.0}, "a sampler has its place for itself"
     assert {b.role for b in bundles(spec())} == {None}
+
+
+def test_the_head_is_marked_so_samplers_that_come_later_will_be():
+    found = bundles(spec(sampler={"replicas": 3}), marked={"head": 1.0, "learner": 1.0}, samplers=1)
+    assert [(b.name, b.role) for b in found] == [
+        ("buffer", "head"),
+        ("learner 0", "learner"),
+        ("sampler 0", "sampler"),
+    ]

@@ -12,7 +12,7 @@ from rl_trainer.channel.policies import OnFull, Order
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What a buffer is made with (the contract's defaults); `samplers` will register."""
+    """What a buffer is made with (the contract's defaults); `samplers` will register, more may."""
 
     groups_per_step: int
     capacity: int = 256

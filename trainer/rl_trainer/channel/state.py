@@ -11,8 +11,8 @@ The life of a group::
 
 A group id is the index of its prompt, which is the prompt cursor: ids are handed out 0, 1, 2, ... and each is
 committed or dropped exactly once. `take` leases a batch and gives the same one again until `commit`.
-Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run is the
-same.
+Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run with the
+same samplers is the same. One that joins later takes its share of the ids that are not assigned yet.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class BufferState:
         self.leased: list[_Ready] | None = None
         self.released: set[int] = set()
         self.registered: set[int] = set()
+        self.shares = list(range(config.samplers))  # all that ever had one, in order
         self.counts: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
         self.max_staleness_seen = 0
@@ -98,6 +99,8 @@ class BufferState:
         self.release(sampler)
         self.released.discard(sampler)
         self.registered.add(sampler)
+        if sampler not in self.shares:
+            bisect.insort(self.shares, sampler)
 
     def release(self, sampler: int) -> list[int]:
         """A sampler is gone: its unfinished groups will be reissued under the same ids. Returns those ids."""
@@ -113,7 +116,7 @@ class BufferState:
 
     def _home(self, group_id: int) -> int:
         """The sampler that gets this group in strict mode; a dead one's share goes round the living."""
-        home = group_id % self.config.samplers
+        home = self.shares[group_id % len(self.shares)]
         if home not in self.released:
             return home
         living = sorted(self.registered)

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
-from rl_trainer.placement.groups import Bundle
+from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
 
 
 def check_supported(spec: RunSpec) -> None:
@@ -26,7 +26,9 @@ def check_supported(spec: RunSpec) -> None:
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
 
 
-def bundles(spec: RunSpec, gpus: float = 0.0, marked: Container[str] = ()) -> list[Bundle]:
+def bundles(
+    spec: RunSpec, gpus: float = 0.0, marked: Container[str] = (), samplers: int | None = None
+) -> list[Bundle]:
     """One bundle per actor, named as in messages.
 
     Args:
@@ -34,19 +36,22 @@ def bundles(spec: RunSpec, gpus: float = 0.0, marked: Container[str] = ()) -> li
         gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers, where there are enough
             for all of a role and `sampler.resources.accelerators` does not say otherwise.
         marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
-            resource of that name.
+            resource of that name. Where the head has one, the others get them too, if only later.
+        samplers: how many; None: `sampler.replicas`.
     """
 
     def mark(role: str) -> str | None:
-        return role if role in marked else None
+        return role if role in marked or "head" in marked else None
 
-    learners, samplers = spec.learner.replicas, spec.sampler.replicas
+    learners = spec.learner.replicas
+    samplers = spec.sampler.replicas if samplers is None else samplers
     resources = spec.sampler.resources
     learner_gpus = 1.0 if gpus >= learners else 0.0
     sampler_gpus = 1.0 if gpus >= learners + samplers else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
     sampler_cpus = resources.cpu if resources is not None and resources.cpu else spec.sampler.threads
+    share = WHOLE_PLACE if mark("sampler") else ROLE_SHARE
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.
         Bundle("buffer", 0.01, role=mark("head")),
@@ -54,5 +59,8 @@ def bundles(spec: RunSpec, gpus: float = 0.0, marked: Container[str] = ()) -> li
             Bundle(f"learner {rank}", spec.learner.threads, learner_gpus, mark("learner"))
             for rank in range(learners)
         ),
-        *(Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus, mark("sampler")) for rank in range(samplers)),
+        *(
+            Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus, mark("sampler"), share)
+            for rank in range(samplers)
+        ),
     ]

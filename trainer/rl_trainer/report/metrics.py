@@ -53,6 +53,7 @@ class StepRecord:
         buffer_fill: groups in the buffer at the end of the step.
         buffer_in_rate: groups put into the buffer per second during the step.
         buffer_out_rate: groups taken from it per second during the step.
+        samplers: samplers that took part at the end of the step.
         tokens_per_second: completion tokens trained on per second of wall time.
         samples_per_second: trajectories trained on per second of wall time.
         completion_tokens: completion tokens trained on in this step.
@@ -93,6 +94,7 @@ class StepRecord:
     buffer_fill: float = NAN
     buffer_in_rate: float = NAN
     buffer_out_rate: float = NAN
+    samplers: int = 0
     tokens_per_second: float = NAN
     samples_per_second: float = NAN
     completion_tokens: int = 0
@@ -136,6 +138,7 @@ TENSORBOARD_TAGS = {
     "flow/buffer_fill": "buffer_fill",
     "flow/buffer_in_rate": "buffer_in_rate",
     "flow/buffer_out_rate": "buffer_out_rate",
+    "flow/samplers": "samplers",
     "speed/tokens_per_second": "tokens_per_second",
     "speed/samples_per_second": "samples_per_second",
     "speed/step_seconds": "wall_seconds",
