@@ -78,7 +78,7 @@ class SimulatedSampler:
                 meta = GroupMeta(
                     ticket.group_id, [1.0], [1], ticket.version, ticket.version, extra={"seconds": seconds}
                 )
-                puts.append(buffer.put_ref(rank, meta, payload))
+                puts.append(buffer.put_ref(rank, [(meta, payload)]))
             puts = [ref for ref in puts if not ray.wait([ref], timeout=0)[0]]
 
 

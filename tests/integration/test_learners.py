@@ -80,7 +80,10 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
         losses = []
         for step in range(3):
             advantages = np.random.default_rng(step).normal(size=12).astype(np.float32)
-            result, spans = learners.update(groups(step), advantages, step)
+            result, published, spans = learners.update(
+                groups(step), advantages, step, step + 1 if step else None
+            )
+            assert [ray.get(weights).version for weights in published] == ([step + 1] if step else [])
             losses.append(result.metrics["loss"])
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         weights, moments, steps = learners.state()

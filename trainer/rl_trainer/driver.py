@@ -36,7 +36,7 @@ def train(
         if not session.resumed:
             warm_start(session)
             session.begin()
-        session.publish()
+        session.begin_sampling()
         stop.begin(console.message)
 
         reason = session.stop_reason()
@@ -50,8 +50,7 @@ def train(
             )
             update = session.update(batch, advantages)
             session.evaluate_if_due()
-            session.publish()
-            session.record(batch, rewards, update)
+            session.finish_step(batch, rewards, update)
             check_divergence(session.counters.skipped_in_a_row)
             session.checkpoint_if_due()
             reason = session.stop_reason()

@@ -60,6 +60,7 @@ class Session:
         self._step_ended = 0.0
         self._weights: list[Any] = []
         self._weights_version = -1
+        self._taking: Any = None
         self._alarms: set[str] = set()
         self._progress = Progress()
         self._checkpoint: CheckpointStatus | None = None
@@ -182,17 +183,20 @@ class Session:
         """The next batch of scored groups, as the admission rule lets it be."""
         self.console.phase("training")
         with self.spans.span("wait"):
-            call = self.buffer.actor.take.remote(STALL_SECONDS)
+            call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
             batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
         for group in batch.groups:
             self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
         return batch
 
     def update(self, batch: Batch, advantages: npt.NDArray[np.float32]) -> UpdateResult:
-        """One training step; the batch is committed, so it is never trained on again."""
-        result, spans = self.learners.update(batch.groups, advantages, self.counters.step)
+        """One training step. The weights come along if it is their turn."""
+        every, step = self.spec.weight_sync.every_steps, self.counters.step
+        version = None if (step + 1) % every else (step + 1) // every
+        result, weights, spans = self.learners.update(batch.groups, advantages, step, version)
+        if version is not None:
+            self._weights, self._weights_version = weights, version
         self._step_spans.extend(spans)
-        self.buffer.commit(batch.step)
         self.counters.finish_step(batch, result)
         return result
 
@@ -206,20 +210,27 @@ class Session:
             self._publish_weights()
             self._evaluate()
 
-    def publish(self) -> None:
-        """Hands the newest weights to the samplers, every `weightSync.everySteps` steps; starts them the first time."""
-        if self.counters.step % self.spec.weight_sync.every_steps and self.samplers.begun:
-            return
+    def begin_sampling(self) -> None:
+        """Starts the samplers with the weights that there are."""
         self._publish_weights()
         with self.spans.span("publish", version=self._weights_version):
             self.buffer.publish(self._weights_version, self._weights)
-        if not self.samplers.begun:
-            self.samplers.begin()
+        self.samplers.begin()
 
-    def record(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
+    def finish_step(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
+        """The batch will never be trained on again, the samplers get the newest weights, and the step is recorded."""
+        due = self.counters.step % self.spec.weight_sync.every_steps == 0
+        version = self._weights_version if due else None
+        with self.spans.span("publish", version=self._weights_version):
+            buffer = self.buffer.finish_step(batch.step, version, self._weights if due else None)
+        self._taking = self.buffer.actor.take.remote(STALL_SECONDS)  # on its way while this step is recorded
+        self._record(batch, rewards, update, buffer)
+
+    def _record(
+        self, batch: Batch, rewards: AdvantageStats, update: UpdateResult, buffer: dict[str, Any]
+    ) -> None:
         """Writes the step to metrics, timeline, console and status server."""
         now = time.monotonic()
-        buffer = self.buffer.metrics()
         self._step_spans.extend(self.spans.drain())
         record = step_record(
             self.spec,

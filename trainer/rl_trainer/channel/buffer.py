@@ -9,7 +9,7 @@ is never lost with its sampler.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -117,13 +117,16 @@ class BufferActor:
             self._state.producer_wait.add(time.monotonic() - started)
         return Acquired(tickets, self._state.version, self._weights if newer else None)
 
-    async def put(self, sampler: int, meta: GroupMeta, payload: Any, node_id: str | None = None) -> PutResult:
-        """A finished group; `payload`: bytes or `[reference]`. Answered when its sampler may die."""
-        if isinstance(payload, list):
-            payload = await adopt(payload[0], node_id)
-        result = self._state.put(sampler, meta, payload, time.monotonic())
+    async def put(
+        self, sampler: int, groups: Sequence[tuple[GroupMeta, Any]], node_id: str | None = None
+    ) -> list[PutResult]:
+        """Finished groups, each with its payload: bytes or `[reference]`. Answered when their sampler may die."""
+        results = []
+        for meta, payload in groups:
+            kept = await adopt(payload[0], node_id) if isinstance(payload, list) else payload
+            results.append(self._state.put(sampler, meta, kept, time.monotonic()))
         self._changes.notify()
-        return result
+        return results
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""
@@ -164,6 +167,13 @@ class BufferActor:
             self._state.commit()
             self._changes.notify()
         return self._state.committed_steps
+
+    async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
+        """`commit`, then `publish` unless `version` is None, then `metrics`: what ends a step, in one call."""
+        await self.commit(step)
+        if version is not None:
+            await self.publish(version, weights)
+        return await self.metrics()
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """See `BufferState.snapshot`."""
@@ -227,15 +237,19 @@ class Buffer:
 
     def put(self, sampler: int, meta: GroupMeta, payload: GroupPayload | bytes) -> PutResult:
         """Hand in a finished group; returns when it no longer depends on this process."""
-        return cast(PutResult, self.result(self.put_ref(sampler, meta, payload), "handing in a group"))
+        results: list[PutResult] = self.result(self.put_ref(sampler, [(meta, payload)]), "handing in a group")
+        return results[0]
 
-    def put_ref(self, sampler: int, meta: GroupMeta, payload: GroupPayload | bytes) -> Any:
-        """`put` without waiting. The caller keeps the reference until it is answered."""
-        data = payload.to_bytes() if isinstance(payload, GroupPayload) else payload
-        if len(data) <= INLINE_BYTES:
-            return self.actor.put.remote(sampler, meta, data)
-        boxed = [ray.put(np.frombuffer(data, np.uint8))]
-        return self.actor.put.remote(sampler, meta, boxed, ray.get_runtime_context().get_node_id())
+    def put_ref(self, sampler: int, groups: Iterable[tuple[GroupMeta, GroupPayload | bytes]]) -> Any:
+        """`put` of several groups without waiting. The caller keeps the reference until it is answered."""
+        sent: list[tuple[GroupMeta, Any]] = []
+        inline = 0
+        for meta, payload in groups:
+            data = payload.to_bytes() if isinstance(payload, GroupPayload) else payload
+            inline += len(data)
+            # Counted together: Ray itself moves larger calls through the object store.
+            sent.append((meta, data if inline <= INLINE_BYTES else [ray.put(np.frombuffer(data, np.uint8))]))
+        return self.actor.put.remote(sampler, sent, ray.get_runtime_context().get_node_id())
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
@@ -257,6 +271,11 @@ class Buffer:
     def commit(self, step: int) -> int:
         """The batch of `step` is trained: forget it. Returns the number of steps trained."""
         return cast(int, self.result(self.actor.commit.remote(step), "committing a step"))
+
+    def finish_step(self, step: int, version: int | None = None, weights: Any = None) -> dict[str, Any]:
+        """`commit`, `publish` where there is a version, and `metrics`, for the price of one call."""
+        ref = self.actor.finish_step.remote(step, version, weights)
+        return cast(dict[str, Any], self.result(ref, "ending a step"))
 
     def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """`(JSON-able state, payloads as bytes)` for a checkpoint."""

@@ -93,9 +93,12 @@ class LearnerActor:
         return self.learner.supervise(samples, denominators, rate)
 
     def update(
-        self, groups: Sequence[TakenGroup], plan: Sequence[tuple[Sequence[Member], LossDenominators]]
-    ) -> tuple[UpdateResult, list[Span]]:
-        """One training step on this rank's members of `groups`."""
+        self,
+        groups: Sequence[TakenGroup],
+        plan: Sequence[tuple[Sequence[Member], LossDenominators]],
+        version: int | None,
+    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+        """One training step on this rank's members of `groups`; then `publish`, unless `version` is None."""
         with self.spans.span("train"):
             needed = sorted({member.group for members, _ in plan for member in members})
             payloads = fetch_payloads([groups[index].payload for index in needed])
@@ -115,15 +118,18 @@ class LearnerActor:
                 for members, denominators in plan
             ]
             result = self.learner.update(batches)
-        return result, self.spans.drain()
+        weights = [] if version is None else self._put_weights(version)
+        return result, weights, self.spans.drain()
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """The weights in the object store, in the run's number format; asked of rank 0."""
+        return self._put_weights(version), self.spans.drain()
+
+    def _put_weights(self, version: int) -> list[ray.ObjectRef[WeightsPayload]]:
         with self.spans.span("publish", version=version):
             dtype = getattr(torch, self.spec.model.dtype)
             tensors = {name: value.to(dtype) for name, value in self._weights().items()}
-            reference = ray.put(pack_weights(tensors, version))
-        return [reference], self.spans.drain()
+            return [ray.put(pack_weights(tensors, version))]
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int]:
         """Weights (fp32, Hugging Face names), optimizer moments, optimizer steps; asked of rank 0."""
@@ -190,9 +196,16 @@ class Learners:
         return float(self._all("supervise", arguments, "the warm start")[0])
 
     def update(
-        self, groups: Sequence[TakenGroup], advantages: npt.NDArray[np.float32], step: int
-    ) -> tuple[UpdateResult, list[Span]]:
-        """One training step on all members of `groups`; `advantages` in their order."""
+        self,
+        groups: Sequence[TakenGroup],
+        advantages: npt.NDArray[np.float32],
+        step: int,
+        version: int | None = None,
+    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+        """One training step on all members of `groups`; `advantages` in their order.
+
+        The new weights come along as `version`, unless that is None.
+        """
         algorithm = self.spec.algorithm
         plan = plan_update(
             [group.meta.extra["total_lengths"] for group in groups],
@@ -205,9 +218,15 @@ class Learners:
             seed=(self.spec.seed, step),
         )
         results = self._all(
-            "update", [(groups, _rank_plan(plan, r)) for r in range(len(self.actors))], "training"
+            "update",
+            [
+                (groups, _rank_plan(plan, rank), version if rank == 0 else None)
+                for rank in range(len(self.actors))
+            ],
+            "training",
         )
-        return results[0][0], [span for _, spans in results for span in spans]
+        update, weights, _ = results[0]
+        return update, weights, [span for _, _, spans in results for span in spans]
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """Weights of `version` as a wrapped reference."""

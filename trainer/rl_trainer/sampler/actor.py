@@ -21,7 +21,7 @@ import torch
 from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.channel.buffer import Acquired, Buffer
-from rl_trainer.channel.payload import pack_group
+from rl_trainer.channel.payload import GroupPayload, pack_group
 from rl_trainer.channel.state import GroupMeta, Ticket
 from rl_trainer.inputs import heldout_count
 from rl_trainer.model.shared_folder import SharedFolder
@@ -274,17 +274,20 @@ class SamplerActor:
     def _advance(self) -> None:
         if self._busy_since is None:
             self._busy_since = time.time()
+        done: list[tuple[GroupMeta, GroupPayload]] = []
         for group in self.rollouts.advance():
             if isinstance(group, GroupFailure):
                 self._failed(group)
             elif isinstance(group.key, Ticket):
-                self._put(group.key, group)
+                done.append(self._finished(group.key, group))
             else:
                 self._answered(group)
+        if done:
+            self._puts.append(self.buffer.put_ref(self.rank, done).future())
         if self._busy_since is not None and time.time() - self._busy_since > SPAN_SECONDS:
             self._close_span()
 
-    def _put(self, ticket: Ticket, group: GroupRollout) -> None:
+    def _finished(self, ticket: Ticket, group: GroupRollout) -> tuple[GroupMeta, GroupPayload]:
         self._score_seconds += group.score_seconds
         self._close_span()
         trajectories = group.trajectories()
@@ -304,7 +307,7 @@ class SamplerActor:
                 "spans": [list(span) for span in self.spans.drain()],
             },
         )
-        self._puts.append(self.buffer.put_ref(self.rank, meta, pack_group(trajectories)).future())
+        return meta, pack_group(trajectories)
 
     def _answered(self, group: GroupRollout) -> None:
         job, i = cast(tuple[_Evaluation, int], group.key)
