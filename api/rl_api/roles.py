@@ -26,9 +26,12 @@ class ResourcesSpec(Model):
 class SamplerSpec(Model):
     """The role that generates completions."""
 
-    replicas: int = Field(default=1, ge=1, description="Number of samplers.")
+    replicas: int = Field(default=1, ge=1, description="Number of samplers; may change while training runs.")
     min_replicas: int = Field(
-        default=1, ge=1, description="Samplers that must be there for training to start."
+        default=1,
+        ge=1,
+        description="Samplers that must be there for training to start and to go on; on a cluster the others join "
+        "while training runs.",
     )
     pool: ObjectName | None = Field(
         default=None, description="Pool of the profile; null: the profile's first."

@@ -18,6 +18,7 @@ from rl_operator.observed import known_status
 from rl_operator.render.config import TOKEN_KEY
 from rl_operator.render.effective import Effective, Plan, plan
 from rl_operator.render.names import API_VERSION, HASH_ANNOTATION, KIND, Manifest, secret_name
+from rl_operator.scaling import SamplerGroup, Scale
 from rl_operator.settings import FIELD_MANAGER, FINALIZER, Settings
 from rl_operator.store import Key, Store
 from rl_operator.world import (
@@ -37,6 +38,7 @@ from rl_operator.world import (
 _EVENTS_SECONDS: Final = 5.0
 _KUBERAY_SECONDS: Final = 10.0
 _CLAIM_SECONDS: Final = 4.0
+_SCALE_SECONDS: Final = 20.0
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Memory:
     reading_error: str = ""
     ask: Ask | None = None
     refusal: str = ""
+    scale_refusal: str = ""
+    scale_again: float = 0.0
     failures: int = 0
     plan_of: object = None
     plan: Plan | None = None
@@ -101,7 +105,8 @@ class Cluster:
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
-        if world.rays and "ClusterReady" not in over:
+        ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
+        if world.rays and not ready:
             changes["events"] = await self._warnings(key, world)
             changes["log_tail"] = await self._logs(key, world.pods, memory)
         return replace(world, **changes)
@@ -110,9 +115,12 @@ class Cluster:
         rays: list[Ray] = []
         pods: list[Pod] = list(self.store.ended_pods(key))
         live: dict[tuple[str, str], Live] = {}
+        groups: dict[str, SamplerGroup] = {}
         for name, seen in self.store.of_run(key):
             if isinstance(seen.view, Pod):
                 pods.append(seen.view)
+            elif isinstance(seen.view, SamplerGroup):
+                groups[seen.view.owner] = seen.view
             elif isinstance(seen.view, Ray) and seen.owner == memory.uid:
                 rays.append(seen.view)
             elif isinstance(seen.view, Live) and seen.owner == memory.uid:
@@ -124,13 +132,14 @@ class Cluster:
         ]
         return World(
             run=run,
-            rays=tuple(rays),
+            rays=tuple(replace(ray, samplers=groups.get(ray.uid, ray.samplers)) for ray in rays),
             pods=tuple(pods),
             live=live,
             reading=memory.reading,
             reading_error=memory.reading_error,
             ask=memory.ask,
             refusal=memory.refusal,
+            scale_refusal=memory.scale_refusal,
         )
 
     async def _unsure(self, world: World, attempt: int) -> bool:
@@ -228,6 +237,10 @@ class Cluster:
             self.store.put(await self.api.apply(manifest))
         for target in decision.delete:
             await self.api.delete(target.kind, namespace, target.name, target.uid)
+        if decision.scale is not None:
+            await self._scale(namespace, decision.scale, memory)
+        else:
+            memory.scale_refusal = ""
         await self._write_status(world, decision)
         if decision.finalizer is False:
             await self._set_finalizer(world, False)
@@ -259,6 +272,22 @@ class Cluster:
             memory.token = base64.b64decode(made["data"][TOKEN_KEY]).decode()
         elif kind != "ConfigMap":
             self.store.put({**made, "kind": kind})
+
+    async def _scale(self, namespace: str, wanted: Scale, memory: Memory) -> None:
+        """Ask KubeRay for another number of samplers. Training does not depend on it: a refusal is shown, no more."""
+        now = time.monotonic()
+        if now < memory.scale_again:
+            return
+        try:
+            made = await self.api.patch("RayCluster", namespace, wanted.group.cluster, wanted.patch)
+        except ApiError as error:
+            memory.scale_again = now + _SCALE_SECONDS
+            if error.status not in (400, 403, 404, 409, 422):
+                raise
+            memory.scale_refusal = f"KubeRay cannot be asked for {wanted.replicas}: {error}"
+        else:
+            memory.scale_refusal = ""
+            self.store.put({**made, "kind": "RayCluster"})
 
     async def _set_finalizer(self, world: World, wanted: bool) -> None:
         """Our finalizer by server-side apply: it is ours alone, and others are left as they are."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rl_api.progress import Attempt, Progress, RoleStatus, RunStatus
 from rl_operator.conditions import Conditions
 from rl_operator.diagnose import Diagnosis
-from rl_operator.render.effective import Effective
+from rl_operator.render.effective import Effective, Plan, Refused
 from rl_operator.render.names import HEAD, LEARNER, SAMPLER
 from rl_operator.world import Ray, World
 
@@ -60,29 +60,38 @@ def merge_progress(old: Progress | None, new: Progress) -> Progress:
 def role_statuses(
     world: World,
     attempt: int,
-    effective: Effective | None,
+    plan: Plan,
     old: Mapping[str, RoleStatus],
     found: Sequence[Diagnosis],
 ) -> dict[str, RoleStatus]:
-    """Replicas of each role, and why some are missing."""
+    """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with."""
     roles: dict[str, RoleStatus] = {}
     pods = world.pods_of(attempt)
+    effective = plan if isinstance(plan, Effective) else None
     for role in (HEAD, LEARNER, SAMPLER):
         desired = old[role].desired if role in old else 1
-        if effective is not None and role not in old:
+        if effective is not None and (role not in old or (role == SAMPLER and effective.elastic)):
             desired = effective.role(role).replicas
         ready = sum(pod.ready and pod.deleting is None for pod in pods if pod.role == role)
         why = next((diagnosis.message for diagnosis in found if diagnosis.role in (role, "")), None)
         reason = None
         if ready < desired:
-            reason = why or "starting"
-        elif role == SAMPLER and effective is not None and effective.role(role).replicas != desired:
-            wanted = effective.role(role).replicas
-            reason = (
-                f"spec.sampler.replicas is {wanted} now; this attempt began with {desired} and keeps them"
-            )
+            refused = world.scale_refusal if role == SAMPLER else ""
+            reason = why or refused or "starting"
+        elif role == SAMPLER:
+            reason = _not_followed(plan, desired)
         roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
     return roles
+
+
+def _not_followed(plan: Plan, desired: int) -> str | None:
+    """Why there are not as many samplers as the spec says now; None: there are."""
+    if isinstance(plan, Refused):
+        return plan.message if plan.reason == "LimitExceeded" else None
+    wanted = plan.role(SAMPLER).replicas
+    if wanted == desired:
+        return None
+    return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
 
 
 def cluster_condition(
@@ -90,6 +99,7 @@ def cluster_condition(
     world: World,
     ray: Ray,
     roles: Mapping[str, RoleStatus],
+    effective: Effective | None,
     found: Sequence[Diagnosis],
     now: datetime,
 ) -> None:
@@ -98,11 +108,16 @@ def cluster_condition(
         conditions.set("Admitted", "False", "Queued", "the run waits in its queue for quota")
     elif conditions.get("Admitted") is not None:
         conditions.set("Admitted", "True", "Admitted", "the queue has admitted the run")
-    if all(role.ready >= role.desired for role in roles.values()) and (
-        ray.submitted or ray.cluster_state == "ready"
-    ):
-        conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
-        return
+    missing = [name for name, role in sorted(roles.items()) if role.ready < role.desired]
+    if ray.submitted or ray.cluster_state == "ready":
+        if not missing:
+            conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
+            return
+        samplers, least = roles[SAMPLER], effective.role(SAMPLER).at_start if effective else None
+        if missing == [SAMPLER] and least is not None and samplers.ready >= least:
+            share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
+            conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
+            return
     if found:
         conditions.set("ClusterReady", "False", found[0].reason, found[0].message)
     elif _ignored(ray, world, now):
@@ -113,8 +128,9 @@ def cluster_condition(
             f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?",
         )
     elif ray.submitted:
-        missing = ", ".join(name for name, role in sorted(roles.items()) if role.ready < role.desired)
-        conditions.set("ClusterReady", "False", "PodsMissing", f"not all pods are ready: {missing}")
+        conditions.set(
+            "ClusterReady", "False", "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
+        )
     else:
         conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
 

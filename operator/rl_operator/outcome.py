@@ -8,6 +8,7 @@ from typing import Final
 
 from rl_api.progress import Attempt
 from rl_operator.diagnose import dead_pod, exit_code, failure_sentence, one_line
+from rl_operator.render.names import SAMPLER
 from rl_operator.world import Ray, World
 
 SUSPENDED: Final = "Suspended"
@@ -57,7 +58,8 @@ def _failed(world: World, ray: Ray) -> Outcome:
     if code in _INTERRUPTED:
         return Outcome("Interrupted", "the driver was told to stop")
     dead = dead_pod(world, ray.attempt)
-    if dead is not None:
+    # Attempts survive lost samplers: what became of one is no reason for an end that is not about samplers.
+    if dead is not None and (dead.role != SAMPLER or SAMPLER in failure_sentence(ray.message)):
         return Outcome(dead.reason, dead.message)
     if ray.reason and ray.reason != "AppFailed":
         return Outcome(ray.reason, one_line(ray.message) or "KubeRay says no more")

@@ -31,11 +31,12 @@ from rl_operator.observed import (
 from rl_operator.outcome import Outcome, outcome
 from rl_operator.render.config import secret
 from rl_operator.render.effective import Effective, Plan
-from rl_operator.render.names import HEAD, Manifest, attempt_name
+from rl_operator.render.names import HEAD, SAMPLER, Manifest, attempt_name
 from rl_operator.render.objects import attempt_objects, run_objects
+from rl_operator.scaling import scale
 from rl_operator.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.turn import ACTIVE, QUICK, SLOW, STUCK_POD, Turn
-from rl_operator.world import Decision, Live, Note, World
+from rl_operator.world import Decision, Live, Note, Ray, World
 
 
 def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
@@ -113,11 +114,23 @@ def _watch(turn: Turn, attempt: Attempt) -> None:
         close(turn, attempt, late)
         return
     found = diagnose(world, attempt.number, turn.effective)
-    turn.roles = role_statuses(world, attempt.number, turn.effective, turn.roles, found)
-    cluster_condition(conditions, world, ray, turn.roles, found, turn.now)
+    turn.roles = role_statuses(world, attempt.number, turn.plan, turn.roles, found)
+    cluster_condition(conditions, world, ray, turn.roles, turn.effective, found, turn.now)
     training_condition(conditions, world, ray, turn.now)
     turn.phase = shown_phase(world, ray, conditions)
+    _scale(turn, ray)
     turn.requeue = SLOW if conditions.holds("ClusterReady") else ACTIVE
+
+
+def _scale(turn: Turn, ray: Ray) -> None:
+    """Bring the number of samplers to what the spec says now, once training has begun with the fewest."""
+    effective = turn.effective
+    if ray.samplers is None or not ray.at_work or effective is None or not effective.elastic:
+        return
+    pods = turn.world.pods_of(ray.attempt)
+    turn.scale = scale(ray.samplers, effective.role(SAMPLER).replicas, pods)
+    if turn.scale is not None and not turn.world.scale_refusal:
+        turn.notes.append(Note("Normal", "Scaling", turn.scale.sentence))
 
 
 def _read(turn: Turn, attempt: int) -> None:

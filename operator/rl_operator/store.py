@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_operator.render.names import KIND, RUN_LABEL, Manifest
+from rl_operator.scaling import SamplerGroup, parse_group
 from rl_operator.world import Live, Pod, Ray, parse_live, parse_pod, parse_ray, parse_time
 
 Key = tuple[str, str]
@@ -36,7 +37,7 @@ class Seen:
     kind: str
     uid: str
     version: int
-    view: Ray | Pod | Live | Manifest
+    view: Ray | Pod | Live | SamplerGroup | Manifest
     owner: str = ""
     """Uid of the run that owns it; empty for pods, which a RayCluster owns."""
 
@@ -63,6 +64,8 @@ class Store:
         if view is None:
             return []
         self._objects[kind][place] = Seen(kind, uid, version, view, _owner(document))
+        if isinstance(view, SamplerGroup) and known is not None and known.view == view:
+            return []
         return self._note(kind, place, document)
 
     def drop(self, document: Manifest) -> list[Key]:
@@ -179,11 +182,13 @@ def _owner(document: Manifest) -> str:
     return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
 
 
-def _view(document: Manifest) -> Ray | Pod | Live | Manifest | None:
+def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | None:
     kind = document["kind"]
     if kind in ("RayJob", "RayCluster"):
-        # The RayCluster of a RayJob is KubeRay's business.
-        return parse_ray(document) if _owner(document) else None
+        if _owner(document):
+            return parse_ray(document)
+        # The RayCluster of a RayJob is KubeRay's business, but for the number of samplers.
+        return parse_group(document) if kind == "RayCluster" else None
     if kind == "Pod":
         return parse_pod(document)
     if kind in ("NetworkPolicy", "PodDisruptionBudget"):

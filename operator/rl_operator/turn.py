@@ -10,6 +10,7 @@ from rl_api.progress import Attempt, CheckpointStatus, Progress, RoleStatus, Run
 from rl_operator.conditions import Conditions
 from rl_operator.render.effective import Effective, Plan
 from rl_operator.render.names import Manifest
+from rl_operator.scaling import Scale
 from rl_operator.settings import FINALIZER, Settings
 from rl_operator.world import Decision, Note, Pull, Ray, Target, World
 
@@ -39,6 +40,7 @@ class Turn:
     create: list[Manifest] = field(default_factory=list)
     apply: list[Manifest] = field(default_factory=list)
     delete: list[Target] = field(default_factory=list)
+    scale: Scale | None = None
     notes: list[Note] = field(default_factory=list)
     pull: Pull | None = None
     ask: float | None = None
@@ -98,6 +100,7 @@ class Turn:
             create=tuple(self.create),
             apply=tuple(self.apply),
             delete=tuple(self.delete),
+            scale=self.scale,
             notes=(*self.notes, *self.conditions.notes()),
             pull=self.pull,
             ask=self.ask,

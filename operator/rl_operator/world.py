@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rl_api.progress import CheckpointStatus, Progress, RunStatus
 from rl_operator.render.names import ATTEMPT_LABEL, HASH_ANNOTATION, HEAD, ROLE_LABEL, Manifest
+from rl_operator.scaling import SamplerGroup, Scale, parse_group
 
 
 def parse_time(text: object) -> datetime | None:
@@ -50,11 +51,18 @@ class Ray:
     """Message of the RayCluster's ReplicaFailure condition."""
     head_service: str = ""
     dashboard_url: str = ""
+    samplers: SamplerGroup | None = None
+    """Samplers that KubeRay was asked for; None: not known yet."""
 
     @property
     def submitted(self) -> bool:
         """Whether the job was submitted, so that a head must have been there."""
         return self.deployment_status == "Running"
+
+    @property
+    def at_work(self) -> bool:
+        """Whether all pods were there once, so that training, or a person, has begun."""
+        return self.submitted if self.kind == "RayJob" else self.cluster_state == "ready"
 
 
 def parse_ray(document: Mapping[str, Any]) -> Ray:
@@ -90,6 +98,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         cluster_reason=str(failure.get("message") or cluster.get("reason") or ""),
         head_service=service or (f"{cluster_name}-head-svc" if cluster_name else ""),
         dashboard_url=str(status.get("dashboardURL") or ""),
+        samplers=parse_group(document) if kind == "RayCluster" else None,
     )
 
 
@@ -276,6 +285,8 @@ class World:
     ask: Ask | None = None
     refusal: str = ""
     """What the API server said when an object of the run could not be written."""
+    scale_refusal: str = ""
+    """What it said when KubeRay was to be asked for another number of samplers."""
     log_tail: Mapping[str, str] = field(default_factory=dict)
     """Last log lines of containers that crashed, by pod name."""
 
@@ -360,6 +371,8 @@ class Decision:
     apply: tuple[Manifest, ...] = ()
     """Objects that are there and differ."""
     delete: tuple[Target, ...] = ()
+    scale: Scale | None = None
+    """Another number of samplers to ask KubeRay for."""
     notes: tuple[Note, ...] = ()
     pull: Pull | None = None
     """Driver to ask for its progress now and then; None: none."""

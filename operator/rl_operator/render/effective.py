@@ -39,6 +39,13 @@ class RolePlan:
     """CPU cores that Ray may hand out on one pod."""
     memory: str
     accelerators: int = 0
+    least: int | None = None
+    """Pods that an attempt begins with, where others may follow; None: all."""
+
+    @property
+    def at_start(self) -> int:
+        """Pods that an attempt begins with."""
+        return self.replicas if self.least is None else self.least
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ class Effective:
     def role(self, name: str) -> RolePlan:
         """The plan of one role."""
         return next(plan for plan in self.roles if plan.role == name)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of samplers may change while an attempt runs. A queue has admitted a fixed number of pods."""
+        return self.role(SAMPLER).least is not None
 
     @property
     def claim(self) -> str | None:
@@ -122,7 +134,8 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
             )
             return Refused("InvalidSpec", sentences([problem]))
         pools[role] = pool
-    roles = tuple(_roles(spec, profile, pools, settings))
+    queued = (spec.scheduling.queue or profile.queue) is not None
+    roles = tuple(_roles(spec, profile, pools, settings, queued))
     if problems := list(_misplaced(spec, roles)):
         return Refused("InvalidSpec", sentences(problems))
     if problems := list(_over_limits(profile_name, profile, roles)):
@@ -210,7 +223,7 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _roles(
-    spec: RunSpec, profile: ProfileSpec, pools: Mapping[str, PoolSpec], settings: Settings
+    spec: RunSpec, profile: ProfileSpec, pools: Mapping[str, PoolSpec], settings: Settings, queued: bool
 ) -> Iterator[RolePlan]:
     def image(pool: PoolSpec) -> str:
         if spec.image is not None:
@@ -254,6 +267,7 @@ def _roles(
         max(sampler.threads, -int(-(cores or 0) // 1)),
         asked.memory if asked is not None and asked.memory is not None else memory(pool),
         accelerators=accelerators,
+        least=None if queued else sampler.min_replicas,
     )
 
 

@@ -34,12 +34,12 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
 
 
 def group_size(plan: RolePlan) -> tuple[int, int, int]:
-    """Replicas of a worker group now, at least and at most.
+    """Replicas of a worker group at the start, at least and at most.
 
-    All of them from the start: the trainer reserves places for every learner and every sampler together.
-    A trainer that begins with `sampler.minReplicas` and lets others join needs another answer here, and only here.
+    KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for later
+    (`rl_operator.scaling`).
     """
-    return plan.replicas, plan.replicas, plan.replicas
+    return plan.at_start, plan.at_start, plan.replicas
 
 
 def _worker_group(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:

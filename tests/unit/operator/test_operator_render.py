@@ -366,13 +366,15 @@ class TestCluster:
     def test_ray_resources_mark_the_roles(self) -> None:
         found = groups(make_plan())
         assert found["sampler"]["rayStartParams"]["resources"] == '"{\\"sampler\\":1}"'
-        assert found["sampler"]["replicas"] == 2
+        sampler = found["sampler"]
+        assert (sampler["replicas"], sampler["minReplicas"], sampler["maxReplicas"]) == (1, 1, 2)
 
     def test_interactive(self) -> None:
-        cluster = ray_cluster(make_plan({"workload": "Cluster", "scheduling": {"queue": "q"}}), 1)
+        effective = make_plan({"workload": "Cluster", "scheduling": {"queue": "q"}})
+        cluster = ray_cluster(effective, 1)
         assert cluster["kind"] == "RayCluster"
         assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
-        assert cluster["spec"] == ray_job(make_plan({"workload": "Cluster"}), 1)["spec"]["rayClusterSpec"]
+        assert cluster["spec"] == ray_job(effective, 1)["spec"]["rayClusterSpec"]
 
 
 class TestNetwork:
