@@ -101,7 +101,9 @@ class Checkpoints:
 
         Raises:
             CheckpointError: it cannot be written; the one before is untouched.
+            RunFolderBusy: a later attempt has taken the run folder over.
         """
+        self.folder.check_owner()
         snapshot, payloads = buffer.snapshot()
         weights, moments, optimizer_steps = learners.state()
         generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}

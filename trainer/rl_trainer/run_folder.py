@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,8 @@ from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
 
 _LOCK = ".lock"
+# Who trains here, for file systems without locks and for nodes that are cut off: the last one to come owns the folder.
+_OWNER = ".owner"
 # Everything a run writes; `--overwrite` removes these and nothing else.
 _OWN = (
     "checkpoints",
@@ -60,6 +63,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / _LOCK).open("a+")
             self._claim(path)
+            self._own()
         except OSError as error:
             raise CheckpointError(
                 f"--out {path}: the run folder cannot be written ({error.strerror})"
@@ -86,6 +90,39 @@ class RunFolder:
         self._lock.truncate()
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+
+    def _own(self) -> None:
+        """Takes the folder over from an earlier attempt of the same run."""
+        self._token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
+        owner = self._owner()
+        if _attempt_after(owner, self._token):
+            self._lock.close()
+            raise RunFolderBusy(self._taken_over(owner))
+        temporary = self.path / f"{_OWNER}.{os.getpid()}"
+        temporary.write_text(self._token)
+        temporary.replace(self.path / _OWNER)
+
+    def check_owner(self) -> None:
+        """Call before anything is written that a later attempt would read.
+
+        Raises:
+            RunFolderBusy: another process has taken the folder over.
+        """
+        owner = self._owner()
+        if owner != self._token:
+            raise RunFolderBusy(self._taken_over(owner))
+
+    def _owner(self) -> str:
+        try:
+            return (self.path / _OWNER).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def _taken_over(self, owner: str) -> str:
+        return (
+            f"--out {self.path}: {owner or 'another process'} has taken over this run folder from {self._token}, which "
+            "stops and writes nothing more"
+        )
 
     def _make_room(self, path: Path, ours: bool, overwrite: bool) -> None:
         there = [name for name in _OWN if (path / name).exists()]
@@ -146,3 +183,11 @@ class RunFolder:
                 shutil.rmtree(target)
             else:
                 target.unlink(missing_ok=True)
+
+
+def _attempt_after(owner: str, token: str) -> bool:
+    """Whether `owner` is a later attempt of the run whose attempt `token` is; the operator counts them: `uid-number`."""
+    run, _, number = owner.rpartition("-")
+    own_run, _, own_number = token.rpartition("-")
+    same = run and run == own_run and number.isdigit() and own_number.isdigit()
+    return bool(same) and int(number) > int(own_number)

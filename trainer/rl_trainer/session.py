@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
-from rl_api.progress import Progress
+from rl_api.progress import Phase, Progress
 from rl_trainer.channel.buffer import Batch, Buffer
 from rl_trainer.channel.state import BufferConfig
 from rl_trainer.checkpointing import Checkpoints
@@ -103,6 +104,8 @@ class Session:
                 on_checkpoint=self._checkpoint_wanted.set,
             )
         )
+        self._progress = Progress(step=checkpoint.step if checkpoint else 0, max_steps=spec.stop.max_steps)
+        self.show_phase("Starting")
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         self.metrics = self._stack.enter_context(MetricsWriter(self.folder.path))
         self.timeline = self._stack.enter_context(TimelineWriter(self.folder.path))
@@ -308,6 +311,11 @@ class Session:
         self.console.finish(summary, self.folder.path / "report.html")
         return summary
 
+    def show_phase(self, phase: Phase) -> None:
+        """What /status says the run is doing; the numbers stay."""
+        self._progress = self._progress.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC)})
+        self.server.update(self._progress)
+
     def sampled_score(self, label: int) -> float:
         """Exact matches of sampled (not greedy) held-out answers, with the learners' weights as they are now."""
         weights, _ = self.learners.publish(-1 - label)
@@ -341,6 +349,8 @@ class Session:
         evaluation = self.spec.task.evaluation
         assert evaluation is not None
         self.console.phase("evaluating")
+        before = self._progress.phase
+        self.show_phase("Evaluating")
         with self.spans.span("evaluate"):
             answers = self.samplers.evaluate(
                 self.heldout_prompts,
@@ -352,6 +362,7 @@ class Session:
         self.counters.heldout_step = self.counters.step
         self._keep_examples(answers[:EXAMPLES])
         self.console.evaluation(self.counters.step, self.counters.heldout)
+        self.show_phase(before)
 
     def _keep_examples(self, answers: list[Answer]) -> None:
         """The first evaluation's answers are `before`; every later one's are `after`."""

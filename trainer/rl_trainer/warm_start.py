@@ -24,6 +24,7 @@ def warm_start(session: Session) -> None:
     if spec is None:
         return
     session.console.phase("warm start")
+    session.show_phase("WarmStart")
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [

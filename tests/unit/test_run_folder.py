@@ -1,0 +1,48 @@
+"""Who may write a run folder: attempts of one run are fenced off from each other by their numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_api.errors import RunFolderBusy
+from rl_trainer.run_folder import RunFolder
+
+
+def attempt(folder: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """The folder as an attempt on another node sees it: the lock file of this machine says nothing there."""
+    monkeypatch.setenv("RLTRAIN_FENCE", token)
+    (folder / ".lock").unlink(missing_ok=True)
+    return RunFolder(folder, resume=True)
+
+
+def test_an_attempt_that_was_replaced_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with attempt(tmp_path, "8c1f-a-9", monkeypatch) as first:
+        first.check_owner()
+        with attempt(tmp_path, "8c1f-a-10", monkeypatch) as second:
+            with pytest.raises(
+                RunFolderBusy, match=r"8c1f-a-10 has taken over this run folder from 8c1f-a-9"
+            ):
+                first.check_owner()
+            second.check_owner()
+
+
+def test_an_old_attempt_does_not_take_over_from_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with attempt(tmp_path, "8c1f-10", monkeypatch) as second:
+        with pytest.raises(RunFolderBusy, match="8c1f-10 has taken over"):
+            attempt(tmp_path, "8c1f-9", monkeypatch)
+        second.check_owner()
+
+
+def test_the_same_attempt_and_another_run_may_go_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for token in ("8c1f-2", "8c1f-2", "77aa-1", ""):
+        with attempt(tmp_path, token, monkeypatch) as folder:
+            folder.check_owner()
+
+
+def test_a_folder_whose_owner_file_is_gone_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with attempt(tmp_path, "8c1f-2", monkeypatch) as folder:
+        (tmp_path / ".owner").unlink()
+        with pytest.raises(RunFolderBusy, match="another process has taken over"):
+            folder.check_owner()
