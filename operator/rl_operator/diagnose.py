@@ -12,10 +12,23 @@ from rl_operator.world import Container, Event, Pod, Ray, World
 
 _PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_TAKEN: Final = frozenset(
+    {
+        "Evicted",
+        "NodeShutdown",
+        "Preempted",
+        "Terminated",
+        "EvictionByEvictionAPI",
+        "PreemptionByScheduler",
+        "TerminationByKubelet",
+    }
+)
+_NODE_LOST: Final = frozenset({"NodeLost", "DeletionByTaintManager"})
 _SHORT: Final = re.compile(r"Insufficient ([\w.\-/]*\w)")
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _MISSING_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _EXIT_CODE: Final = re.compile(r"exit code (-?\d+)")
+_RAN_OUT: Final = re.compile(r"\b(?P<role>sampler|learner) \d+ [^;]*ran out of memory")
 _SAID: Final = "rltrain: "
 _LONGEST: Final = 600
 
@@ -82,6 +95,7 @@ _ORDER: Final = (
     "ObjectMissing",
     "ImagePullFailed",
     "OutOfMemory",
+    "NodeLost",
     "CrashLoop",
     "ContainerNotCreated",
     "QuotaExceeded",
@@ -94,22 +108,46 @@ _ORDER: Final = (
 
 
 def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | None:
-    if pod.reason in ("Evicted", "Preempted", "NodeLost", "Terminated", "NodeShutdown"):
-        return Diagnosis(
-            "Evicted", f"pod {pod.name} was {one_line(pod.reason + ': ' + pod.message)}", pod.role
-        )
+    taken = _taken_away(pod)
+    if taken is not None:
+        return taken
     for container in pod.containers:
         diagnosis = _of_container(pod, container, world)
         if diagnosis is not None:
             return diagnosis
     if pod.unschedulable:
         return _unschedulable(pod, effective)
+    if _unanswered(pod, world):
+        return Diagnosis(
+            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} does not answer", pod.role
+        )
     if pod.phase == "Pending":
         for event in world.events:
             if event.kind == "Pod" and event.name == pod.name:
                 diagnosis = _of_pod_event(pod, event)
                 if diagnosis is not None:
                     return diagnosis
+    return None
+
+
+def _unanswered(pod: Pod, world: World) -> bool:
+    """Whether the pod's node is silent: said by an event until its toleration is over and the pod is taken away."""
+    return (
+        pod.phase == "Running"
+        and not pod.ready
+        and any(event.name == pod.name and event.reason == "NodeNotReady" for event in world.events)
+    )
+
+
+def _taken_away(pod: Pod) -> Diagnosis | None:
+    """What Kubernetes itself ended the pod for."""
+    why = one_line(f"{pod.reason}: {pod.message}" if pod.message else pod.reason, 300)
+    if pod.reason in _NODE_LOST:
+        return Diagnosis(
+            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} was lost ({why})", pod.role
+        )
+    if pod.reason in _TAKEN:
+        return Diagnosis("Evicted", f"{pod.role}: pod {pod.name} was taken away ({why})", pod.role)
     return None
 
 
@@ -154,13 +192,28 @@ def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | N
 def out_of_memory(pod: Pod) -> str:
     """The sentence about a pod that was killed for its memory."""
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
-    advice = {
+    return (
+        f"{pod.role}: pod {pod.name} was killed because it used more than its memory limit{limit}; "
+        f"{_memory_advice(pod.role)}"
+    )
+
+
+def _memory_advice(role: str) -> str:
+    return {
         "sampler": "raise sampler.resources.memory, or lower sampler.maxSequences or sampler.maxNewTokens",
         "learner": "lower learner.tokensPerMicroBatch or ask your platform team for a pool with more memory",
-    }.get(pod.role, "lower buffer.capacity or ask your platform team for more memory for heads")
-    return (
-        f"{pod.role}: pod {pod.name} was killed because it used more than its memory limit{limit}; {advice}"
-    )
+    }.get(role, "lower buffer.capacity or ask your platform team for more memory for heads")
+
+
+def memory_sentence(world: World, attempt: int, said: str) -> str | None:
+    """What the driver says about a process that was ended for the memory of its pod; None: it says something else."""
+    found = _RAN_OUT.search(said)
+    if found is None:
+        return None
+    role = found["role"]
+    limits = {pod.memory_limit for pod in world.pods if (pod.role, pod.attempt) == (role, attempt)} - {""}
+    limit = f" (limit {limits.pop()})" if len(limits) == 1 else ""
+    return f"{found[0]}{limit}; {_memory_advice(role)}"
 
 
 def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
@@ -230,6 +283,8 @@ def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:
         for event in world.events
         if event.name in (ray.name, ray.cluster) and event.reason.startswith("FailedToCreate")
     ]
+    # KubeRay tries again what it has done already, when its own watch lags.
+    texts = [text for text in texts if "already exists" not in text]
     for text in texts[:1]:
         if "exceeded quota" in text or "quota" in text.lower():
             yield Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {quota_sentence(text)}")
@@ -252,10 +307,7 @@ def dead_pod(world: World, attempt: int) -> Diagnosis | None:
             continue
         if any(container.ended == "OOMKilled" for container in pod.containers):
             return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
-        if pod.reason in ("Evicted", "Preempted", "NodeLost", "NodeShutdown", "Terminated"):
-            return Diagnosis(
-                "Evicted",
-                f"{pod.role}: pod {pod.name} was {one_line(pod.reason + ': ' + pod.message, 300)}",
-                pod.role,
-            )
+        taken = _taken_away(pod)
+        if taken is not None:
+            return taken
     return None

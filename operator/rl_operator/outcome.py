@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rl_api.progress import Attempt
-from rl_operator.diagnose import dead_pod, exit_code, failure_sentence, one_line
+from rl_operator.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
 from rl_operator.render.names import SAMPLER
 from rl_operator.world import Ray, World
 
@@ -65,7 +65,9 @@ def _failed(world: World, ray: Ray) -> Outcome:
         return Outcome(ray.reason, one_line(ray.message) or "KubeRay says no more")
     if code is None and "supervisor" in ray.message.lower():
         return Outcome("HeadLost", f"the driver died with its head: {one_line(ray.message, 200)}")
-    return Outcome("AppFailed", failure_sentence(ray.message))
+    said = failure_sentence(ray.message)
+    memory = memory_sentence(world, ray.attempt, said)
+    return Outcome("AppFailed", said) if memory is None else Outcome("OutOfMemory", memory)
 
 
 def _head_lost(world: World, attempt: int) -> Outcome | None:

@@ -136,7 +136,7 @@ class Pod:
     gone: bool = False
     """No longer there; kept in mind for a while for what its end says."""
     reason: str = ""
-    """Such as Evicted or NodeLost."""
+    """Such as Evicted, or DeletionByTaintManager for a node that was lost."""
     message: str = ""
     unschedulable: str = ""
     """Message of the scheduler."""
@@ -149,6 +149,10 @@ def parse_pod(document: Mapping[str, Any], *, gone: bool = False) -> Pod:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
+    # Kubernetes marks a pod that it takes away before it deletes it: its node was lost, drained or needed for others.
+    taken = conditions.get("DisruptionTarget") or {}
+    if taken.get("status") != "True":
+        taken = {}
     first = (spec.get("containers") or [{}])[0]
     return Pod(
         name=str(metadata["name"]),
@@ -161,8 +165,8 @@ def parse_pod(document: Mapping[str, Any], *, gone: bool = False) -> Pod:
         created=parse_time(metadata.get("creationTimestamp")),
         deleting=parse_time(metadata.get("deletionTimestamp")),
         gone=gone,
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
+        reason=str(status.get("reason") or taken.get("reason") or ""),
+        message=str(status.get("message") or taken.get("message") or ""),
         unschedulable=(
             str(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else ""
         ),

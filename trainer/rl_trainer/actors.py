@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.stopping import RESUME_HINT
 
+# What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
+DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
+_NODE_LOST = ("node failure", "node was terminated", "its node has died")
 # How long Ray may take to notice a death.
 DEATH_SECONDS = 5.0
 
@@ -31,7 +41,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
             f"{actor}: no answer after {timeout:.0f} s while {phase}; look for a node that is overloaded, out of memory "
             f"or unreachable, then {RESUME_HINT}"
         ) from None
-    except RayActorError as error:
+    except DEATHS as error:
         raise _death(error, actor, phase) from error
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
@@ -71,13 +81,13 @@ def _raise_death(
     for call in done:
         try:
             ray.get(call, timeout=0)
-        except RayActorError as error:
+        except DEATHS as error:
             raise _death(error, names[call], phase) from error
         except (RayTaskError, GetTimeoutError):
             continue
 
 
-def _death(error: RayActorError, actor: str, phase: str) -> ActorDied:
+def _death(error: RayError, actor: str, phase: str) -> ActorDied:
     return ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
 
 
@@ -86,11 +96,11 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text if len(text) <= 400 else f'{text[:400]} ...'}"
 
 
-def _why(error: RayActorError) -> str:
+def _why(error: RayError) -> str:
     """In a few words. (Of any process that vanished, Ray says that it may have been the kernel's OOM killer.)"""
     text = str(error).lower()
-    if "running low on memory" in text or "memory monitor" in text:
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text or "memory monitor" in text:
         return "the node ran out of memory"
-    if "node failure" in text or "node was terminated" in text or "its node has died" in text:
+    if isinstance(error, NodeDiedError) or any(words in text for words in _NODE_LOST):
         return "its node was lost"
     return "its process was killed (by the system when memory ran out, or by somebody) or crashed"

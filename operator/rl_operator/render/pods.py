@@ -15,6 +15,8 @@ CONTAINER: Final = "ray"
 """The Ray container: KubeRay takes the first one for it, and there is no other."""
 
 _USER: Final = 1000
+_AGENT_PORT: Final = 52365
+"""Where each Ray node answers whether it is well."""
 
 
 def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:
@@ -26,6 +28,14 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
         "imagePullPolicy": effective.settings.image_pull_policy,
         "env": _environment(effective, plan, attempt),
         "resources": _resources(plan),
+        # KubeRay's own begins after ten seconds, and everything waits for it: half of the time that Ray takes to start.
+        "readinessProbe": {
+            "httpGet": {"path": "/api/healthz", "port": _AGENT_PORT},
+            "initialDelaySeconds": 1,
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 15,
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

@@ -25,6 +25,7 @@ def head_pool(profile: ProfileSpec) -> PoolSpec:
 
 def pod_placement(pool: PoolSpec) -> dict[str, Any]:
     """Fields of a pod's spec that bring it to the pool's nodes and keep it off others."""
+    named = {toleration.key for toleration in pool.tolerations}
     placement: dict[str, Any] = {
         "tolerations": [
             *(_toleration(toleration) for toleration in pool.tolerations),
@@ -36,6 +37,7 @@ def pod_placement(pool: PoolSpec) -> dict[str, Any]:
                     "tolerationSeconds": _LOST_NODE_SECONDS,
                 }
                 for key in _LOST_NODE
+                if key not in named  # a pool may ask for more patience
             ),
         ]
     }

@@ -258,7 +258,27 @@ TABLE: list[tuple[str, list[Pod], list[Event], Ray | None, Effective, str, str, 
         CPU_PLAN,
         "Evicted",
         "learner",
-        "pod sums-1-learner-0 was Evicted: low on memory",
+        "pod sums-1-learner-0 was taken away (Evicted: low on memory)",
+    ),
+    (
+        "a node that does not answer",
+        [make_pod("learner", phase="Running", ready=False)],
+        [Event("Pod", "sums-1-learner-0", "NodeNotReady", "Node is not ready")],
+        None,
+        CPU_PLAN,
+        "NodeLost",
+        "learner",
+        "node node-1 of pod sums-1-learner-0 does not answer",
+    ),
+    (
+        "a node that was given up",
+        [make_pod("learner", ready=False, reason="DeletionByTaintManager")],
+        [],
+        None,
+        CPU_PLAN,
+        "NodeLost",
+        "learner",
+        "node node-1 of pod sums-1-learner-0 was lost (DeletionByTaintManager)",
     ),
 ]
 
@@ -294,6 +314,17 @@ def test_nothing_is_said_of_pods_that_run_or_belong_to_others() -> None:
     crash = waiting("sampler", "CrashLoopBackOff", restarts=3)
     pods = (make_pod("head"), PENDING, replace(crash, attempt=2), replace(crash, gone=True))
     assert diagnose(World(run=make_run(), pods=pods, rays=(make_ray(),)), 1, CPU_PLAN) == []
+
+
+def test_what_kuberay_has_made_already_is_no_refusal() -> None:
+    text = 'Failed to create RayCluster team/sums-1-abc: rayclusters.ray.io "sums-1-abc" already exists'
+    event = Event("RayJob", "sums-1", "FailedToCreateRayCluster", text)
+    world = World(run=make_run(), events=(event,), rays=(make_ray(),))
+    assert diagnose(world, 1, CPU_PLAN) == []
+    other = replace(event, message="violates PodSecurity restricted")
+    assert [one.reason for one in diagnose(replace(world, events=(event, other)), 1, CPU_PLAN)] == [
+        "PodRefused"
+    ]
 
 
 def test_the_most_telling_reason_comes_first() -> None:

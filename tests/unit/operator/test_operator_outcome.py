@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_worlds import failed_ray, make_pod, make_ray, make_run, running_ray
+from operator_worlds import NOW, failed_ray, make_pod, make_ray, make_run, running_ray
 
 from rl_operator.outcome import outcome
 from rl_operator.world import Container, World
@@ -53,7 +53,25 @@ EXIT = "Job entrypoint command failed with exit code {}, last available logs:\nr
             failed_ray(EXIT.format(1)),
             (make_pod("learner", gone=True, reason="Evicted", message="low on memory"),),
             "Evicted",
-            "learner: pod sums-1-learner-0 was Evicted: low on memory",
+            "learner: pod sums-1-learner-0 was taken away (Evicted: low on memory)",
+            True,
+        ),
+        (
+            failed_ray(
+                EXIT.format(1)
+                + "\nrltrain: sampler 0 died while sampling: the node ran out of memory; add --resume"
+            ),
+            (make_pod("sampler"), make_pod("head")),
+            "OutOfMemory",
+            "sampler 0 died while sampling: the node ran out of memory (limit 1536Mi); raise "
+            "sampler.resources.memory, or lower sampler.maxSequences or sampler.maxNewTokens",
+            True,
+        ),
+        (
+            failed_ray(EXIT.format(1)),
+            (make_pod("learner", deleting=NOW, reason="DeletionByTaintManager", message="unreachable"),),
+            "NodeLost",
+            "learner: node node-1 of pod sums-1-learner-0 was lost (DeletionByTaintManager: unreachable)",
             True,
         ),
         (

@@ -181,6 +181,21 @@ class TestPools:
         assert container(found["head"])["image"].endswith("-cpu")
         assert container(found["learner"])["image"].endswith("-gpu")
 
+    def test_a_lost_node_is_given_up_after_half_a_minute_unless_the_pool_says_otherwise(self) -> None:
+        lost = {"operator": "Exists", "effect": "NoExecute"}
+        unreachable, silent = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
+        patient = [{"key": unreachable, **lost, "tolerationSeconds": 600}]
+        for tolerations, seconds in (
+            ([], {unreachable: 30, silent: 30}),
+            (patient, {unreachable: 600, silent: 30}),
+        ):
+            pools = [{"name": "cpu", "tolerations": tolerations}]
+            found = groups(make_plan({}, make_profile(default=True, pools=pools)))
+            for role in ("head", "learner", "sampler"):
+                rendered = found[role]["template"]["spec"]["tolerations"]
+                assert {one["key"]: one["tolerationSeconds"] for one in rendered} == seconds
+                assert len(rendered) == len(seconds)
+
     def test_roles_that_name_no_pool_go_to_the_first(self) -> None:
         effective = make_plan({}, make_profile(default=True, pools=GPU_POOLS))
         assert [role.pool.name for role in effective.roles] == ["cpu", "h100", "h100"]

@@ -100,6 +100,20 @@ def test_a_pod_from_its_parts() -> None:
     assert parse_pod({"kind": "Pod", "metadata": {"name": "x"}}, gone=True).gone
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"reason": "Evicted"}, "Evicted"),
+        ({}, "DeletionByTaintManager"),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "Any"}]}, ""),
+    ],
+)
+def test_a_pod_that_is_taken_away_says_why(status: dict[str, Any], reason: str) -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    pod = parse_pod(document("Pod", status={"conditions": [target]} | status))
+    assert pod.reason == reason
+
+
 def test_events_and_objects_from_their_parts() -> None:
     about = {"kind": "Pod", "name": "p"}
     event = parse_event(
