@@ -148,6 +148,20 @@ class Api:
         metadata_only: bool = False,
     ) -> list[Manifest]:
         """All objects that match, each with its kind. With `metadata_only` from the API server's cache."""
+        return (
+            await self.list_at(kind, namespace, labels=labels, fields=fields, metadata_only=metadata_only)
+        )[0]
+
+    async def list_at(
+        self,
+        kind: str,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        metadata_only: bool = False,
+    ) -> tuple[list[Manifest], int]:
+        """The same with the resource version at which it was so: what is older and not in the list is gone."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         if metadata_only:
             query["resourceVersion"] = "0"
@@ -160,10 +174,11 @@ class Api:
             {key: value for key, value in query.items() if value},
             headers=headers,
         )
-        items: list[Manifest] = _object(data).get("items") or []
+        found = _object(data)
+        items: list[Manifest] = found.get("items") or []
         for item in items:
             item["kind"] = kind
-        return items
+        return items, version_of(found)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object; refused when there is one of that name, whoever's it is."""
@@ -234,6 +249,12 @@ def path(kind: str, namespace: str | None = None, name: str = "", subresource: s
     parts.append(api.plural)
     parts += [quote(part, safe="") for part in (name, subresource) if part]
     return "/".join(parts)
+
+
+def version_of(document: Manifest) -> int:
+    """Resource version of an object or a list as a number: they grow."""
+    text = str((document.get("metadata") or {}).get("resourceVersion", ""))
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _object(data: bytes) -> Manifest:

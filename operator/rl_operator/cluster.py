@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rl_operator.api import Api, ApiError
+from rl_operator.api import Api, ApiError, version_of
 from rl_operator.observed import known_status
 from rl_operator.render.config import TOKEN_KEY
 from rl_operator.render.effective import Effective, Plan, plan
@@ -38,6 +38,8 @@ from rl_operator.world import (
 _EVENTS_SECONDS: Final = 5.0
 _KUBERAY_SECONDS: Final = 10.0
 _CLAIM_SECONDS: Final = 4.0
+_TRIES: Final = 3
+"""How often a status is written when somebody else writes at the same time."""
 _SCALE_SECONDS: Final = 20.0
 
 
@@ -53,6 +55,10 @@ class Memory:
     refusal: str = ""
     scale_refusal: str = ""
     scale_again: float = 0.0
+    begun: bool = False
+    """Whether the first objects were made; before that a run is urgent."""
+    untold: tuple[World, Decision] | None = None
+    """What was done, and is not in the status yet."""
     failures: int = 0
     plan_of: object = None
     plan: Plan | None = None
@@ -222,8 +228,12 @@ class Cluster:
             ApiError: a write failed; everything is tried again with the next reconcile.
             NameTaken: an object's name is used by somebody else.
         """
-        metadata = world.metadata
-        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        await self.make(world, decision, memory)
+        await self.tell(world, decision)
+
+    async def make(self, world: World, decision: Decision, memory: Memory) -> None:
+        """Bring the run's objects to what was decided; raises as `act` does."""
+        namespace = str(world.metadata["namespace"])
         if decision.create:
             first, last = decision.create[:-1], decision.create[-1]
             work = [self._create(manifest, memory) for manifest in first]
@@ -241,11 +251,15 @@ class Cluster:
             await self._scale(namespace, decision.scale, memory)
         else:
             memory.scale_refusal = ""
+
+    async def tell(self, world: World, decision: Decision) -> None:
+        """Write the status and the events; raises as `act` does."""
+        metadata = world.metadata
+        namespace, name = str(metadata["namespace"]), str(metadata["name"])
         await self._write_status(world, decision)
         if decision.finalizer is False:
             await self._set_finalizer(world, False)
-        for note in decision.notes:
-            await self._note(world, namespace, name, note, decision)
+        await _all([self._note(world, namespace, name, note, decision) for note in decision.notes])
 
     async def _create(self, manifest: Manifest, memory: Memory) -> None:
         """Create an object of the run; one that is there already is taken only if it is the run's own."""
@@ -300,21 +314,41 @@ class Cluster:
         except ApiError as error:
             if error.missing or (error.status == 409 and metadata.get("deletionTimestamp")):
                 return
+            if error.status == 422 and "metadata.uid" in error.message:
+                raise _made_anew(world) from error
             raise
         self.store.put({**made, "kind": KIND})
 
     async def _write_status(self, world: World, decision: Decision) -> None:
+        """Write the status of this very run: the version keeps it from a later run of the same name."""
         if known_status(world.run) == decision.status and world.run.get("status"):
             return
-        manifest = _identity(world)
+        manifest, uid = _identity(world), str(world.metadata["uid"])
+        key = (str(world.metadata["namespace"]), str(world.metadata["name"]))
         manifest["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        try:
-            made = await self.api.apply(manifest, "status")
-        except ApiError as error:
-            if error.missing:
+        version = self.store.version(KIND, key, uid)
+        if version is None:
+            raise _made_anew(world)
+        for _ in range(_TRIES):
+            manifest["metadata"]["resourceVersion"] = str(version)
+            try:
+                made = await self.api.apply(manifest, "status")
+            except ApiError as error:
+                if error.missing:
+                    return
+                if error.status != 409:
+                    raise
+                last = error
+                now = await self.api.find(KIND, *key)
+                if now is None:
+                    return
+                if now["metadata"].get("uid") != uid:
+                    raise _made_anew(world) from error
+                version = version_of(now)
+            else:
+                self.store.put({**made, "kind": KIND})
                 return
-            raise
-        self.store.put({**made, "kind": KIND})
+        raise last
 
     async def _note(self, world: World, namespace: str, name: str, note: Note, decision: Decision) -> None:
         """An event about the run. Its name says what it is about: said twice, it is there once."""
@@ -356,6 +390,11 @@ async def _all(work: list[Any]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def _made_anew(world: World) -> ApiError:
+    text = f"run {world.metadata['name']} was deleted, and perhaps made anew"
+    return ApiError(409, "Conflict", text)
 
 
 def _identity(world: World) -> Manifest:

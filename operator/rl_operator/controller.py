@@ -20,7 +20,7 @@ from rl_operator.render.names import MANAGED_SELECTOR, Manifest
 from rl_operator.settings import Settings
 from rl_operator.store import WATCHED, Key, Store
 from rl_operator.work_queue import WorkQueue
-from rl_operator.world import Ask, Pull, Reading, World
+from rl_operator.world import Ask, Decision, Pull, Reading, World
 
 LOG = logging.getLogger("rl_operator")
 
@@ -60,8 +60,7 @@ class Controller:
         for kind in WATCHED:
             for document in await self._list_patiently(kind):
                 self.store.put(document)
-        for key in self.store.runs():
-            self.queue.add(key)
+        self._wake(self.store.runs())
 
     async def _list_patiently(self, kind: str) -> list[Manifest]:
         """All objects of a kind; an API server that is starting itself is waited for."""
@@ -77,24 +76,48 @@ class Controller:
 
     async def list(self, kind: str, *, metadata_only: bool = False) -> list[Manifest]:
         """All objects of a kind that are watched; none where the cluster does not know it."""
+        return (await self.list_at(kind, metadata_only=metadata_only))[0]
+
+    async def list_at(self, kind: str, *, metadata_only: bool = False) -> tuple[list[Manifest], int]:
+        """The same with the resource version at which it was so; 0: unknown."""
         ours = kind in ("RLTrainingRun", "RLTrainingProfile")
         labels = "" if ours else MANAGED_SELECTOR
         scopes = [None] if kind == "RLTrainingProfile" or not self.namespaces else list(self.namespaces)
         found: list[Manifest] = []
+        versions: list[int] = []
         for scope in scopes:
             try:
-                found += await self.api.list(kind, scope, labels=labels, metadata_only=metadata_only)
+                items, version = await self.api.list_at(
+                    kind, scope, labels=labels, metadata_only=metadata_only
+                )
             except ApiError as error:
                 if not error.missing:
                     raise
-        return found
+                version = 0
+            else:
+                found += items
+            versions.append(version)
+        return found, min(versions)
 
     def seen(self, kind: str, change: str | None, document: Manifest) -> None:
         """A watch saw an object: added, changed (or listed), or deleted."""
         document = {**document, "kind": kind}
-        keys = self.store.drop(document) if change == "DELETED" else self.store.put(document)
+        self._wake(self.store.drop(document) if change == "DELETED" else self.store.put(document))
+
+    def missing(self, kind: str, place: Key, uid: str) -> None:
+        """An object is no longer there, and no watch has told: it went while none was open."""
+        self._wake(self.store.gone(kind, place, uid))
+
+    def _wake(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self.queue.add(key)
+            self.queue.add(key, urgent=self._is_new(key))
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether nothing has been begun for a run yet."""
+        run, memory = self.store.run(key), self._memory.get(key)
+        if run is None or (memory is not None and memory.begun):
+            return False
+        return not (run.get("status") or {}).get("attempts")
 
     async def run(self, workers: int) -> None:
         """Work until cancelled."""
@@ -146,6 +169,10 @@ class Controller:
             self._forget(key)
             return
         memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
+        if memory.untold is not None:
+            (told, decision), memory.untold = memory.untold, None
+            await self._tell(key, told, decision, memory)
+            return
         world = await self.cluster.observe(key, memory)
         if world is None:
             return
@@ -159,9 +186,19 @@ class Controller:
 
     async def _decide(self, key: Key, world: World, memory: Memory) -> None:
         now = datetime.now(UTC).replace(microsecond=0)
-        before = len((world.run.get("status") or {}).get("attempts") or ())
         decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
-        await self.cluster.act(world, decision, memory)
+        memory.begun = memory.begun or bool(decision.create)
+        await self.cluster.make(world, decision, memory)
+        if decision.create and self.queue.pressed:
+            # Another run waits for its first pods: they are worth more than what is said of this one.
+            memory.untold = (world, decision)
+            self.queue.add(key)
+            return
+        await self._tell(key, world, decision, memory)
+
+    async def _tell(self, key: Key, world: World, decision: Decision, memory: Memory) -> None:
+        await self.cluster.tell(world, decision)
+        before = len((world.run.get("status") or {}).get("attempts") or ())
         attempt = decision.status.attempts[-1] if decision.status.attempts else None
         about = _about(key) | {"attempt": attempt.number if attempt else 0}
         for note in decision.notes:

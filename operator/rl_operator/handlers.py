@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import kopf
 
-from rl_operator.api import KINDS
+from rl_operator.api import KINDS, version_of
 from rl_operator.controller import Controller
 from rl_operator.render.names import MANAGED_SELECTOR
-from rl_operator.store import WATCHED, place_of, version_of
+from rl_operator.store import WATCHED, place_of
 
 LOG = logging.getLogger("rl_operator")
 
@@ -20,6 +20,8 @@ _KUBERAY: Final = ("RayJob", "RayCluster")
 _CHECK_SECONDS: Final = 60.0
 _PATIENCE_SECONDS: Final = 10.0
 _KUBERAY_SECONDS: Final = 10.0
+_LISTING_SECONDS: Final = 0.5
+"""How long after the first listed object all objects of a kind are taken to be listed."""
 
 
 class Watches:
@@ -27,7 +29,7 @@ class Watches:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._again = asyncio.Event()
+        self._again, self._listed = asyncio.Event(), asyncio.Event()
         self.stale: str = ""
         """Why watches cannot be trusted, for the liveness probe; empty: they can."""
 
@@ -73,17 +75,28 @@ class Watches:
         for kind in kinds:
             api = KINDS[kind]
             kopf.on.event(api.group, api.version, api.plural, registry=registry, id=f"saw-{api.plural}")(
-                _handler(self._controller, kind)
+                self._handler(kind)
             )
         return registry
+
+    def _handler(self, kind: str) -> Callable[..., Awaitable[None]]:
+        async def saw(event: kopf.RawEvent, **_: Any) -> None:
+            if event["type"] is None:  # a watch begins, and says nothing of what went before it
+                self._listed.set()
+            self._controller.seen(kind, event["type"], dict(event["object"]))
+
+        return saw
 
     async def _check(self, with_kuberay: bool) -> None:
         """Return when the watches must begin anew: KubeRay came or went, or they miss things."""
         loop = asyncio.get_running_loop()
         next_look = loop.time() + _CHECK_SECONDS
         while True:
-            await asyncio.sleep(_KUBERAY_SECONDS)
+            listed = await self._a_watch_begins(_KUBERAY_SECONDS)
             try:
+                if listed:
+                    await self._missed()
+                    continue
                 if await self._controller.cluster.kuberay() != with_kuberay:
                     self._restart("KubeRay")
                     return
@@ -108,12 +121,32 @@ class Watches:
         self._controller.metrics.watch_restarts.labels(reason).inc()
         LOG.info("the watches begin anew: %s", self.stale or f"{reason} came or went")
 
+    async def _a_watch_begins(self, seconds: float) -> bool:
+        """Wait for a watch to begin, and to have listed what is there; False: none did."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._listed.wait()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(_LISTING_SECONDS)
+        self._listed.clear()
+        return True
+
     async def _missed(self) -> set[tuple[str, str, str]]:
-        """Objects of which the API server knows more than the watches have told."""
+        """Objects of which the API server knows more than the watches have told; forgets those that are gone.
+
+        A watch that begins lists what is there, but not what went since the last one ended.
+        """
         missed = set()
         store = self._controller.store
         for kind in WATCHED:
-            for item in await self._controller.list(kind, metadata_only=True):
+            known_before = store.known(kind)
+            items, version = await self._controller.list_at(kind, metadata_only=True)
+            there = {str(item["metadata"].get("uid", "")) for item in items}
+            for place, (uid, seen) in known_before.items():
+                if uid not in there and seen <= version:
+                    self._controller.missing(kind, place, uid)
+            for item in items:
                 uid, place = str(item["metadata"].get("uid", "")), place_of(item)
                 owned = any(
                     o.get("kind") == "RLTrainingRun" for o in item["metadata"].get("ownerReferences") or ()
@@ -126,21 +159,48 @@ class Watches:
         return missed
 
 
-def _handler(controller: Controller, kind: str) -> Callable[..., Awaitable[None]]:
-    async def saw(event: kopf.RawEvent, **_: Any) -> None:
-        controller.seen(kind, event["type"], dict(event["object"]))
-
-    return saw
-
-
 def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
     """As the service account, else as the kubeconfig says: the same as the operator's own client."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing is kept of an object: we compare for ourselves, and Kopf's copies of it would only cost time."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """No handler of ours is ever tried again by Kopf."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def _settings(kinds: list[str]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.process.ultimate_exiting_timeout = None  # we begin anew in the same process
     settings.scanning.disabled = True  # no need to watch namespaces and definitions
     settings.networking.request_timeout = 60.0

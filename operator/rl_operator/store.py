@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rl_operator.api import version_of
 from rl_operator.render.names import KIND, RUN_LABEL, Manifest
 from rl_operator.scaling import SamplerGroup, parse_group
 from rl_operator.world import Live, Pod, Ray, parse_live, parse_pod, parse_ray, parse_time
@@ -71,6 +72,10 @@ class Store:
     def drop(self, document: Manifest) -> list[Key]:
         """Forget an object that was deleted; returns the runs that it concerned."""
         kind, place, uid = document["kind"], place_of(document), str(document["metadata"].get("uid", ""))
+        return self.gone(kind, place, uid, parse_pod(document) if kind == "Pod" else None)
+
+    def gone(self, kind: str, place: Key, uid: str, last: Pod | None = None) -> list[Key]:
+        """Forget an object; `last` is what was seen of a pod at its end. Returns the runs that it concerned."""
         if uid:
             self._deleted[uid] = None
             while len(self._deleted) > _REMEMBERED:
@@ -78,7 +83,7 @@ class Store:
         known = self._objects[kind].get(place)
         if known is not None and known.uid != uid:
             return []
-        self._objects[kind].pop(place, None)
+        seen = self._objects[kind].pop(place, None)
         if kind == "RLTrainingProfile":
             return list(self._objects[KIND])
         if kind == KIND:
@@ -90,8 +95,10 @@ class Store:
         self._of_run[key].discard((kind, place))
         if not self._of_run[key]:
             del self._of_run[key]
-        if kind == "Pod":
-            self._bury(key, parse_pod(document, gone=True))
+        if last is None and seen is not None and isinstance(seen.view, Pod):
+            last = seen.view
+        if last is not None:
+            self._bury(key, last)
         return [key]
 
     def run(self, key: Key) -> Manifest | None:
@@ -128,6 +135,10 @@ class Store:
         else:
             self._ended.pop(key, None)
         return [pod for _, pod in kept]
+
+    def known(self, kind: str) -> dict[Key, tuple[str, int]]:
+        """Uid and version of all objects of a kind."""
+        return {place: (seen.uid, seen.version) for place, seen in self._objects[kind].items()}
 
     def version(self, kind: str, place: Key, uid: str) -> int | None:
         """Version of an object that was seen last; None: it was not seen, or is gone."""
@@ -169,12 +180,6 @@ def place_of(document: Manifest) -> Key:
     """Namespace and name of an object."""
     metadata = document["metadata"]
     return str(metadata.get("namespace") or ""), str(metadata["name"])
-
-
-def version_of(document: Manifest) -> int:
-    """Resource version of an object as a number: they grow."""
-    text = str(document["metadata"].get("resourceVersion", ""))
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _owner(document: Manifest) -> str:

@@ -152,6 +152,10 @@ class KubeApi:
         names = [f"crd/{document['metadata']['name']}" for document in yaml.safe_load_all(text) if document]
         self.kubectl("wait", "--for=condition=Established", f"--timeout={COMMAND_SECONDS:.0f}s", *names)
 
+    def pid(self, name: str) -> int:
+        """Process id of `etcd` or `kube-apiserver`."""
+        return self._processes[name].pid
+
     def log(self, name: str, lines: int = 15) -> str:
         """The last lines that a process wrote."""
         written = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()

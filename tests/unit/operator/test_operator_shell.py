@@ -60,6 +60,31 @@ class TestQueue:
 
         run_async(work)
 
+    def test_what_is_urgent_comes_first_and_starves_nobody(self) -> None:
+        async def work() -> None:
+            queue: WorkQueue[str] = WorkQueue()
+            for number in range(3):
+                queue.add(f"old-{number}")
+            for number in range(8):
+                queue.add(f"new-{number}", urgent=True)
+            queue.add("old-2", urgent=True)
+            queue.add("new-0")
+            assert queue.pressed
+            taken = [await queue.get() for _ in range(queue.depth)]
+            assert taken[:4] == ["new-0", "new-1", "new-2", "old-0"]
+            assert taken[4:8] == ["new-3", "new-4", "new-5", "old-1"]
+            assert sorted(taken[8:]) == ["new-6", "new-7", "old-2"]
+            assert not queue.pressed
+            queue.add("old-1")
+            queue.add("new-0", urgent=True)
+            queue.done("old-1")
+            queue.done("new-0")
+            queue.done("new-1")
+            assert queue.depth == 2
+            assert queue.pressed
+
+        run_async(work)
+
     def test_later_is_later_and_the_earlier_time_counts(self) -> None:
         async def work() -> None:
             queue: WorkQueue[str] = WorkQueue()
@@ -145,6 +170,19 @@ class TestStore:
         assert store.drop(make_run()) == [KEY]
         assert store.ended_pods(KEY) == []
         assert store.run(KEY) is None
+
+    def test_what_went_unseen_is_forgotten(self) -> None:
+        store = Store()
+        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
+        store.put(stored("Pod", "p", 5, status=ended))
+        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
+        assert store.known("RayJob") == {("team-a", "sums-1"): ("r", 6)}
+        assert store.gone("RayJob", ("team-a", "sums-1"), "another") == [], "not the one that is known"
+        assert store.gone("RayJob", ("team-a", "sums-1"), "r") == [KEY]
+        assert store.gone("Pod", ("team-a", "p"), "u") == [KEY]
+        assert list(store.of_run(KEY)) == []
+        assert [pod.containers[0].ended for pod in store.ended_pods(KEY)] == ["OOMKilled"]
+        assert store.put(stored("RayJob", "sums-1", 7, "r", metadata=OWNED)) == [], "it does not come back"
 
     def test_objects_without_our_label_concern_nobody(self) -> None:
         assert Store().put(stored("Pod", "p", 5, metadata={"labels": {}})) == []

@@ -1,0 +1,473 @@
+"""The operator's loop against a real kube-apiserver: what it writes, what it does not, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import KubeApi
+from kubernetes.aio import client, config
+
+from rl_operator.api import Api
+from rl_operator.controller import Controller
+from rl_operator.leader import Leader, Times
+from rl_operator.metrics import Metrics
+from rl_operator.settings import FINALIZER, Settings
+
+DEADLINE = 60.0  # waits end when what they wait for is there; a busy machine gets patience
+OURS = "rlruns,rayjobs,configmaps,secrets,networkpolicies,poddisruptionbudgets,events"
+WRITES = ("create", "patch", "update", "delete")
+
+
+class Operator:
+    """The operator as a process, for one namespace; it can be killed and started again."""
+
+    def __init__(self, kube: KubeApi, namespace: str, folder: Path) -> None:
+        self.kube, self.namespace, self.log = kube, namespace, folder / "operator.log"
+        self._port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self._port = one.getsockname()[1]
+        command = [sys.executable, "-m", "rl_operator", f"--namespace={self.namespace}"]
+        command += [f"--metrics-listen=127.0.0.1:{self._port}", "--health-listen=127.0.0.1:0"]
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | {"KUBECONFIG": str(self.kube.kubeconfig)},
+                stdout=output,
+                stderr=output,
+            )
+        self.until(lambda: self._answer("/metrics").find("rltrain_operator_leader 1.0") >= 0, "it starts")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(20)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert self.process is not None
+            assert self.process.poll() is None, f"the operator ended:\n{self.log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{what}: not in time\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)
+        return found
+
+    def _answer(self, path: str) -> str:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def _sum(self, pattern: str) -> int:
+        return int(sum(map(float, re.findall(rf"^{pattern} (\S+)$", self._answer("/metrics"), re.MULTILINE))))
+
+    @property
+    def writes(self) -> int:
+        """Writes since it was started."""
+        return self._sum(rf'rltrain_operator_api_calls_total{{.*verb="(?:{"|".join(WRITES)})".*}}')
+
+    @property
+    def looks(self) -> int:
+        """Looks at runs since it was started."""
+        return self._sum("rltrain_operator_reconcile_seconds_count")
+
+    @property
+    def alive(self) -> bool:
+        return self._answer("/healthz") == "ok\n"
+
+    # What is in its namespace.
+
+    def apply(self, *names: str, **spec: Any) -> None:
+        self.kube.apply(*(run(name, **spec) for name in names), namespace=self.namespace)
+
+    def get(self, what: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.kube.get(what, "-n", self.namespace)["items"]
+        return items
+
+    def kubectl(self, *arguments: str) -> None:
+        self.kube.kubectl(*arguments, "-n", self.namespace)
+
+    def of(self, name: str, what: str = OURS) -> dict[str, list[dict[str, Any]]]:
+        """What there is of a run, by kind."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for item in self.get(what):
+            about = item.get("involvedObject", {}).get("name")
+            if name in (
+                item["metadata"]["name"],
+                item["metadata"].get("labels", {}).get("rltrain.dev/run"),
+                about,
+            ):
+                found.setdefault(item["kind"], []).append(item)
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        item = self.kube.get("rlrun", name, "-n", self.namespace)
+        status: dict[str, Any] = item.get("status", {})
+        return status
+
+    def starting(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """Everything of a run, once all of it is there."""
+        self.until(lambda: self.status(name).get("phase") == "Starting", f"run {name} starts")
+        self.until(lambda: self.of(name, "events"), f"run {name} has an event")
+        return self.of(name)
+
+    def versions(self) -> dict[tuple[str, str], str]:
+        return {
+            (item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"]
+            for item in self.get(OURS)
+        }
+
+
+def run(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingRun",
+        "metadata": {"name": name},
+        "spec": {
+            "profile": "loop",
+            "model": {"source": "tiny"},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "checkpoint": {"storage": {"path": "/var/lib/checkpoints"}},
+            "stop": {"maxSteps": 5},
+            **spec,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def place(kube: KubeApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """A namespace with an operator of its own."""
+    profile = {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingProfile",
+        "metadata": {"name": "loop"},
+        "spec": {"pools": [{"name": "cpu"}]},
+    }
+    kube.apply(profile)
+    operator = Operator(kube, kube.new_namespace("loop"), tmp_path_factory.mktemp("operator"))
+    try:
+        yield operator
+    finally:
+        operator.kill()
+        kube.kubectl("delete", "rlprofile", "loop")
+
+
+@pytest.fixture
+def operator(place: Operator) -> Iterator[Operator]:
+    """It works when a test begins, and has reported nothing unexpected when it ends."""
+    if place.process is None or place.process.poll() is not None:
+        place.start()
+    yield place
+    assert "Traceback" not in place.log.read_text()
+
+
+def look_again(operator: Operator) -> None:
+    """Have every run looked at once more though nothing of it has changed."""
+    before, runs = operator.looks, len(operator.get("rlruns"))
+    operator.kube.kubectl("annotate", "--overwrite", "rlprofile", "loop", f"looked-at={time.monotonic()}")
+    operator.until(lambda: operator.looks >= before + runs, "all runs are looked at again")
+
+
+def test_a_run_gets_its_objects_in_few_writes(operator: Operator) -> None:
+    before = operator.writes
+    operator.apply("sums")
+    found = operator.starting("sums")
+    kinds = {
+        "RLTrainingRun",
+        "RayJob",
+        "ConfigMap",
+        "Secret",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Event",
+    }
+    assert set(found) == kinds
+    (stored,) = found["RLTrainingRun"]
+    assert stored["metadata"]["finalizers"] == [FINALIZER]
+    for kind in kinds - {"RLTrainingRun", "Event"}:
+        (item,) = found[kind]
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert owner["uid"] == stored["metadata"]["uid"], kind
+    assert [one["rayJob"] for one in stored["status"]["attempts"]] == ["sums-1"]
+    assert 7 <= operator.writes - before <= 12
+
+
+def test_a_second_look_writes_nothing(operator: Operator) -> None:
+    operator.apply("again-a", "again-b")
+    operator.starting("again-a")
+    operator.starting("again-b")
+    look_again(operator)  # what was still under way is done now
+    versions, writes = operator.versions(), operator.writes
+    look_again(operator)
+    look_again(operator)
+    assert operator.versions() == versions
+    assert operator.writes == writes
+
+
+def test_what_others_change_is_put_right(operator: Operator) -> None:
+    operator.apply("changed")
+    before = operator.starting("changed")
+    status = json.dumps({"status": {"phase": "Succeeded", "attempts": []}})
+    operator.kubectl("patch", "rlrun", "changed", "--subresource=status", "--type=merge", "-p", status)
+    budget = json.dumps({"spec": {"maxUnavailable": 1}})
+    operator.kubectl("patch", "pdb", "changed", "--type=merge", "-p", budget)
+    operator.kubectl("delete", "networkpolicy", "changed")
+
+    def right() -> bool:
+        found = operator.of("changed")
+        if "NetworkPolicy" not in found:
+            return False
+        status = found["RLTrainingRun"][0]["status"]
+        return (
+            status["phase"] == "Starting"
+            and [one["number"] for one in status["attempts"]] == [1]
+            and found["PodDisruptionBudget"][0]["spec"]["maxUnavailable"] == 0
+        )
+
+    operator.until(right, "all is as it was")
+    after = operator.of("changed")
+    assert after["RayJob"] == before["RayJob"]
+    assert after["NetworkPolicy"][0]["spec"] == before["NetworkPolicy"][0]["spec"]
+
+
+def test_killed_in_the_middle_it_creates_nothing_twice(operator: Operator) -> None:
+    names = [f"many-{number}" for number in range(8)]
+    operator.apply(*names)
+    operator.until(
+        lambda: any(one["metadata"]["name"].startswith("many") for one in operator.get("rayjobs")), "one"
+    )
+    operator.kill()
+    operator.start()
+    jobs: dict[str, str] = {}
+    for name in names:
+        operator.until(
+            lambda name=name: operator.status(name).get("phase") == "Starting", f"run {name} starts"
+        )
+        found = operator.of(name)
+        assert [len(found[kind]) for kind in ("RayJob", "ConfigMap", "Secret")] == [1, 1, 1], name
+        assert [one["rayJob"] for one in found["RLTrainingRun"][0]["status"]["attempts"]] == [f"{name}-1"]
+        jobs[name] = found["RayJob"][0]["metadata"]["uid"]
+    look_again(operator)
+    versions = operator.versions()
+    operator.kill()
+    operator.start()
+    operator.until(lambda: operator.looks >= len(operator.get("rlruns")), "all runs are looked at")
+    look_again(operator)
+    assert operator.versions() == versions
+    assert operator.writes == 0
+
+
+def test_the_api_server_goes_and_returns(operator: Operator, kube: KubeApi) -> None:
+    operator.apply("stays", "loses")
+    operator.starting("stays")
+    process = operator.process
+    kube.stop_apiserver()
+    kube.start_apiserver()
+    operator.apply("new")
+    operator.starting("new")
+    # What happens between two watches is told by none of them.
+    operator.signal(signal.SIGSTOP)
+    try:
+        kube.stop_apiserver()
+        kube.start_apiserver()
+        operator.kubectl("delete", "networkpolicy", "loses")
+        operator.kubectl("delete", "rayjob", "stays-1")
+        operator.apply("meanwhile")
+    finally:
+        operator.signal(signal.SIGCONT)
+    operator.starting("meanwhile")
+    operator.until(lambda: operator.of("loses", "networkpolicies"), "the policy is back")
+    operator.until(lambda: operator.status("stays")["attempts"][0].get("endTime"), "the loss is seen")
+    assert operator.process is process
+    assert operator.alive
+
+
+def test_foreign_and_broken_objects(operator: Operator) -> None:
+    labels = {"app.kubernetes.io/managed-by": "rltrain-operator", "app.kubernetes.io/name": "rltrain"}
+    odd = labels | {"rltrain.dev/run": "taken", "rltrain.dev/attempt": "many", "rltrain.dev/role": "cook"}
+    job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {"entrypoint": "true"}}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"run.yaml": "mine"}}
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "c", "image": "none"}]}}
+    foreign = [
+        job | {"metadata": {"name": "taken-7", "labels": odd}},
+        job | {"metadata": {"name": "nobody", "labels": labels | {"rltrain.dev/run": "no-such-run"}}},
+        job | {"metadata": {"name": "without-labels"}},
+        config | {"metadata": {"name": "taken-1"}},
+        policy | {"metadata": {"name": "of-somebody", "labels": odd}},
+        pod | {"metadata": {"name": "odd", "labels": odd}},
+        pod | {"metadata": {"name": "nobodys", "labels": labels | {"rltrain.dev/attempt": "0x1"}}},
+    ]
+    operator.kube.apply(*foreign, namespace=operator.namespace)
+    kinds = "rayjobs,configmaps,networkpolicies,pods"
+    names = [one["metadata"]["name"] for one in foreign]
+    before = [item for item in operator.get(kinds) if item["metadata"]["name"] in names]
+    assert len(before) == len(foreign)
+    operator.apply("taken")
+
+    def sentence() -> str | None:
+        conditions = operator.status("taken").get("conditions", ())
+        return next((one["message"] for one in conditions if one["reason"] == "ObjectRefused"), None)
+
+    assert "the run needs the name taken-1 for a ConfigMap" in operator.until(sentence, "the status says why")
+    operator.apply("after")
+    operator.starting("after")
+    assert [item for item in operator.get(kinds) if item["metadata"]["name"] in names] == before
+    assert operator.alive
+    for item in before:
+        operator.kubectl("delete", item["kind"], item["metadata"]["name"], "--wait=false")
+    operator.starting("taken")
+
+
+# --- in this process, so that what the operator knows can be made old ------------------------------------------------
+
+
+@pytest.fixture
+def namespace(kube: KubeApi) -> str:
+    return kube.new_namespace("conflict")
+
+
+async def connected(kube: KubeApi) -> Api:
+    where = client.Configuration()
+    await config.load_kube_config(str(kube.kubeconfig), client_configuration=where, persist_config=False)
+    return Api(client.ApiClient(where), Metrics())
+
+
+async def primed(kube: KubeApi, namespace: str) -> Controller:
+    controller = Controller(await connected(kube), Settings(), Metrics(), [namespace])
+    await controller.prime()
+    return controller
+
+
+async def look(controller: Controller) -> None:
+    """What a worker does, until there is nothing left to do at once."""
+    while controller.queue.depth:
+        key = await controller.queue.get()
+        await controller.reconcile(key)
+        controller.queue.done(key)
+
+
+async def awaited(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        while not (found := await asyncio.to_thread(condition)):
+            await asyncio.sleep(0.05)
+    return found
+
+
+def conflicts(controller: Controller) -> float:
+    return (
+        controller.metrics.registry.get_sample_value("rltrain_operator_errors_total", {"reason": "Conflict"})
+        or 0
+    )
+
+
+def test_a_conflict_is_tried_again(kube: KubeApi, namespace: str) -> None:
+    """A run is deleted and made anew under its name while the operator still knows the old one."""
+    document = run("twice")
+    del document["spec"]["profile"]
+
+    async def work() -> None:
+        kube.apply(document, namespace=namespace)
+        controller = await primed(kube, namespace)
+        old = kube.get("rlrun", "twice", "-n", namespace)
+        kube.kubectl("delete", "rlrun", "twice", "-n", namespace)
+        kube.apply(document, namespace=namespace)
+        new = kube.get("rlrun", "twice", "-n", namespace)
+        workers = asyncio.create_task(controller.run(2))
+        try:
+            await awaited(lambda: conflicts(controller) >= 1)
+            assert kube.get("rayjobs", "-n", namespace)["items"] == []
+            assert "finalizers" not in kube.get("rlrun", "twice", "-n", namespace)["metadata"]
+            # What the garbage collector does, and the watch.
+            for what in ("configmap/twice-1", "secret/twice-status", "networkpolicy/twice", "pdb/twice"):
+                kube.kubectl("delete", what, "-n", namespace)
+            controller.seen("RLTrainingRun", "DELETED", old)
+            controller.seen("RLTrainingRun", "ADDED", new)
+            (job,) = await awaited(lambda: kube.get("rayjobs", "-n", namespace)["items"])
+            assert job["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
+            await awaited(lambda: kube.get("rlrun", "twice", "-n", namespace).get("status"))
+        finally:
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
+            await controller.api.close()
+
+    asyncio.run(work())
+
+
+def test_a_status_that_somebody_else_wrote_in_between(kube: KubeApi, namespace: str) -> None:
+    document = run("shared")
+    del document["spec"]["profile"]
+
+    def stored() -> dict[str, Any]:
+        return kube.get("rlrun", "shared", "-n", namespace)
+
+    def patch(status: dict[str, Any]) -> None:
+        where = ("patch", "rlrun", "shared", "-n", namespace, "--subresource=status", "--type=merge", "-p")
+        kube.kubectl(*where, json.dumps({"status": status}))
+
+    async def work() -> None:
+        kube.apply(document, namespace=namespace)
+        controller = await primed(kube, namespace)
+        try:
+            await look(controller)
+            job = kube.get("rayjob", "shared-1", "-n", namespace)
+            kube.kubectl("delete", "rayjob", "shared-1", "-n", namespace)
+            patch({"progress": {"phase": "Training", "step": 3}})  # the version that is known here is old now
+            controller.seen("RayJob", "DELETED", job)
+            await look(controller)
+            status = stored()["status"]
+            assert status["progress"]["step"] == 3
+            assert "deleted by somebody" in status["attempts"][0]["reason"]
+            sample = controller.api._metrics.registry.get_sample_value
+            labels = {"verb": "patch", "kind": "RLTrainingRun", "code": "409"}
+            assert sample("rltrain_operator_api_calls_total", labels) == 1
+        finally:
+            await controller.api.close()
+
+    asyncio.run(work())
+
+
+def test_of_two_operators_one_leads(kube: KubeApi, namespace: str) -> None:
+    async def work() -> None:
+        apis = [await connected(kube) for _ in range(2)]
+        times = Times(lease=15.0, renew=5.0, retry=0.1)
+        leaders = [Leader(api, namespace, "lease", f"number-{n}", times) for n, api in enumerate(apis)]
+        tasks = [asyncio.create_task(leader.acquire()) for leader in leaders]
+        try:
+            done, waiting = await asyncio.wait(tasks, timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            assert (len(done), len(waiting)) == (1, 1)
+            first = leaders[tasks.index(next(iter(done)))]
+            holder = kube.get("lease", "lease", "-n", namespace)["spec"]["holderIdentity"]
+            assert holder == first.identity
+            await first.release()
+            await asyncio.wait_for(next(iter(waiting)), DEADLINE)
+            assert kube.get("lease", "lease", "-n", namespace)["spec"]["holderIdentity"] != first.identity
+        finally:
+            for task in tasks:
+                task.cancel()
+            for api in apis:
+                await api.close()
+
+    asyncio.run(work())
