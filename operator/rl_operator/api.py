@@ -48,6 +48,10 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 """The kinds that the operator deals with."""
 
+Manifests = list[Manifest]
+Listing = tuple[Manifests, int]
+"""Objects, and the resource version at which it was so."""
+
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -160,7 +164,7 @@ class Api:
         labels: str = "",
         fields: str = "",
         metadata_only: bool = False,
-    ) -> tuple[list[Manifest], int]:
+    ) -> Listing:
         """The same with the resource version at which it was so: what is older and not in the list is gone."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         if metadata_only:
@@ -195,7 +199,7 @@ class Api:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return _object(await self.request("patch", "PATCH", where, kind, query, manifest, headers))
 
-    async def patch(self, kind: str, namespace: str, name: str, operations: list[Manifest]) -> Manifest:
+    async def patch(self, kind: str, namespace: str, name: str, operations: Manifests) -> Manifest:
         """JSON patch of an object; refused when one of its tests fails."""
         headers = {"Content-Type": "application/json-patch+json"}
         query = {"fieldManager": FIELD_MANAGER}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rl_api.progress import Progress
-from rl_operator.api import Api, ApiError
+from rl_operator.api import Api, ApiError, Listing
 from rl_operator.cluster import Cluster, Memory, NameTaken
 from rl_operator.metrics import Metrics
 from rl_operator.observed import merge_progress
@@ -78,7 +78,7 @@ class Controller:
         """All objects of a kind that are watched; none where the cluster does not know it."""
         return (await self.list_at(kind, metadata_only=metadata_only))[0]
 
-    async def list_at(self, kind: str, *, metadata_only: bool = False) -> tuple[list[Manifest], int]:
+    async def list_at(self, kind: str, *, metadata_only: bool = False) -> Listing:
         """The same with the resource version at which it was so; 0: unknown."""
         ours = kind in ("RLTrainingRun", "RLTrainingProfile")
         labels = "" if ours else MANAGED_SELECTOR
