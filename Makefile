@@ -49,6 +49,10 @@ lint: $(INSTALLED) ## ruff, mypy --strict on the contract and the pure modules, 
 bench: $(INSTALLED) ## measure against peers; tables on screen, JSON in bench/results
 	@scripts/bench
 
+bench-operator: $(INSTALLED) ## the operator under 1,000 runs at once, against a real API server
+	@scripts/tools apiserver
+	@$(BIN)/python bench/operator_load.py $(ARGS)
+
 docs: $(INSTALLED) ## regenerate docs/api-reference.md and the README's picture
 	@$(BIN)/python -m rl_api.reference > docs/api-reference.md
 	@scripts/picture
@@ -59,4 +63,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test e2e cluster cluster-down tools images manifests lint bench docs browser clean
+.PHONY: help setup demo test e2e cluster cluster-down tools images manifests lint bench bench-operator docs browser clean

@@ -1,0 +1,238 @@
+"""What bench/operator_load.py measures with: the operator as a process, a client that counts, and a bare operator.
+
+The bare operator is the floor: it watches runs and issues the writes that the operator issues for one, prepared
+beforehand, without looking at anything. What it takes is what the API server takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+RUNS: Final = "/apis/rltrain.dev/v1alpha1"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+WRITES: Final = ("create", "patch", "update", "delete")
+BARE_WORKERS: Final = 16
+START_SECONDS: Final = 60.0
+NAME: Final = "run-of-the-bench"
+UID: Final = "00000000-0000-4000-8000-000000000000"
+
+
+class Operator:
+    """The operator at work, or the bare one, in a process of its own."""
+
+    def __init__(self, kubeconfig: Path, log: Path, bare: Sequence[str] = ()) -> None:
+        self.port = free_port()
+        command = [sys.executable, *bare] if bare else [sys.executable, "-m", "rl_operator"]
+        if not bare:
+            command += [f"--metrics-listen=127.0.0.1:{self.port}", "--health-listen=127.0.0.1:0"]
+            command += ["--log-level=warning"]
+        self.started = time.monotonic()
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+                stdout=output,
+                stderr=output,
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """All samples by name and labels; empty while it does not answer yet."""
+        try:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    def calls(self) -> dict[tuple[str, str], int]:
+        """Requests to the API server so far, by verb and kind."""
+        found: dict[tuple[str, str], int] = {}
+        for name, value in self.metrics().items():
+            match = re.match(r"rltrain_operator_api_calls_total\{(.*)\}", name)
+            if match:
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1]))
+                key = labels["verb"], labels["kind"]
+                found[key] = found.get(key, 0) + int(value)
+        return found
+
+    def writes(self) -> int:
+        """Writes so far."""
+        return sum(count for (verb, _), count in self.calls().items() if verb in WRITES)
+
+    def looks(self) -> int:
+        """Looks at runs so far."""
+        return int(self.metrics().get("rltrain_operator_reconcile_seconds_count", 0))
+
+    def until_ready(self) -> None:
+        """Wait until it watches.
+
+        Raises:
+            RuntimeError: it ended, or takes too long.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while self.metrics().get("rltrain_operator_leader") != 1:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the operator does not start (exit status {self.process.poll()})")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it as a machine that dies would."""
+        self.process.kill()
+        self.process.wait(20)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_megabytes(pid: int) -> float:
+    """Most resident memory of a process so far."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Client:
+    """A client of the API server that notes when it saw what."""
+
+    def __init__(self, server: str, token: str, certificate: Path, connections: int) -> None:
+        self.server = server
+        context = ssl.create_default_context(cafile=str(certificate))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections + 8, ssl=context),
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            read_bufsize=1 << 20,
+        )
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def close(self) -> None:
+        """Stop watching, close all connections."""
+        for task in self._watches:
+            task.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self._session.close()
+
+    async def send(
+        self, method: str, path: str, body: str = "", kind: str = "application/json", expected: bool = True
+    ) -> bytes:
+        """One request; an answer that is no success is an error, unless it is `expected` to be possible."""
+        async with self._session.request(
+            method, self.server + path, data=body or None, headers={"Content-Type": kind}
+        ) as answer:
+            data = await answer.read()
+            if expected and answer.status >= 300:
+                raise RuntimeError(f"{method} {path}: {answer.status} {data[:300]!r}")
+            return data
+
+    async def watch(self, path: str, saw: Callable[[str, dict[str, Any]], None]) -> None:
+        """Call `saw` with type and metadata of each change from now on; returns when the watch has begun."""
+        listed = json.loads(await self.send("GET", f"{path}?limit=1"))
+        since = listed["metadata"]["resourceVersion"]
+        begun = asyncio.Event()
+        self._watches.append(asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun)))
+        await begun.wait()
+
+    async def _follow(
+        self, path: str, since: str, saw: Callable[[str, dict[str, Any]], None], begun: asyncio.Event
+    ) -> None:
+        url = f"{self.server}{path}&resourceVersion={since}"
+        async with self._session.get(url, headers={"Accept": METADATA}) as answer:
+            answer.raise_for_status()
+            begun.set()
+            async for line in answer.content:
+                event = json.loads(line)
+                saw(event["type"], event["object"]["metadata"])
+
+
+async def bounded(limit: int, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do all, at most `limit` at once."""
+    waiting = iter(work)
+
+    async def worker() -> None:
+        for one in waiting:
+            await one()
+
+    await asyncio.gather(*(worker() for _ in range(limit)))
+
+
+def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], run: dict[str, Any]) -> None:
+    """Prepare what the bare operator writes for a run: as the operator does it, name and uid to be filled in."""
+    from rl_operator.api import path
+    from rl_operator.render.effective import Effective, plan
+    from rl_operator.render.objects import all_objects
+    from rl_operator.settings import FINALIZER, Settings
+
+    metadata = {"name": NAME, "namespace": "default", "uid": UID, "generation": 1}
+    planned = plan({**run, "metadata": metadata}, [], Settings())
+    if not isinstance(planned, Effective):
+        raise RuntimeError(planned.message)
+    objects = all_objects(planned, 1, "a-token-of-the-bench-a-token-of-the-bench-1")
+    identity = {
+        "apiVersion": run["apiVersion"],
+        "kind": run["kind"],
+        "metadata": {"name": NAME, "namespace": "default", "uid": UID},
+    }
+    guarded = {**identity, "metadata": identity["metadata"] | {"finalizers": [FINALIZER]}}
+    ours = path("RLTrainingRun", "default", NAME)
+    create = [["POST", path(one["kind"], "default"), json.dumps(one)] for one in objects]
+    first = [*create[:-1], ["PATCH", ours, json.dumps(guarded)]]
+    last = [["PATCH", f"{ours}/status", json.dumps({**identity, "status": status})]]
+    last += [["POST", path("Event", "default"), json.dumps(event)] for event in events]
+    (folder / "writes.json").write_text(json.dumps({"first": first, "job": create[-1:], "last": last}))
+
+
+async def bare_operator(server: str, token: str, certificate: Path, folder: Path) -> None:
+    """Watch runs; for each new one issue the writes that were prepared."""
+    writes = json.loads((folder / "writes.json").read_text())
+    client = Client(server, token, certificate, 100)
+    queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def saw(change: str, metadata: dict[str, Any]) -> None:
+        if change == "ADDED":
+            queue.put_nowait((metadata["name"], metadata["uid"]))
+
+    async def write(method: str, path: str, body: str, name: str, uid: str) -> None:
+        kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        query = "?fieldManager=bare&force=true" if method == "PATCH" else "?fieldManager=bare"
+        body = body.replace(NAME, name).replace(UID, uid)
+        await client.send(method, path.replace(NAME, name) + query, body, kind)
+
+    async def worker() -> None:
+        while True:
+            name, uid = await queue.get()
+            await asyncio.gather(*(write(*one, name, uid) for one in writes["first"]))
+            for one in (*writes["job"], *writes["last"]):
+                await write(*one, name, uid)
+
+    await client.watch(f"{RUNS}/rltrainingruns", saw)
+    (folder / "ready").touch()
+    await asyncio.gather(*(worker() for _ in range(BARE_WORKERS)))
+
+
+if __name__ == "__main__":
+    asyncio.run(bare_operator(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])))

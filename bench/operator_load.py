@@ -1,0 +1,368 @@
+"""The operator under load: a real kube-apiserver and etcd, the real operator as a process, no nodes.
+
+    python bench/operator_load.py [1 100 1000 1000/1]
+
+For each load a fresh cluster. All runs are applied at once, over 32 connections that wait for each answer, or over one
+(1000/1): one after another, as `kubectl apply -f` does it. The latency of a run is the time from the answer to its own
+creation to the sight of its RayJob in a watch. The same with a bare operator, which issues the same writes from a
+template and decides nothing, gives the floor that this API server sets on this machine: the ratio says what the operator
+adds. Then: calls per run, memory, processor time, a resync that must write nothing, and a restart (kill -9) with a run
+created meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kube_load
+import table
+from kube_load import RUNS, WRITES, Client, Operator, cpu_seconds, peak_megabytes
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+from kube import KubeApi, find_binaries, kuberay_definitions  # noqa: E402
+
+from rl_api.documents import load_documents  # noqa: E402
+
+LATENCY_SECONDS, MEGABYTES, WRITES_PER_RUN = 2.0, 250.0, 12.0
+CONNECTIONS = 32
+ALONE = 20  # a single run is measured so often
+PATIENCE = 120.0
+QUIET_SECONDS = 3.0
+PROFILE = {
+    "apiVersion": "rltrain.dev/v1alpha1",
+    "kind": "RLTrainingProfile",
+    "metadata": {"name": "bench"},
+    "spec": {"default": True, "pools": [{"name": "cpu"}]},
+}
+
+
+class Load:
+    """Runs that are applied and the RayJobs that appear."""
+
+    def __init__(self, client: Client, run: dict[str, Any]) -> None:
+        self.client, self.run = client, run
+        self.created: dict[str, float] = {}
+        self.jobs: dict[str, float] = {}
+        self._news = asyncio.Event()
+
+    def saw(self, change: str, metadata: dict[str, Any]) -> None:
+        if change == "ADDED":
+            name = str(metadata["name"]).rpartition("-")[0]
+            self.jobs.setdefault(name, time.monotonic())
+            self._news.set()
+
+    async def apply(self, name: str) -> None:
+        run = {**self.run, "metadata": {"name": name}}
+        await self.client.send("POST", f"{RUNS}/namespaces/default/rltrainingruns", json.dumps(run))
+        self.created[name] = time.monotonic()
+
+    async def rendered(self, count: int, say: Callable[[str], None]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(self.jobs) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{len(self.jobs)} of {count} RayJobs after {PATIENCE:.0f} s")
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), 1.0)
+            except TimeoutError:
+                say(f"{len(self.created)} runs applied, {len(self.jobs)} RayJobs")
+
+    def latencies(self) -> list[float]:
+        return sorted(max(0.0, self.jobs[name] - when) for name, when in self.created.items())
+
+
+class Cluster:
+    """A fresh API server with the definitions, and who works on it."""
+
+    def __init__(self, folder: Path, binaries: Path) -> None:
+        folder.mkdir()
+        self.folder, self.kube = folder, KubeApi(folder, binaries)
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.kube.start()
+            ours = sorted((ROOT / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
+            self.kube.install_definitions(*ours, *kuberay_definitions())
+            self.kube.apply(PROFILE)
+        except BaseException:
+            self.kube.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kube.stop()
+
+    def client(self, connections: int) -> Client:
+        return Client(self.kube.server, self.kube.token, self.kube.certificate, connections)
+
+    def operator(self) -> Operator:
+        operator = Operator(self.kube.kubeconfig, self.folder / "operator.log")
+        operator.until_ready()
+        return operator
+
+    def bare(self, rendered: dict[str, Any]) -> Operator:
+        kube_load.render(self.folder, **rendered)
+        arguments = [self.kube.server, self.kube.token, self.kube.certificate, self.folder]
+        script = [str(ROOT / "bench" / "kube_load.py"), *map(str, arguments)]
+        operator = Operator(self.kube.kubeconfig, self.folder / "operator.log", script)
+        deadline = time.monotonic() + 30
+        while not (self.folder / "ready").exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "operator.log").read_text())
+            time.sleep(0.05)
+        return operator
+
+
+async def apply_all(load: Load, count: int, connections: int, say: Callable[[str], None]) -> float:
+    """Apply runs and wait for their RayJobs; seconds from the first creation to the last RayJob."""
+    started = time.monotonic()
+    if count == 1:
+        for number in range(ALONE):
+            await load.apply(f"run-{number:04d}")
+            await load.rendered(number + 1, say)
+            await asyncio.sleep(0.2)  # one run alone: the last one's status is written too
+    else:
+        names = [f"run-{number:04d}" for number in range(count)]
+        applying = asyncio.create_task(
+            kube_load.bounded(connections, [lambda name=name: load.apply(name) for name in names])
+        )
+        rendering = asyncio.create_task(load.rendered(count, say))
+        try:
+            await asyncio.gather(applying, rendering)
+        finally:
+            rendering.cancel()
+    return time.monotonic() - started
+
+
+async def quiet(operator: Operator) -> dict[tuple[str, str], int]:
+    """The operator's calls when it has written nothing for a while."""
+    deadline = time.monotonic() + PATIENCE
+    known, since = -1, time.monotonic()
+    while time.monotonic() < deadline:
+        writes = operator.writes()
+        if writes != known:
+            known, since = writes, time.monotonic()
+        elif time.monotonic() - since > QUIET_SECONDS:
+            return operator.calls()
+        await asyncio.sleep(0.25)
+    raise RuntimeError("the operator writes and writes")
+
+
+async def resync(cluster: Cluster, operator: Operator, runs: int) -> tuple[int, float]:
+    """Let every run be looked at though nothing changed: writes, and seconds."""
+    writes, looks, started = operator.writes(), operator.looks(), time.monotonic()
+    cluster.kube.kubectl("annotate", "rlprofile", "bench", "bench/looked-at=again")
+    while operator.looks() < looks + runs:
+        if time.monotonic() - started > PATIENCE:
+            raise RuntimeError(f"{operator.looks() - looks} of {runs} runs were looked at again")
+        await asyncio.sleep(0.1)
+    return operator.writes() - writes, time.monotonic() - started
+
+
+async def restart(cluster: Cluster, load: Load, count: int, say: Callable[[str], None]) -> dict[str, float]:
+    """Start the operator again after a run was created without it."""
+    await load.apply("run-meanwhile")
+    operator = Operator(cluster.kube.kubeconfig, cluster.folder / "operator.log")
+    try:
+        await load.rendered(count + 1, say)
+        acted = load.jobs["run-meanwhile"] - operator.started
+        while operator.looks() < count + 1:
+            await asyncio.sleep(0.1)
+        looked = time.monotonic() - operator.started
+        calls = await quiet(operator)
+        of_the_new_one = {kind for verb, kind in calls if verb in WRITES}
+        writes = sum(value for (verb, _), value in calls.items() if verb in WRITES)
+        say(f"after the restart {writes} writes: {', '.join(sorted(of_the_new_one))}")
+        return {
+            "acted": acted,
+            "looked": looked,
+            "writes": writes,
+            "memory": peak_megabytes(operator.process.pid),
+        }
+    finally:
+        operator.kill()
+
+
+async def measure(
+    load_of: tuple[int, int], folder: Path, binaries: Path, run: dict[str, Any], rendered: dict[str, Any]
+) -> dict[str, Any]:
+    """All figures for a number of runs over a number of connections."""
+    count, connections = load_of
+    total = ALONE if count == 1 else count
+
+    def say(text: str) -> None:
+        print(f"  {title}: {text}", file=sys.stderr, flush=True)
+
+    title = "1 alone" if count == 1 else f"{count:,} in a row" if connections == 1 else f"{count:,} at once"
+    found: dict[str, Any] = {"title": title, "runs": total}
+    for who in ("operator", "bare"):
+        with Cluster(folder / f"{who}-{count}-{connections}", binaries) as cluster:
+            operator = cluster.operator() if who == "operator" else cluster.bare(rendered)
+            client = cluster.client(connections)
+            load = Load(client, run)
+            try:
+                await client.watch("/apis/ray.io/v1/rayjobs", load.saw)
+                servers = [cluster.kube.pid(name) for name in ("etcd", "kube-apiserver")]
+                pid = operator.process.pid
+                before = cpu_seconds(pid), sum(map(cpu_seconds, servers))
+                seconds = await apply_all(load, count, connections, say)
+                found[who] = {
+                    "seconds": seconds,
+                    "applying": max(load.created.values()) - min(load.created.values()),
+                    "latencies": load.latencies(),
+                    "cpu": cpu_seconds(pid) - before[0],
+                    "server cpu": sum(map(cpu_seconds, servers)) - before[1],
+                }
+                p50, p99 = (percentile(found[who], percent) for percent in (50, 99))
+                say(f"{who}: all after {seconds:.1f} s, p50 {p50:.2f} s, p99 {p99:.2f} s")
+                if who == "bare":
+                    continue
+                found["calls"] = await quiet(operator)
+                found["looks"] = operator.looks()
+                found["cpu to the end"] = cpu_seconds(pid) - before[0]
+                rendered |= await example(cluster, run) if not rendered else {}
+                found["resync writes"], found["resync seconds"] = await resync(cluster, operator, total)
+                found["memory"] = peak_megabytes(pid)
+                operator.kill()
+                found["restart"] = await restart(cluster, load, total, say)
+            finally:
+                await client.close()
+                operator.kill()
+    return found
+
+
+async def example(cluster: Cluster, run: dict[str, Any]) -> dict[str, Any]:
+    """Status and events of a run, for the bare operator."""
+    name = "run-0000"
+    stored = cluster.kube.get("rlrun", name, "-n", "default")
+    events = []
+    for item in cluster.kube.get("events", "-n", "default")["items"]:
+        if item["involvedObject"]["name"] != name:
+            continue
+        item["metadata"] = {"name": item["metadata"]["name"], "namespace": "default"}
+        events.append({"apiVersion": "v1", "kind": "Event", **item})
+    text = json.dumps({"status": stored["status"], "events": events})
+    text = text.replace(name, kube_load.NAME).replace(stored["metadata"]["uid"], kube_load.UID)
+    return {"run": run, **json.loads(text)}
+
+
+def percentile(found: dict[str, Any], percent: int) -> float:
+    """A percentile of the latencies."""
+    values = found["latencies"]
+    return values[min(len(values) - 1, int(len(values) * percent / 100))]
+
+
+def per_run(found: dict[str, Any], verbs: tuple[str, ...]) -> float:
+    """Calls per run."""
+    return sum(count for (verb, _), count in found["calls"].items() if verb in verbs) / int(found["runs"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "loads", nargs="*", default=["1", "100", "1000", "1000/1"], metavar="RUNS[/CONNECTIONS]"
+    )
+    args = parser.parse_args()
+    binaries = find_binaries()
+    if binaries is None:
+        print("operator_load: no kube-apiserver here: scripts/tools apiserver builds it", file=sys.stderr)
+        return 2
+    file = ROOT / "examples" / "quickstart-cluster.yaml"
+    documents = load_documents(file.read_text(), file.name)
+    run = next(one for _, one in documents if one["kind"] == "RLTrainingRun")
+    # No claim: nobody here provides volumes.
+    run["spec"]["checkpoint"]["storage"] = {"path": "/var/lib/checkpoints"}
+    rendered: dict[str, Any] = {}
+    results = []
+    with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as folder:
+        for load in args.loads:
+            count, _, connections = load.partition("/")
+            of = (int(count), int(connections or CONNECTIONS))
+            results.append(asyncio.run(measure(of, Path(folder), binaries, run, rendered)))
+    return 0 if show(results) else 1
+
+
+def show(results: list[dict[str, Any]]) -> bool:
+    """The table and the targets."""
+    columns = [
+        "runs",
+        "p50, s",
+        "p99, s",
+        "bare p50",
+        "bare p99",
+        "all, s",
+        "bare all",
+        "writes",
+        "reads",
+        "looks",
+        "CPU, s",
+        "MB",
+        "resync, s",
+        "back, s",
+        "all seen, s",
+    ]
+    rows, checks = [], []
+    for found in results:
+        ours, bare = found["operator"], found["bare"]
+        rows.append(
+            [
+                found["title"],
+                *(round(percentile(one, percent), 3) for one in (ours, bare) for percent in (50, 99)),
+                round(ours["seconds"], 1),
+                round(bare["seconds"], 1),
+                round(per_run(found, WRITES), 1),
+                round(per_run(found, ("get", "list")), 1),
+                round(found["looks"] / found["runs"], 1),
+                round(found["cpu to the end"], 1),
+                round(found["memory"]),
+                round(found["resync seconds"], 1),
+                round(found["restart"]["acted"], 1),
+                round(found["restart"]["looked"], 1),
+            ]
+        )
+        name = found["title"]
+        checks += [
+            table.at_most(f"{name}: RayJob p99", percentile(ours, 99), LATENCY_SECONDS, " s"),
+            table.at_most(f"{name}: most memory", found["memory"], MEGABYTES, " MB"),
+            table.at_most(f"{name}: writes per run", per_run(found, WRITES), WRITES_PER_RUN, ""),
+            table.at_most(f"{name}: writes of a resync", found["resync writes"], 0, ""),
+            table.at_most(
+                f"{name}: writes after a restart for one new run",
+                found["restart"]["writes"],
+                WRITES_PER_RUN,
+                "",
+            ),
+        ]
+    calls = {
+        str(found["runs"]): {
+            f"{verb} {kind}": count for (verb, kind), count in sorted(found["calls"].items())
+        }
+        for found in results
+    }
+    for title, counts in calls.items():
+        print(f"calls for {title}: " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
+    for found in results:
+        for who in ("operator", "bare"):
+            one = found[who]
+            print(
+                f"{found['title']}, {who}: applied within {one['applying']:.1f} s, CPU {one['cpu']:.1f} s, "
+                f"API server and etcd {one['server cpu']:.1f} s; mean latency {statistics.mean(one['latencies']):.3f} s"
+            )
+    return table.report("operator", columns, rows, {"calls": calls}, checks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
