@@ -15,6 +15,8 @@ import pytest
 from ray.cluster_utils import Cluster
 from training_runs import PROMPTS, Process, RunFiles
 
+from rl_trainer.ray_session import patient
+
 # Enough steps that no run ends before it is told to.
 ENDLESS = {"maxSteps": 100_000}
 
@@ -32,9 +34,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("RAY_health_check_failure_threshold", "5")
     made = Cluster()
     try:
-        made.add_node(**node("head"), include_dashboard=False)
-        made.add_node(**node("learner"))
-        yield made
+        with patient():
+            made.add_node(**node("head"), include_dashboard=False)
+            made.add_node(**node("learner"))
+            yield made
     finally:
         made.shutdown()
 

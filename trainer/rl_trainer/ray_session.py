@@ -91,7 +91,7 @@ def _start(cpus: int, debug: bool) -> None:
 
     before = _children()
     try:
-        with _muted(debug), _patient(), contextlib.nullcontext() if debug else _only_needed_processes():
+        with _muted(debug), patient(), contextlib.nullcontext() if debug else _only_needed_processes():
             # "local": never a cluster that somebody else has started on this machine.
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
@@ -188,7 +188,7 @@ def _only_needed_processes() -> Iterator[None]:
 
 
 @contextmanager
-def _patient() -> Iterator[None]:
+def patient() -> Iterator[None]:
     """Ray gives its node 30 seconds to appear, fixed in its code: too few on a machine under load."""
     from ray._private import services
 

@@ -1,0 +1,88 @@
+"""Samplers come and go while a run trains: lost, scaled up, scaled down, and the attempt goes on."""
+
+from __future__ import annotations
+
+from cluster_client import Cluster, wait_for
+from conftest import Train
+from test_training import START_SECONDS, TRAIN_SECONDS
+from training_run import ENDLESS, TrainingRun
+
+# From a pod that is wanted to a sampler that takes part: the pod starts, Ray finds it, torch and the model are loaded.
+JOIN_SECONDS = 180
+
+
+def said(cluster: Cluster, run: TrainingRun) -> str:
+    """What the driver has written so far."""
+    [head] = run.pods("head")
+    script = "cat /tmp/ray/session_latest/logs/job-driver-*.log"
+    return cluster.kubectl(
+        "exec", head["metadata"]["name"], "-n", run.namespace, "-c", "ray", "--", "bash", "-c", script
+    ).stdout
+
+
+def hears(cluster: Cluster, run: TrainingRun, words: str, seconds: float = JOIN_SECONDS) -> None:
+    """Returns when the driver has said so."""
+
+    def known() -> str:
+        return f"{run.describe()}; it said: {said(cluster, run)[-3000:]}"
+
+    wait_for(f"the driver says {words!r}", lambda: words in said(cluster, run), seconds, known)
+
+
+def wait_for_samplers(run: TrainingRun, count: int) -> None:
+    """Returns when the status shows that many samplers, all of them ready."""
+
+    def look() -> bool:
+        sampler = (run.status.get("roles") or {}).get("sampler") or {}
+        return (sampler.get("ready"), sampler.get("desired")) == (count, count)
+
+    wait_for(f"{count} of {count} samplers are ready", look, JOIN_SECONDS, run.describe)
+
+
+def goes_on(run: TrainingRun) -> None:
+    """Returns when the first attempt has trained a few steps more."""
+    run.wait_for_step(run.step + 5, 120)
+    assert len(run.status["attempts"]) == 1, run.describe()
+
+
+def wind_up(run: TrainingRun) -> None:
+    """Ends the run where it is, so that its metrics can be checked."""
+    run.patch({"suspend": True})
+    run.wait_for_condition("Suspended", 180)
+    run.wind_up(int(run.status["checkpoint"]["step"]))
+    run.patch({"suspend": False})
+    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
+
+
+def test_samplers_scale_up_and_down_while_a_run_trains(cluster: Cluster, train: Train) -> None:
+    # It begins with one, as sampler.minReplicas says nothing else.
+    run = train("tides", ENDLESS | {"sampler": {"replicas": 2}})
+    run.wait_for_step(1, START_SECONDS)
+    wait_for_samplers(run, 2)
+    hears(cluster, run, "joined: 2 samplers now")
+    goes_on(run)
+
+    young = max(run.pods("sampler"), key=lambda pod: pod["metadata"]["creationTimestamp"])
+    cluster.kubectl("scale", f"rlrun/{run.name}", "-n", run.namespace, "--replicas=1")
+    wait_for_samplers(run, 1)
+    wait_for("its pod is gone", lambda: len(run.pods("sampler")) == 1, 60, run.describe)
+    assert run.pods("sampler")[0]["metadata"]["uid"] != young["metadata"]["uid"], "the older one went"
+    hears(cluster, run, "has gone with its node, 1 left")
+    goes_on(run)
+
+    cluster.kubectl("scale", f"rlrun/{run.name}", "-n", run.namespace, "--replicas=3")
+    wait_for_samplers(run, 3)
+    hears(cluster, run, "joined: 3 samplers now")
+    goes_on(run)
+    wind_up(run)
+
+
+def test_killed_samplers_are_no_end_of_an_attempt(cluster: Cluster, train: Train) -> None:
+    run = train("survivor", ENDLESS)
+    run.wait_for_step(2, START_SECONDS)
+    # The only one: training pauses until KubeRay has made another pod, perhaps before Ray misses the first.
+    run.kill_pod("sampler")
+    hears(cluster, run, "sampler 0 has gone with its node")
+    hears(cluster, run, " joined: ")
+    goes_on(run)
+    wind_up(run)
