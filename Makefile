@@ -27,6 +27,9 @@ test: $(INSTALLED) browser ## unit and integration tests, with line coverage of 
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
 
+e2e-gpu: $(INSTALLED) ## the scenarios on accelerators, on the current kube context; skipped where it offers none
+	@scripts/e2e-gpu $(ARGS)
+
 cluster: $(INSTALLED) ## a kind cluster with KubeRay, for developing by hand
 	@scripts/cluster up
 
@@ -63,4 +66,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test e2e cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
+.PHONY: help setup demo test e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean

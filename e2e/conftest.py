@@ -1,28 +1,32 @@
-"""Fixtures of the end-to-end scenarios: a cluster, the operator installed by helm, and a namespace per scenario.
+"""Fixtures of the end-to-end scenarios: the operator installed by helm, namespaces, claims, runs, and their last check.
 
-`scripts/e2e` prepares the cluster and the images and runs them; KUBECONFIG names the cluster.
+`scripts/e2e` prepares the cluster and the images and runs them, several scenarios at a time; KUBECONFIG names the cluster.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import time
 import tomllib
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_client import Cluster, wait_for
-from training_run import CLAIM, REPOSITORY, TrainingRun, run_document
+from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
 
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 SYSTEM = "rltrain-system"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 TRAINER_IMAGE = os.environ.get("E2E_TRAINER_IMAGE", f"rltrain-trainer:{VERSION}-cpu")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", f"rltrain-operator:{VERSION}")
+GPU_IMAGE = os.environ.get("E2E_GPU_IMAGE", f"rltrain-trainer:{VERSION}-gpu")
+# A node for one scenario alone, which takes it away; no other pod tolerates its taint.
+SPARE = "rltrain.dev/e2e-spare"
 PROFILE = {
     "apiVersion": "rltrain.dev/v1alpha1",
     "kind": "RLTrainingProfile",
@@ -31,25 +35,37 @@ PROFILE = {
         "pools": [
             {"name": "cpu"},
             {"name": "gpu", "acceleratorResource": "nvidia.com/gpu", "acceleratorsPerNode": 8},
+            {
+                "name": "spare",
+                "nodeSelector": {SPARE: "true"},
+                "tolerations": [{"key": SPARE, "operator": "Exists", "effect": "NoSchedule"}],
+            },
         ],
-        "images": {"cpu": TRAINER_IMAGE, "gpu": TRAINER_IMAGE},
+        "images": {"cpu": TRAINER_IMAGE, "gpu": GPU_IMAGE},
     },
 }
-_numbers = itertools.count(1)
-_times: list[tuple[str, str, float]] = []
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster of the current context, with KubeRay."""
-    found = Cluster()
-    served = found.kubectl("get", "crd", "rayjobs.ray.io", check=False)
+def pytest_configure() -> None:
+    os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Install the operator: once, before the processes begin that run the scenarios."""
+    if "PYTEST_XDIST_WORKER" in os.environ or session.config.option.collectonly:
+        return
+    cluster = Cluster()
+    served = cluster.kubectl("get", "crd", "rayjobs.ray.io", check=False)
     if served.returncode:
         pytest.exit(
             f"no cluster with KubeRay in the current kube context: {served.stderr.strip()}; scripts/cluster up makes one",
             2,
         )
-    return found
+    try:
+        install_operator(cluster)
+    except AssertionError as error:
+        pytest.exit(str(error), 1)
+    cluster.apply(PROFILE)
 
 
 def install_operator(cluster: Cluster, *values: str) -> None:
@@ -72,20 +88,17 @@ def install_operator(cluster: Cluster, *values: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> None:
-    """The operator, installed, and a profile of the scenarios."""
-    try:
-        install_operator(cluster)
-    except AssertionError as error:
-        pytest.exit(str(error), 1)
-    cluster.apply(PROFILE)
+def cluster() -> Cluster:
+    """The cluster of the current context, with KubeRay."""
+    return Cluster()
 
 
-@pytest.fixture
-def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the scenario's own, which takes pods of the restricted standard only; its state is kept on failure."""
-    words = request.node.name.removeprefix("test_").replace("_", "-").split("[")[0]
-    name = f"e2e-{words[:40].strip('-')}-{next(_numbers)}"
+@contextmanager
+def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str) -> Iterator[str]:
+    """A namespace that takes pods of the restricted standard only, with a claim; its state is kept on failure."""
+    words = words.removeprefix("test_").replace("_", "-").split("[")[0]
+    name = f"e2e-{words[:40].strip('-')}-{uuid.uuid4().hex[:5]}"
+    failed_before = request.session.testsfailed
     cluster.apply(
         {
             "apiVersion": "v1",
@@ -93,18 +106,19 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
             "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
         }
     )
+    make_claim(cluster, name)
     yield name
     report = request.node.stash.get(_REPORT, None)
-    if report is not None and report.failed:
+    if (report is not None and report.failed) or request.session.testsfailed > failed_before:
         cluster.save(ARTIFACTS / words, [name, SYSTEM])
-        (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
+        if report is not None:
+            (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
     cluster.kubectl("delete", "rltrainingruns", "--all", "-n", name, "--timeout=60s", check=False)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")
 
 
-@pytest.fixture
-def claim(cluster: Cluster, namespace: str) -> str:
+def make_claim(cluster: Cluster, namespace: str) -> None:
     """A claim for checkpoints: of the default storage class, or on the node that scripts/cluster prepared."""
     request: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
@@ -112,7 +126,7 @@ def claim(cluster: Cluster, namespace: str) -> str:
     }
     prepared = cluster.list("nodes", selector="rltrain.dev/e2e-storage=true")
     if prepared:
-        # One folder for all: each run has a folder of its own in it.
+        on_that_node = {"key": "rltrain.dev/e2e-storage", "operator": "In", "values": ["true"]}
         volume = {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -123,48 +137,73 @@ def claim(cluster: Cluster, namespace: str) -> str:
                 "persistentVolumeReclaimPolicy": "Retain",
                 "storageClassName": "",
                 "claimRef": {"name": CLAIM, "namespace": namespace},
+                # One folder for all: each run has a folder of its own in it.
                 "hostPath": {"path": "/var/lib/rltrain-e2e"},
-                "nodeAffinity": {
-                    "required": {
-                        "nodeSelectorTerms": [
-                            {
-                                "matchExpressions": [
-                                    {"key": "rltrain.dev/e2e-storage", "operator": "In", "values": ["true"]}
-                                ]
-                            }
-                        ]
-                    }
-                },
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_that_node]}]}},
             },
         }
         cluster.apply(volume)
         request |= {"storageClassName": "", "volumeName": f"{namespace}-{CLAIM}"}
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM, "namespace": namespace},
-            "spec": request,
-        }
-    )
-    return CLAIM
+    claim = {"name": CLAIM, "namespace": namespace}
+    cluster.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": claim, "spec": request})
 
 
 @pytest.fixture
-def train(cluster: Cluster, operator: None, namespace: str) -> Callable[..., TrainingRun]:
-    """Applies a small run: `train("name", {"stop": {"maxSteps": 5}})`; the second argument is laid over its spec."""
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the scenario's own."""
+    with open_namespace(cluster, request, request.node.name) as name:
+        yield name
 
-    def apply(name: str, spec: dict[str, Any] | None = None) -> TrainingRun:
-        document = run_document(name, namespace, {"profile": "e2e"} | (spec or {}))
+
+@contextmanager
+def trainer(cluster: Cluster, namespace: str, record: Callable[[str, Any], None]) -> Iterator[Train]:
+    """Applies small runs: `train("name", {"stop": {"maxSteps": 5}})`; the second argument is laid over the spec.
+
+    Afterwards the metrics of every run that trained are read: no step and no prompt may be lost or trained on twice.
+    """
+    runs: list[TrainingRun] = []
+
+    def apply(name: str, spec: dict[str, Any] | None = None, where: str | None = None) -> TrainingRun:
+        document = run_document(name, where or namespace, {"profile": "e2e"} | (spec or {}))
         cluster.apply(document)
-        run = TrainingRun(cluster, name, namespace)
+        run = TrainingRun(cluster, name, where or namespace)
+        runs.append(run)
         wait_for("the operator writes a status", lambda: run.status, 60, run.describe)
         return run
 
-    return apply
+    yield apply
+    prompts = 0
+    for run in runs:
+        if run.condition("Succeeded").get("status") == "True":
+            try:
+                prompts += check_every_step_once(run.metrics(TRAINER_IMAGE), run.step)
+            except AssertionError:
+                cluster.save(ARTIFACTS / f"metrics-of-{run.name}", [run.namespace])
+                raise
+    record("prompts", prompts)
 
 
+@pytest.fixture
+def train(cluster: Cluster, namespace: str, record_property: Callable[[str, Any], None]) -> Iterator[Train]:
+    """Applies small runs in the scenario's namespace: see `trainer`."""
+    with trainer(cluster, namespace, record_property) as apply:
+        yield apply
+
+
+@pytest.fixture
+def train_elsewhere(
+    cluster: Cluster, request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]
+) -> Iterator[Train]:
+    """Applies small runs in a second namespace."""
+    with ExitStack() as stack:
+        name = stack.enter_context(open_namespace(cluster, request, f"{request.node.name[:30]}-other"))
+        yield stack.enter_context(trainer(cluster, name, record_property))
+
+
+Train = Callable[..., TrainingRun]
 _REPORT = pytest.StashKey[pytest.TestReport]()
+_times: dict[str, tuple[str, float]] = {}
+_prompts: list[int] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -172,18 +211,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call" or report.failed:
         item.stash[_REPORT] = report
-    if report.when == "call" or report.outcome != "passed":
-        _times.append((item.name.removeprefix("test_"), report.outcome, report.duration))
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    name = report.nodeid.rpartition("::")[2].removeprefix("test_")
+    outcome, seconds = _times.get(name, ("passed", 0.0))
+    # What a scenario took is with its preparation and its checks afterwards.
+    _times[name] = (report.outcome if report.outcome != "passed" else outcome, seconds + report.duration)
+    if report.when == "teardown":
+        _prompts.extend(value for key, value in report.user_properties if key == "prompts" and value)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("scenarios")
-    for name, outcome, seconds in _times:
+    for name, (outcome, seconds) in _times.items():
         terminalreporter.write_line(f"{outcome:8}{seconds:7.0f} s  {name.replace('_', ' ')}")
-    if any(outcome == "failed" for _, outcome, _ in _times):
+    if _prompts:
+        terminalreporter.write_line(
+            f"{sum(_prompts):,} prompts of {len(_prompts)} scenarios' runs were trained on, each exactly once"
+        )
+    if any(outcome == "failed" for outcome, _ in _times.values()):
         terminalreporter.write_line(f"logs, events and objects: {Path('e2e/artifacts')}")
-
-
-def pytest_sessionstart() -> None:
-    os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"

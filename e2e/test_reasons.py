@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from conftest import Train
 
-import pytest
-from training_run import TrainingRun
-
-Train = Callable[..., TrainingRun]
 # The reason is to be in the status within half a minute of being known to the cluster.
 SAY_SECONDS = 90
 
 
-@pytest.mark.usefixtures("claim")
 def test_wrong_image_is_named(train: Train) -> None:
     run = train("image", {"image": "registry.invalid/rltrain-trainer:none"})
     assert "image" in run.wait_for_message("registry.invalid/rltrain-trainer:none", seconds=SAY_SECONDS)
 
 
-@pytest.mark.usefixtures("claim")
 def test_impossible_gpu_request_is_named(train: Train) -> None:
-    run = train("gpus", {"sampler": {"pool": "gpu", "resources": {"accelerators": 4}}})
+    run = train("gpus", {"sampler": {"pool": "gpu", "resources": {"accelerators": 8}}})
     assert "gpu" in run.wait_for_message("nvidia.com/gpu", seconds=SAY_SECONDS)
 
 
@@ -29,9 +23,17 @@ def test_missing_claim_is_named(train: Train) -> None:
     assert "nowhere" in run.wait_for_message("PersistentVolumeClaim", "nowhere", seconds=SAY_SECONDS)
 
 
-@pytest.mark.usefixtures("claim")
 def test_failing_user_code_is_quoted(train: Train) -> None:
-    run = train("mistake", {"model": {"source": "/models/missing", "tiny": None}, "retry": {"limit": 2}})
+    # A function that is there, and fails as soon as it is called with a prompt, a completion and an answer.
+    reward = {"rule": "function", "function": "re:sub"}
+    run = train("mistake", {"task": {"rewards": [reward]}, "retry": {"limit": 0}})
     failed = run.wait_for_condition("Failed", 300)
-    assert "/models/missing" in failed["message"]
-    assert len(run.status["attempts"]) == 1, "a new attempt cannot mend a mistake"
+    assert "re:sub" in failed["message"]
+    assert "TypeError" in failed["message"]
+
+
+def test_out_of_memory_is_named(train: Train) -> None:
+    run = train("hungry", {"sampler": {"resources": {"memory": "500Mi"}}, "retry": {"limit": 0}})
+    message = run.wait_for_message("memory", "sampler", seconds=300)
+    assert "raise sampler.resources.memory" in message
+    assert "500Mi" in message

@@ -15,6 +15,8 @@ from rl_api.documents import load_documents
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples"
 CLAIM = "checkpoints"
+# More steps than any scenario waits for: it lowers the number when it has seen what it wants (`wind_up`).
+ENDLESS = {"stop": {"maxSteps": 2000}}
 # About half a second per step where head, sampler and learner share two cores.
 SMALL: dict[str, Any] = {
     "warmStart": None,
@@ -23,8 +25,8 @@ SMALL: dict[str, Any] = {
     "sampler": {"replicas": 1, "maxSequences": 128},
     "learner": {"replicas": 1},
     "buffer": {"capacity": 128, "maxStaleness": 1},
-    "checkpoint": {"everySteps": 10, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
-    "stop": {"maxSteps": 60, "targetReward": None, "maxDuration": "15m"},
+    "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
+    "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": "15m"},
 }
 
 
@@ -59,6 +61,9 @@ class TrainingRun:
 
     def __init__(self, cluster: Cluster, name: str, namespace: str):
         self.cluster, self.name, self.namespace = cluster, name, namespace
+        found = cluster.get("rltrainingrun", name, namespace)
+        assert found is not None, f"run {name} is not there"
+        self.uid: str = found["metadata"]["uid"]
 
     @property
     def status(self) -> dict[str, Any]:
@@ -136,6 +141,10 @@ class TrainingRun:
             json.dumps({"spec": spec}),
         )
 
+    def wind_up(self, steps: int) -> None:
+        """Let its next attempt end at that step."""
+        self.patch({"stop": {"maxSteps": steps}})
+
     def pods(self, role: str = "") -> list[dict[str, Any]]:
         """Its pods that are not being deleted."""
         selector = f"rltrain.dev/run={self.name}" + (f",rltrain.dev/role={role}" if role else "")
@@ -162,9 +171,7 @@ class TrainingRun:
 
     def metrics(self, image: str) -> list[dict[str, Any]]:
         """The steps in its metrics.jsonl on the claim; lines about other events are left out."""
-        run = self.cluster.get("rltrainingrun", self.name, self.namespace)
-        assert run is not None, f"run {self.name} is gone"
-        folder = f"/data/{self.name}-{run['metadata']['uid'][:8]}/run"
+        folder = f"/data/{self.name}-{self.uid[:8]}/run"
         text = self.cluster.run_once(
             self.namespace, f"read-{self.name}", image, f"cat {folder}/metrics.jsonl", CLAIM
         )
@@ -185,8 +192,12 @@ class TrainingRun:
         )
 
 
-def check_every_step_once(metrics: list[dict[str, Any]], steps: int) -> None:
-    """Steps 1 to `steps`, each once; no prompt number twice, and none left out but those in flight at the end."""
+def check_every_step_once(metrics: list[dict[str, Any]], steps: int) -> int:
+    """Steps 1 to `steps`, each once; no prompt number twice, and none left out but those in flight at the end.
+
+    Returns:
+        how many prompts were trained on.
+    """
     found = [line["step"] for line in metrics]
     assert found == list(range(1, steps + 1)), f"steps in metrics.jsonl: {found}"
     trained = Counter(prompt for line in metrics for prompt in line["prompts"])
@@ -196,3 +207,4 @@ def check_every_step_once(metrics: list[dict[str, Any]], steps: int) -> None:
     in_flight = 3 * SMALL["algorithm"]["promptsPerStep"]
     early = [prompt for prompt in skipped if prompt < max(trained) - in_flight]
     assert not early, f"never trained on: {early}"
+    return len(trained)
