@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -26,7 +26,10 @@ class _Loader(yaml.SafeLoader):
 
 
 # A run in full takes libyaml 1 ms and pure Python 4: an operator that is given a thousand runs at once notices.
-_FastDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+if TYPE_CHECKING:
+    _FastDumper = yaml.SafeDumper
+else:
+    _FastDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Dumper(_FastDumper):

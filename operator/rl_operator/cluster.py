@@ -9,11 +9,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from rl_operator.api import Api, ApiError, version_of
+from rl_operator.memory import Memory
 from rl_operator.observed import known_status
 from rl_operator.render.config import TOKEN_KEY
 from rl_operator.render.effective import Effective, Plan, plan
@@ -22,14 +23,12 @@ from rl_operator.scaling import SamplerGroup, Scale
 from rl_operator.settings import FIELD_MANAGER, FINALIZER, Settings
 from rl_operator.store import Key, Store
 from rl_operator.world import (
-    Ask,
     Decision,
     Event,
     Live,
     Note,
     Pod,
     Ray,
-    Reading,
     World,
     parse_event,
     parse_time,
@@ -41,29 +40,6 @@ _CLAIM_SECONDS: Final = 4.0
 _TRIES: Final = 3
 """How often a status is written when somebody else writes at the same time."""
 _SCALE_SECONDS: Final = 20.0
-
-
-@dataclass
-class Memory:
-    """What is known of a run besides what the API server holds. Losing it costs a few requests, nothing else."""
-
-    uid: str
-    token: str | None = None
-    reading: Reading | None = None
-    reading_error: str = ""
-    ask: Ask | None = None
-    refusal: str = ""
-    scale_refusal: str = ""
-    scale_again: float = 0.0
-    begun: bool = False
-    """Whether the first objects were made; before that a run is urgent."""
-    untold: tuple[World, Decision] | None = None
-    """What was done, and is not in the status yet."""
-    failures: int = 0
-    plan_of: object = None
-    plan: Plan | None = None
-    claim: tuple[float, str, bool] | None = None
-    logs: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
 class NameTaken(Exception):
@@ -415,4 +391,4 @@ def _hash(document: Mapping[str, Any]) -> str:
     return str((document["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
 
 
-__all__ = ["Cluster", "Memory", "NameTaken"]
+__all__ = ["Cluster", "NameTaken"]

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rl_api.progress import Progress
 from rl_operator.api import Api, ApiError, Listing
-from rl_operator.cluster import Cluster, Memory, NameTaken
+from rl_operator.cluster import Cluster, NameTaken
+from rl_operator.memory import Memory
 from rl_operator.metrics import Metrics
 from rl_operator.observed import merge_progress
 from rl_operator.progress import DriverError, DriverRefused, Drivers
