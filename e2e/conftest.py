@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
@@ -20,6 +21,7 @@ from cluster_client import Cluster, wait_for
 from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
 
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
+LOCK = REPOSITORY / ".tools" / "e2e.lock"
 SYSTEM = "rltrain-system"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 TRAINER_IMAGE = os.environ.get("E2E_TRAINER_IMAGE", f"rltrain-trainer:{VERSION}-cpu")
@@ -46,7 +48,8 @@ PROFILE = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: a scenario that no other one may run beside")
     os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"
 
 
@@ -75,7 +78,8 @@ def install_operator(cluster: Cluster, *values: str) -> None:
     installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
     command = ["helm", "upgrade", "--install", "rltrain", str(REPOSITORY / "charts" / "rltrain")]
     command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s"]
-    for value in (f"image.repository={repository}", f"image.tag={tag}", *values):
+    fixed = (f"image.repository={repository}", f"image.tag={tag}", "resources.requests.cpu=20m")
+    for value in (*fixed, *values):
         command += ["--set", value]
     command += ["--set-string", installed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
@@ -148,6 +152,17 @@ def make_claim(cluster: Cluster, namespace: str) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": claim, "spec": request})
 
 
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[None]:
+    """Scenarios run beside each other, but for one that is marked `alone`: the processes share a lock."""
+    alone = request.node.get_closest_marker("alone") is not None
+    start = time.monotonic()
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        record_property("waited", time.monotonic() - start)
+        yield
+
+
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the scenario's own."""
@@ -218,6 +233,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     name = report.nodeid.rpartition("::")[2].removeprefix("test_")
     outcome, seconds = _times.get(name, ("passed", 0.0))
     # What a scenario took is with its preparation and its checks afterwards.
+    if report.when == "setup":  # without the wait for its turn
+        seconds -= sum(value for key, value in report.user_properties if key == "waited")
     _times[name] = (report.outcome if report.outcome != "passed" else outcome, seconds + report.duration)
     if report.when == "teardown":
         _prompts.extend(value for key, value in report.user_properties if key == "prompts" and value)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from cluster_client import Cluster, wait_for
-from conftest import (
-    OPERATOR_IMAGE,
-    SYSTEM,
-    TRAINER_IMAGE,
-    VERSION,
-    Train,
-    install_operator,
-    open_namespace,
-    trainer,
-)
-from test_training import START_SECONDS, TRAIN_SECONDS
-from training_run import ENDLESS, REPOSITORY, TrainingRun, check_every_step_once
-
-from rl_api.documents import load_documents
+from conftest import SYSTEM, TRAINER_IMAGE, install_operator, open_namespace, trainer
+from test_training import START_SECONDS
+from training_run import ENDLESS, TrainingRun, check_every_step_once
 
 LEASE = "leases.coordination.k8s.io"
 
@@ -85,33 +73,3 @@ def test_deleting_a_run_leaves_nothing(
     # Its metrics stay on the claim, as its checkpoints do.
     metrics = steady.metrics(TRAINER_IMAGE)
     record_property("prompts", check_every_step_once(metrics, metrics[-1]["step"]))
-
-
-@pytest.fixture
-def manifests(cluster: Cluster) -> Iterator[None]:
-    """The operator installed from manifests/ in place of the chart; afterwards the chart's again."""
-    helm = ["helm", "uninstall", "rltrain", "-n", SYSTEM, "--wait", "--timeout", "90s"]
-    subprocess.run(helm, check=True, capture_output=True, timeout=120)
-    cluster.kubectl("delete", "rltrainingprofile", "default", "--ignore-not-found")
-    text = (REPOSITORY / "manifests" / "rltrain.yaml").read_text()
-    text = text.replace(f"rltrain-operator:{VERSION}", OPERATOR_IMAGE)
-    text = text.replace(f"rltrain-trainer:{VERSION}-cpu", TRAINER_IMAGE)
-    cluster.kubectl("apply", "-f", "-", stdin=text)
-    yield
-    # Without the definitions, which the runs of other scenarios need.
-    keep = ("Namespace", "CustomResourceDefinition")
-    documents: list[dict[str, Any]] = [each for _, each in load_documents(text, "manifests/rltrain.yaml")]
-    for document in documents:
-        if document["kind"] not in keep:
-            scope = ["-n", SYSTEM] if "namespace" in document["metadata"] else []
-            name = document["metadata"]["name"]
-            cluster.kubectl("delete", document["kind"], name, *scope, "--ignore-not-found")
-    install_operator(cluster)
-
-
-def test_installed_by_kubectl_from_the_manifests(cluster: Cluster, manifests: None, train: Train) -> None:
-    cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s", timeout=150)
-    wait_for("the Job makes the default profile", lambda: cluster.get("rltrainingprofile", "default"), 120)
-    run = train("plain", {"profile": None})
-    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
-    assert run.step == 20

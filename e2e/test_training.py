@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from cluster_client import wait_for
 from conftest import Train
 from training_run import ENDLESS
@@ -50,6 +51,7 @@ def test_suspend_and_resume_repeats_nothing(train: Train) -> None:
     assert run.step == kept + 10
 
 
+@pytest.mark.alone  # its pods ask for as much CPU as the node has, and each run would wait for the other's
 def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
     train: Train, train_elsewhere: Train
 ) -> None:
