@@ -26,10 +26,11 @@ def test_missing_claim_is_named(train: Train) -> None:
 def test_failing_user_code_is_quoted(train: Train) -> None:
     # A function that is there, and fails as soon as it is called with a prompt, a completion and an answer.
     reward = {"rule": "function", "function": "re:sub"}
-    run = train("mistake", {"task": {"rewards": [reward]}, "retry": {"limit": 0}})
+    run = train("mistake", {"task": {"rewards": [reward]}, "retry": {"limit": 2}})
     failed = run.wait_for_condition("Failed", 300)
     assert "re:sub" in failed["message"]
     assert "TypeError" in failed["message"]
+    assert len(run.status["attempts"]) == 1, "a new attempt cannot mend a mistake"
 
 
 def test_out_of_memory_is_named(train: Train) -> None:

@@ -43,6 +43,8 @@ class TaskError(RLTrainError):
 class RewardError(RLTrainError):
     """A reward function or environment raised, hung past its deadline, or returned no number."""
 
+    exit_code = 3
+
 
 class RunFolderBusy(RLTrainError):
     """Another process is training in this run folder, or it holds a run that `--resume` was not asked for."""

@@ -63,7 +63,7 @@ _OWN: Final = ("rl_api", "rl_cli", "rl_operator", "rl_trainer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 2 wrong input, 130 or 143 stopped by a signal, else 1."""
+    """Entry point; returns the exit status: 0 done, 2 wrong input, 3 a failing reward, 130 or 143 a signal, else 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = next((word for word in words if not word.startswith("-")), None)
     known = {command.name: command for command in (*HERE, *CLUSTER)}

@@ -15,6 +15,7 @@ SUSPENDED: Final = "Suspended"
 SUCCEEDED: Final = "Succeeded"
 
 _INVALID_INPUT: Final = 2
+_REWARD_FAILED: Final = 3
 _INTERRUPTED: Final = frozenset({130, 143})
 _FIRST_BACK_OFF: Final = 10.0
 _LONGEST_BACK_OFF: Final = 300.0
@@ -55,6 +56,8 @@ def _failed(world: World, ray: Ray) -> Outcome:
     code = exit_code(ray.message)
     if code == _INVALID_INPUT:
         return Outcome("InvalidInput", failure_sentence(ray.message), mendable=False)
+    if code == _REWARD_FAILED:
+        return Outcome("RewardFailed", failure_sentence(ray.message), mendable=False)
     if code in _INTERRUPTED:
         return Outcome("Interrupted", "the driver was told to stop")
     dead = dead_pod(world, ray.attempt)

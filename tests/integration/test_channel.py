@@ -143,19 +143,20 @@ def test_flushed_items_survive_although_a_consumer_had_fetched_their_lost_copy()
     channel = Channel.create("recover", capacity=256)
     producer = Producer.remote(channel)
     ray.get(producer.put_one_after_the_window_is_empty.remote(BIG))
-    lease = leased_by_hand(channel)[0][0][0]
+    progress = Progress("by-hand")  # a consumer that is alive
+    lease = leased_by_hand(channel, progress)[0][0][0]
     assert ray.get(producer.put.remote(0)) == (1, 0)  # flush only
     kill(producer)
     adopted = ray.get(channel.actor.recover.remote("by-hand", lease))
     block, *buffers = ray.get(adopted[0], timeout=30)
     assert decode(split(block, buffers, 0, 1)[0])[:2] == ("p", 0)
     assert ray.get(channel.actor.recover.remote("by-hand", lease + 1)) is None
+    progress.close()
 
 
-def leased_by_hand(channel):
-    progress = Progress("by-hand")
+def leased_by_hand(channel, progress):
     ray.get(channel.actor.attach.remote("by-hand", progress.path, ray.get_runtime_context().get_node_id()))
-    return ray.get(channel.actor.pull.remote("by-hand", 9, 10.0, 0))
+    return ray.get(channel.actor.pull.remote("by-hand", 9, 10.0, 0, False))
 
 
 def test_what_a_killed_producer_had_not_flushed_is_counted_not_awaited():

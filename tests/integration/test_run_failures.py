@@ -106,7 +106,7 @@ def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: 
     for number, mood in enumerate(("raise", "hang", "nan")):
         files.feel({moody: mood})
         outcome = files.run(*(["--resume"] if number else []))
-        assert outcome.code == 1
+        assert outcome.code == 3
         assert files.checkpoints == [2]
         assert f"at prompt {moody} ('say " in outcome.sentence
         sentences[mood] = outcome.sentence

@@ -22,12 +22,12 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 2 wrong input, 130 or 143 stopped by a signal, else 1."""
+    """Entry point; returns the exit status: 0 done, 2 wrong input, 3 a failing reward, 130 or 143 a signal, else 1."""
     args = _parser().parse_args(arguments)
     try:
         return int(args.command(args))
     except RLTrainError as error:
-        if args.debug and error.exit_code == 1:
+        if args.debug and error.exit_code in (1, 3):
             traceback.print_exc()
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt as error:

@@ -31,6 +31,7 @@ EXIT = "Job entrypoint command failed with exit code {}, last available logs:\nr
             True,
         ),
         (failed_ray(EXIT.format(2)), (), "InvalidInput", "said so", False),
+        (failed_ray(EXIT.format(3)), (), "RewardFailed", "said so", False),
         (failed_ray(EXIT.format(130)), (), "Interrupted", "the driver was told to stop", True),
         (failed_ray(EXIT.format(143)), (), "Interrupted", "the driver was told to stop", True),
         (failed_ray(EXIT.format(1)), (), "AppFailed", "said so", True),

@@ -103,9 +103,12 @@ class ChannelActor:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def pull(
-        self, consumer: str, items: int, timeout: float, delivered: int
+        self, consumer: str, items: int, timeout: float, delivered: int, ahead: bool
     ) -> tuple[list[Any], int, bool, bool]:
-        """Lease up to `items` items, waiting for the first. Answers the fields of `receiver.Fetched`."""
+        """Lease up to `items` items, waiting for the first. Answers the fields of `receiver.Fetched`.
+
+        `ahead`: nobody waits for them yet, so it does not wait where another consumer could have the next item.
+        """
         started = time.monotonic()
         self._state.delivered(consumer, delivered, started)
         while consumer in self._consumers:
@@ -118,6 +121,8 @@ class ChannelActor:
                     for lease, part in parts
                 ]
                 return answers, self._state.size, False, False
+            if ahead and len(self._consumers) > 1:
+                break
             left = started + timeout - time.monotonic()
             if self._state.finished or (self._state.closed and self._state.holds(consumer)):
                 break

@@ -1,7 +1,8 @@
 """The consumer's end of a channel: fetches items ahead under a lease and hands them out one by one.
 
-While the caller works through what is there, the next fetch is on its way. How much is fetched ahead follows
-the caller: it doubles while fetches follow each other within `FAST` seconds and leave something behind, and
+While the caller works through what is there, the next fetch is on its way. Where there are other consumers it takes
+what the queue holds and does not wait for more: one of them might be waiting already. How much is fetched ahead
+follows the caller: it doubles while fetches follow each other within `FAST` seconds and leave something behind, and
 halves when they take longer than `SLOW`, so a slow consumer does not hoard what another could take.
 """
 
@@ -23,7 +24,7 @@ from rl_trainer.actors import answer
 from rl_trainer.channel.chunks import Encoded, decode, split
 from rl_trainer.channel.liveness import Progress
 
-FAST, SLOW = 0.02, 0.1
+FAST, SLOW = 0.02, 0.05
 AHEAD_ITEMS = 1024
 POLL_SECONDS = 30.0  # how long the actor keeps a fetch waiting for an item
 CALL_SECONDS = 60.0  # deadline of calls that the actor answers at once
@@ -124,9 +125,9 @@ class Receiver:
     def _fetch_ahead(self, most: int) -> None:
         left = len(self._items) + sum(part.stop - part.start for part in self._parts)
         if self._fetch is None and left <= max(self._ahead, most) // 2:
-            self._ask(most)
+            self._ask(most, ahead=True)
 
-    def _ask(self, most: int) -> None:
+    def _ask(self, most: int, *, ahead: bool = False) -> None:
         if self._progress is None:
             self._progress = Progress(self._id)
             # A handle that is forgotten counts as gone: the actor sees the lock released.
@@ -134,7 +135,9 @@ class Receiver:
             node = ray.get_runtime_context().get_node_id()
             ref = self._actor.attach.remote(self._id, self._progress.path, node)
             answer(ref, self._name, "joining", CALL_SECONDS)
-        self._fetch = self._actor.pull.remote(self._id, max(self._ahead, most), POLL_SECONDS, self._done)
+        self._fetch = self._actor.pull.remote(
+            self._id, max(self._ahead, most), POLL_SECONDS, self._done, ahead
+        )
 
     def _fill(self, most: int, deadline: float) -> None:
         """Bring at least one more item to hand, waiting until the deadline."""
