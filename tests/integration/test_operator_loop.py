@@ -231,7 +231,7 @@ def test_what_others_change_is_put_right(operator: Operator) -> None:
     before = operator.starting("changed")
     status = json.dumps({"status": {"phase": "Succeeded", "attempts": []}})
     operator.kubectl("patch", "rlrun", "changed", "--subresource=status", "--type=merge", "-p", status)
-    budget = json.dumps({"spec": {"maxUnavailable": 1}})
+    budget = json.dumps({"spec": {"minAvailable": 0}})
     operator.kubectl("patch", "pdb", "changed", "--type=merge", "-p", budget)
     operator.kubectl("delete", "networkpolicy", "changed")
 
@@ -243,7 +243,7 @@ def test_what_others_change_is_put_right(operator: Operator) -> None:
         return (
             status["phase"] == "Starting"
             and [one["number"] for one in status["attempts"]] == [1]
-            and found["PodDisruptionBudget"][0]["spec"]["maxUnavailable"] == 0
+            and found["PodDisruptionBudget"][0]["spec"]["minAvailable"] == 2
         )
 
     operator.until(right, "all is as it was")

@@ -73,6 +73,7 @@ class StatusServer:
         self._failure: str | None = None
         self._closing = False
         self._last_read = -math.inf
+        self.reading = 0  # counts what was shown
         self._read = threading.Event()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._state)
@@ -92,12 +93,12 @@ class StatusServer:
     def update(self, progress: Progress, record: StepRecord | None = None) -> None:
         """Show a new reading; `record` when a step was finished since the last one. Cheap."""
         self._state.update(progress, record)
-        self._read.clear()
+        self._changed()
 
     def checkpointed(self, checkpoint: CheckpointStatus) -> None:
         """Show a complete checkpoint and answer those who wait for one."""
         self._state.checkpoint = checkpoint
-        self._read.clear()
+        self._changed()
         self._acknowledge(None)
 
     def checkpoint_failed(self, reason: str) -> None:
@@ -140,10 +141,15 @@ class StatusServer:
         document = self._state.progress.to_document()
         return document | {"checkpoint": checkpoint.to_document() if checkpoint else None}
 
-    def was_read(self) -> None:
-        """Somebody has got the status."""
+    def _changed(self) -> None:
+        self.reading += 1
+        self._read.clear()
+
+    def was_read(self, reading: int) -> None:
+        """Somebody has got the status; `reading`: which one."""
         self._last_read = time.monotonic()
-        self._read.set()
+        if reading == self.reading:
+            self._read.set()
 
     def metrics(self) -> bytes:
         """Return what `/metrics` answers."""
@@ -318,8 +324,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/healthz":
             self._send(200, b"ok\n", "text/plain; charset=utf-8")
         elif path == "/status":
+            reading = owner.reading
             self._json(200, owner.status())
-            owner.was_read()
+            owner.was_read(reading)
         elif path == "/metrics":
             self._send(200, owner.metrics(), CONTENT_TYPE_LATEST)
 

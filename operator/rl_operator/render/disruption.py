@@ -26,7 +26,8 @@ def disruption_budget(effective: Effective) -> Manifest:
             "ownerReferences": [owner(effective.name, effective.uid)],
         },
         "spec": {
-            "maxUnavailable": 0,
+            # A number of pods: a share, or how many may go, Kubernetes can tell for its own workloads only.
+            "minAvailable": sum(effective.role(role).replicas for role in (HEAD, LEARNER)),
             "selector": {
                 "matchLabels": {RUN_LABEL: effective.name},
                 "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": [HEAD, LEARNER]}],

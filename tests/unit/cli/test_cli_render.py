@@ -73,9 +73,9 @@ def test_the_file_in_the_config_map_can_be_read(capsys: pytest.CaptureFixture[st
 
 
 def test_set_and_namespace(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rendered(capsys, QUICKSTART, "--set", "sampler.replicas=3", "-n", "team-a")
+    found = rendered(capsys, QUICKSTART, "--set", "learner.replicas=2", "-n", "team-a")
     groups = found[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    assert next(group for group in groups if group["groupName"] == "sampler")["replicas"] == 3
+    assert next(group for group in groups if group["groupName"] == "learner")["replicas"] == 2
     assert {one["metadata"]["namespace"] for one in found} == {"team-a"}
 
 

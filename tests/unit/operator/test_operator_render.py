@@ -410,6 +410,7 @@ class TestNetwork:
         assert operator["ports"] == kuberay["ports"]
 
     def test_what_must_not_be_moved(self) -> None:
-        spec = all_objects(make_plan(), 1, "token")[2]["spec"]
-        assert spec["maxUnavailable"] == 0
+        effective = make_plan()
+        spec = all_objects(effective, 1, "token")[2]["spec"]
+        assert spec["minAvailable"] == 1 + effective.spec.learner.replicas
         assert spec["selector"]["matchExpressions"][0]["values"] == ["head", "learner"]
