@@ -32,6 +32,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("RAY_health_check_initial_delay_ms", "1000")
     monkeypatch.setenv("RAY_health_check_period_ms", "1000")
     monkeypatch.setenv("RAY_health_check_failure_threshold", "5")
+    # What a local Ray of an earlier test left behind: the run would not know this cluster's token.
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     made = Cluster()
     try:
         with patient():
