@@ -58,7 +58,7 @@ def test_objects_that_differ_are_written_again() -> None:
     decision = story.look(rays=(make_ray(),), live=live)
     assert [one["kind"] for one in decision.apply] == ["NetworkPolicy"]
     assert kinds(decision) == ["PodDisruptionBudget"]
-    added = {**budget.spec, "minAvailable": None}
+    added = {**budget.spec, "maxUnavailable": None}
     live["PodDisruptionBudget", "sums"] = type(budget)(budget.uid, budget.hash, added)
     live["NetworkPolicy", "sums"] = policy
     assert story.look(live=live).apply == (), "what the API server adds is no difference"
