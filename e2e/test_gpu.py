@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from cluster_client import Cluster
 from conftest import GPU_IMAGE, PROFILE, Train
+from fake_nodes import FAKE
 from test_training import START_SECONDS, TRAIN_SECONDS
 
 ACCELERATOR = "nvidia.com/gpu"
-FAKE = "kwok.x-k8s.io/node"
 
 
 def accelerators(cluster: Cluster) -> int:

@@ -150,22 +150,9 @@ class Api:
         labels: str = "",
         fields: str = "",
         metadata_only: bool = False,
-    ) -> list[Manifest]:
-        """All objects that match, each with its kind. With `metadata_only` from the API server's cache."""
-        return (
-            await self.list_at(kind, namespace, labels=labels, fields=fields, metadata_only=metadata_only)
-        )[0]
-
-    async def list_at(
-        self,
-        kind: str,
-        namespace: str | None = None,
-        *,
-        labels: str = "",
-        fields: str = "",
-        metadata_only: bool = False,
     ) -> Listing:
-        """The same with the resource version at which it was so: what is older and not in the list is gone."""
+        """All objects that match, each with its kind, and the version at which it was so: what is older and not among them
+        is gone. With `metadata_only` from the API server's cache."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         if metadata_only:
             query["resourceVersion"] = "0"

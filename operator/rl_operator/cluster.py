@@ -137,7 +137,7 @@ class Cluster:
         labels = f"rltrain.dev/run={name}"
         for kind in ("RayJob", "RayCluster", "Pod"):
             try:
-                found = await self.api.list(kind, namespace, labels=labels)
+                found, _ = await self.api.list(kind, namespace, labels=labels)
             except ApiError as error:
                 if error.missing:  # no KubeRay
                     continue
@@ -176,7 +176,7 @@ class Cluster:
         now = time.monotonic()
         known = self._events.get(key[0])
         if known is None or now - known[0] > _EVENTS_SECONDS:
-            found = await self.api.list("Event", key[0], fields="type=Warning")
+            found, _ = await self.api.list("Event", key[0], fields="type=Warning")
             oldest = datetime.min.replace(tzinfo=UTC)
             events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
             known = self._events[key[0]] = (now, events)

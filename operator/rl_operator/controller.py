@@ -68,19 +68,16 @@ class Controller:
         deadline = time.monotonic() + _PRIME_SECONDS
         while True:
             try:
-                return await self.list(kind)
+                return (await self.list(kind))[0]
             except ApiError as error:
                 if error.status not in (0, 429, 500, 503) or time.monotonic() > deadline:
                     raise
                 LOG.info("%ss cannot be listed yet: %s", kind, error)
             await asyncio.sleep(1.0)
 
-    async def list(self, kind: str, *, metadata_only: bool = False) -> list[Manifest]:
-        """All objects of a kind that are watched; none where the cluster does not know it."""
-        return (await self.list_at(kind, metadata_only=metadata_only))[0]
-
-    async def list_at(self, kind: str, *, metadata_only: bool = False) -> Listing:
-        """The same with the resource version at which it was so; 0: unknown."""
+    async def list(self, kind: str, *, metadata_only: bool = False) -> Listing:
+        """All objects of a kind that are watched, none where the cluster does not know it; and the resource version at which
+        it was so, 0: unknown."""
         ours = kind in ("RLTrainingRun", "RLTrainingProfile")
         labels = "" if ours else MANAGED_SELECTOR
         scopes = [None] if kind == "RLTrainingProfile" or not self.namespaces else list(self.namespaces)
@@ -88,9 +85,7 @@ class Controller:
         versions: list[int] = []
         for scope in scopes:
             try:
-                items, version = await self.api.list_at(
-                    kind, scope, labels=labels, metadata_only=metadata_only
-                )
+                items, version = await self.api.list(kind, scope, labels=labels, metadata_only=metadata_only)
             except ApiError as error:
                 if not error.missing:
                     raise

@@ -141,7 +141,7 @@ class Watches:
         store = self._controller.store
         for kind in WATCHED:
             known_before = store.known(kind)
-            items, version = await self._controller.list_at(kind, metadata_only=True)
+            items, version = await self._controller.list(kind, metadata_only=True)
             there = {str(item["metadata"].get("uid", "")) for item in items}
             for place, (uid, seen) in known_before.items():
                 if uid not in there and seen <= version:

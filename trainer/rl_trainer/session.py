@@ -210,7 +210,6 @@ class Session:
         if evaluation is None or step % every:
             return
         if step - max(self.counters.heldout_step, 0) >= evaluation.every_steps:
-            self._publish_weights()
             self._evaluate()
 
     def begin_sampling(self) -> None:
@@ -225,7 +224,7 @@ class Session:
         due = self.counters.step % self.spec.weight_sync.every_steps == 0
         version = self._weights_version if due else None
         with self.spans.span("publish", version=self._weights_version):
-            buffer = self.buffer.finish_step(batch.step, version, self._weights if due else None)
+            buffer = self.buffer.finish_step(batch.step, version, self._weights)
         self._taking = self.buffer.actor.take.remote(STALL_SECONDS)  # on its way while this step is recorded
         self._record(batch, rewards, update, buffer)
 
@@ -290,7 +289,6 @@ class Session:
     def finish(self, reason: str) -> dict[str, Any]:
         """Evaluates the last weights, exports the policy and writes summary and report."""
         if self.spec.task.evaluation is not None and self.counters.heldout_step != self.counters.step:
-            self._publish_weights()
             self._evaluate()
             self.metrics.event("evaluation", step=self.counters.step, score=self.counters.heldout)
         self.buffer.stop()

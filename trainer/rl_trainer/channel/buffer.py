@@ -246,9 +246,12 @@ class Buffer:
         inline = 0
         for meta, payload in groups:
             data = payload.to_bytes() if isinstance(payload, GroupPayload) else payload
-            inline += len(data)
             # Counted together: Ray itself moves larger calls through the object store.
-            sent.append((meta, data if inline <= INLINE_BYTES else [ray.put(np.frombuffer(data, np.uint8))]))
+            if inline + len(data) <= INLINE_BYTES:
+                inline += len(data)
+                sent.append((meta, data))
+            else:
+                sent.append((meta, [ray.put(np.frombuffer(data, np.uint8))]))
         return self.actor.put.remote(sampler, sent, ray.get_runtime_context().get_node_id())
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
@@ -272,7 +275,7 @@ class Buffer:
         """The batch of `step` is trained: forget it. Returns the number of steps trained."""
         return cast(int, self.result(self.actor.commit.remote(step), "committing a step"))
 
-    def finish_step(self, step: int, version: int | None = None, weights: Any = None) -> dict[str, Any]:
+    def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
         """`commit`, `publish` where there is a version, and `metrics`, for the price of one call."""
         ref = self.actor.finish_step.remote(step, version, weights)
         return cast(dict[str, Any], self.result(ref, "ending a step"))
