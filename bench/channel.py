@@ -108,8 +108,8 @@ class Side:
         time.sleep(max(0.0, due - time.monotonic()))
         while (at := time.monotonic()) < end:
             chosen = [next(items) for _ in range(batch)]
-            if rate is not None:
-                chosen[0] = {**chosen[0], "at": at}
+            if rate is not None:  # every item: a get may begin in the middle of a put's batch
+                chosen = [{**item, "at": at} for item in chosen]
             stayed = link.put(chosen)
             if stayed and at >= begin:
                 times.append(time.monotonic() - at)
@@ -130,7 +130,7 @@ class Side:
             touch(items)
             if begin <= done <= end and items:
                 delivered += len(items)
-                times.append(done - max(at, items[0].get("at", at)))
+                times.append(done - max(at, items[0].get("at", at)))  # the oldest item's
             if items or done < end:
                 quiet_since = None
             elif done - (quiet_since := quiet_since or done) > 0.3:

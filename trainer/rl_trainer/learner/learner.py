@@ -21,6 +21,7 @@ from rl_api import RunSpec
 from rl_trainer.learner import losses
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
 from rl_trainer.learner.losses import LossDenominators, LossOutput, PolicyLossConfig
+from rl_trainer.learner.optimizer import AdamW
 from rl_trainer.learner.packing import micro_batches
 from rl_trainer.learner.schedule import learning_rate
 from rl_trainer.model.loader import load_model
@@ -140,35 +141,20 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """First and second moments by parameter name, and the step counts; empty before the first step."""
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self._named_parameters():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"{key}/{name}"] = value.detach().cpu()
-        return tensors
+        return self._optimizer.state()
 
     def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer_steps: int) -> None:
         """The inverse of `optimizer_state`."""
         self.optimizer_steps = optimizer_steps
-        state: dict[int, dict[str, Tensor]] = {}
-        for index, (name, _) in enumerate(self._named_parameters()):
-            entries = {key: tensors[f"{key}/{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if tensors}
-            if entries:
-                state[index] = entries
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self._optimizer.load(tensors)
 
     def _new_optimizer(self) -> None:
         options = self.spec.algorithm.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=0.0,
+        self._optimizer = AdamW(
+            ((name, p) for name, p in self.model.named_parameters() if p.requires_grad),
             betas=options.betas,
-            eps=options.epsilon,
+            epsilon=options.epsilon,
             weight_decay=options.weight_decay,
-            fused=True,
         )
 
     def _rate(self, steps_per_batch: int) -> float:
@@ -248,9 +234,7 @@ class Learner:
         limit = self.spec.algorithm.gradient_clip
         if norm > limit:
             self._gradients.mul_(limit / norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self._optimizer.step(rate)
         self.optimizer_steps += 1
         return norm
 

@@ -1,0 +1,83 @@
+"""The optimizer against torch's own, and its state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from rl_trainer.learner.optimizer import AdamW
+
+OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+
+
+def fill_gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_steps_are_those_of_torch_bit_by_bit():
+    ours, theirs = network(), network()
+    optimizer = AdamW(ours.named_parameters(), epsilon=1e-7, **OPTIONS)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.0, eps=1e-7, fused=True, **OPTIONS)
+    for step in range(5):
+        rate = 1e-2 / (step + 1)
+        fill_gradients(ours, step)
+        fill_gradients(theirs, step)
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+        optimizer.step(rate)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(mine, other)
+
+
+def test_its_state_goes_on_where_it_was():
+    ours, other = network(), network()
+    first = AdamW(ours.named_parameters(), epsilon=1e-8, **OPTIONS)
+    assert first.state() == {}
+    fill_gradients(ours, 0)
+    first.step(0.1)
+    other.load_state_dict(ours.state_dict())
+    second = AdamW(other.named_parameters(), epsilon=1e-8, **OPTIONS)
+    second.load(first.state())
+    for model, optimizer in ((ours, first), (other, second)):
+        fill_gradients(model, 1)
+        optimizer.step(0.1)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
+    assert first.state()["step/0.bias"] == 2
+    assert set(first.state()) == {
+        f"{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name, _ in ours.named_parameters()
+    }
+    second.load({})
+    assert second.state() == {}
+
+
+def test_a_part_that_is_missing_is_named():
+    model = network()
+    optimizer = AdamW(model.named_parameters(), epsilon=1e-8, **OPTIONS)
+    fill_gradients(model, 0)
+    optimizer.step(0.1)
+    state = optimizer.state()
+    del state["exp_avg/1.bias"]
+    with pytest.raises(KeyError, match=r"exp_avg/1\.bias"):
+        optimizer.load(state)
+
+
+def test_a_learner_starts_without_the_compiler():
+    """It takes longer to import than torch itself."""
+    program = (
+        "import sys, torch; from torch import nn; from rl_trainer.learner import learner, optimizer\n"
+        "p = nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
+        "optimizer.AdamW([('p', p)], betas=(0.9, 0.9), epsilon=1e-8, weight_decay=0.0).step(0.1)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
