@@ -32,7 +32,10 @@ def test_learners_and_sampler_on_gpus(cluster: Cluster, train: Train) -> None:
     gpu = {"name": "gpu", "acceleratorResource": ACCELERATOR, **taints}
     profile["spec"] = {"pools": [{"name": "cpu"}, gpu], "images": {"cpu": GPU_IMAGE, "gpu": GPU_IMAGE}}
     cluster.apply(profile)
-    spec = {"learner": {"pool": "gpu", "replicas": learners}, "sampler": {"pool": "gpu", "resources": None}}
+    spec = {
+        "learner": {"pools": ["gpu"], "replicas": learners},
+        "sampler": {"pools": ["gpu"], "resources": None},
+    }
     run = train("accelerated", {"profile": "e2e-gpu"} | spec)
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
     assert run.step == 20

@@ -53,7 +53,7 @@ def spare_node(cluster: Cluster) -> Iterator[str]:
 def test_lost_node_is_named_and_the_run_goes_on_elsewhere(
     cluster: Cluster, spare_node: str, train: Train
 ) -> None:
-    run = train("stranded", ENDLESS | {"learner": {"pool": "spare"}})
+    run = train("stranded", ENDLESS | {"learner": {"pools": ["spare"]}})
     kept = run.wait_for_checkpoint(START_SECONDS)
     assert [pod["spec"]["nodeName"] for pod in run.pods("learner")] == [spare_node]
     # Nothing on it answers any more, and no connection is closed.
@@ -126,10 +126,10 @@ def test_gpu_pools_take_the_roles_that_name_them_and_nothing_else(
 ) -> None:
     cluster.apply(plain_pod(namespace))
     # The profile's engine is one for GPUs; here nothing is sampled.
-    sampler = {"pool": "h100-spot", "engine": "torch", "resources": {"accelerators": 2}}
+    sampler = {"pools": ["h100-spot"], "engine": "torch", "resources": {"accelerators": 2}}
     sampler |= {"replicas": 2, "minReplicas": 2}
     gpu = train("gpus", {"profile": "profile-gpu", "sampler": sampler})
-    elsewhere = {"sampler": {"pool": "cpu", "engine": "torch"}, "learner": {"pool": "cpu"}}
+    elsewhere = {"sampler": {"pools": ["cpu"], "engine": "torch"}, "learner": {"pools": ["cpu"]}}
     cpu = train("plain", {"profile": "profile-gpu"} | elsewhere)
 
     def places(run: Any) -> dict[str, list[str]] | None:

@@ -14,7 +14,7 @@ def test_wrong_image_is_named(train: Train) -> None:
 
 
 def test_impossible_gpu_request_is_named(train: Train) -> None:
-    run = train("gpus", {"sampler": {"pool": "gpu", "resources": {"accelerators": 8}}})
+    run = train("gpus", {"sampler": {"pools": ["gpu"], "resources": {"accelerators": 8}}})
     assert "gpu" in run.wait_for_message("nvidia.com/gpu", seconds=SAY_SECONDS)
 
 

@@ -87,6 +87,15 @@ SPEC_RULES: Final[list[Rule]] = [
         f"found {{{_or('sampler.minReplicas', '1')}}}, allowed: a whole number >= 1 and <= "
         f"sampler.replicas = {{{_SAMPLERS}}}",
     ),
+    *(
+        _rule(
+            f"!self.?{role}.?pools.hasValue() || "
+            f"self.{role}.pools.all(one, self.{role}.pools.exists_one(other, other == one))",
+            f".{role}.pools",
+            "found a pool twice, allowed: each at most once",
+        )
+        for role in ("sampler", "learner")
+    ),
     _rule(
         f"self.model.source != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",

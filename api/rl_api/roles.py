@@ -33,8 +33,10 @@ class SamplerSpec(Model):
         description="Samplers that must be there for training to start and to go on; on a cluster the others join "
         "while training runs.",
     )
-    pool: ObjectName | None = Field(
-        default=None, description="Pool of the profile; null: the profile's first."
+    pools: tuple[ObjectName, ...] = Field(
+        default=(),
+        strict=False,
+        description="Pools of the profile, the most wanted first; empty: the profile's first alone.",
     )
     engine: Literal["torch", "vllm"] = Field(
         default="torch", description="Inference engine: torch (plain PyTorch, also without GPU) or vllm."
@@ -64,8 +66,10 @@ class LearnerSpec(Model):
     """The role that computes gradients and owns the weights."""
 
     replicas: int = Field(default=1, ge=1, description="Data-parallel learners.")
-    pool: ObjectName | None = Field(
-        default=None, description="Pool of the profile; null: the profile's first."
+    pools: tuple[ObjectName, ...] = Field(
+        default=(),
+        strict=False,
+        description="Pools of the profile, the most wanted first; empty: the profile's first alone.",
     )
     parallelism: Literal["ddp"] = Field(
         default="ddp", description="How learners share the work: ddp (whole model each)."

@@ -102,6 +102,13 @@ def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def pools_once(spec: RunSpec) -> Iterator[Problem]:
+    """`pools` of `sampler` and `learner` name each pool at most once."""
+    for role, pools in (("sampler", spec.sampler.pools), ("learner", spec.learner.pools)):
+        if len(set(pools)) < len(pools):
+            yield _problem(f"{role}.pools", "found a pool twice, allowed: each at most once")
+
+
 def tiny_only_with_tiny(spec: RunSpec) -> Iterator[Problem]:
     """`model.tiny` is set only with `model.source` tiny."""
     if spec.model.tiny is not None and spec.model.source != "tiny":
@@ -307,6 +314,7 @@ RULES: Final[tuple[Rule, ...]] = (
     even_shares,
     room_for_a_step,
     fewer_samplers_to_start,
+    pools_once,
     tiny_only_with_tiny,
     tiny_shape,
     answers_fit,

@@ -253,7 +253,7 @@ def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
     if claim:
         return missing_claim(claim.group(1), pod.role)
     plan = next((plan for plan in effective.roles if plan.role == pod.role), None) if effective else None
-    pool = f" of pool {plan.pool.name}" if plan else ""
+    pool = f" of {plan.where}" if plan else ""
     reasons = []
     short = sorted(set(_SHORT.findall(text)))
     if short:
@@ -262,9 +262,10 @@ def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
             asked = f" ({plan.accelerators} asked for per pod)"
         reasons.append(f"too little {', '.join(short)} is free{asked}")
     if "node affinity/selector" in text or "node selector" in text:
-        labels = dict(plan.pool.node_selector) if plan else {}
-        shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
-        reasons.append(f"too few nodes have the pool's labels{f' ({shown})' if shown else ''}")
+        labels = [sorted(one.node_selector.items()) for one in plan.pools] if plan else []
+        shown = " or ".join(", ".join(f"{key}={value}" for key, value in pairs) for pairs in labels)
+        their = "pools'" if len(labels) > 1 else "pool's"
+        reasons.append(f"too few nodes have the {their} labels{f' ({shown})' if shown else ''}")
     if "untolerated taint" in text:
         reasons.append("nodes have taints that the pool does not tolerate")
     if "unbound immediate PersistentVolumeClaims" in text:

@@ -131,6 +131,7 @@ def test_what_may_change_on_a_run_that_exists(kube: KubeApi, run: str, change: d
         ("warmStart", {"warmStart": {}}),
         ("sampler.maxNewTokens", {"sampler": {"maxNewTokens": 9}}),
         ("sampler.stop", {"sampler": {"stop": ["END"]}}),
+        ("sampler.pools", {"sampler": {"pools": ["h100"]}}),
         ("learner", {"learner": {"replicas": 2}}),
         ("buffer", {"buffer": {"maxStaleness": 2}}),
         ("placement", {"placement": {"timeout": "90s"}}),

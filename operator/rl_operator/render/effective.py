@@ -14,7 +14,7 @@ from rl_api.rules import Problem
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.validation import check_document
 from rl_operator.render.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest
-from rl_operator.render.pools import find_pool, head_pool
+from rl_operator.render.pools import choose_pools, head_pool, wrong_pools
 from rl_operator.settings import Settings
 
 BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
@@ -32,7 +32,8 @@ class RolePlan:
 
     role: str
     replicas: int
-    pool: PoolSpec
+    pools: tuple[PoolSpec, ...]
+    """Where its pods may go, the most wanted first. They are alike but for their nodes and limits."""
     image: str
     cpu: str
     ray_cpus: int
@@ -41,6 +42,16 @@ class RolePlan:
     accelerators: int = 0
     least: int | None = None
     """Pods that an attempt begins with, where others may follow; None: all."""
+
+    @property
+    def pool(self) -> PoolSpec:
+        """What stands for all of its pools where they are alike."""
+        return self.pools[0]
+
+    @property
+    def where(self) -> str:
+        """Its pools for people: `pool h100`, or `pools h100, h100-spot`."""
+        return f"pool{'s' * (len(self.pools) > 1)} {', '.join(pool.name for pool in self.pools)}"
 
     @property
     def at_start(self) -> int:
@@ -124,16 +135,13 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
     spec = resource.spec
     if problems := list(_unsupported(spec)):
         return Refused("Unsupported", sentences(problems))
-    pools = {HEAD: head_pool(profile)}
-    for role, name in ((LEARNER, spec.learner.pool), (SAMPLER, spec.sampler.pool)):
-        pool = find_pool(profile, name)
-        if pool is None:
-            names = ", ".join(pool.name for pool in profile.pools)
-            problem = Problem(
-                ("spec", role, "pool"), f"found {name!r}, allowed: a pool of {_title(profile_name)}: {names}"
-            )
-            return Refused("InvalidSpec", sentences([problem]))
-        pools[role] = pool
+    pools: dict[str, tuple[PoolSpec, ...]] = {HEAD: (head_pool(profile),)}
+    problems = []
+    for role, names in ((LEARNER, spec.learner.pools), (SAMPLER, spec.sampler.pools)):
+        problems += wrong_pools(profile, _title(profile_name), role, names)
+        pools[role] = choose_pools(profile, names)
+    if problems:
+        return Refused("InvalidSpec", sentences(problems))
     queued = (spec.scheduling.queue or profile.queue) is not None
     roles = tuple(_roles(spec, profile, pools, settings, queued))
     if problems := list(_misplaced(spec, roles)):
@@ -223,7 +231,11 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _roles(
-    spec: RunSpec, profile: ProfileSpec, pools: Mapping[str, PoolSpec], settings: Settings, queued: bool
+    spec: RunSpec,
+    profile: ProfileSpec,
+    pools: Mapping[str, tuple[PoolSpec, ...]],
+    settings: Settings,
+    queued: bool,
 ) -> Iterator[RolePlan]:
     def image(pool: PoolSpec) -> str:
         if spec.image is not None:
@@ -238,21 +250,21 @@ def _roles(
     def cpu(pool: PoolSpec, threads: int) -> str:
         return settings.worker_cpu if pool.accelerator_resource is None else str(threads)
 
-    pool = pools[HEAD]
+    pool = pools[HEAD][0]
     # One CPU for Ray to hand out: the buffer asks for a hundredth of one.
-    yield RolePlan(HEAD, 1, pool, image(pool), settings.head_cpu, 1, settings.head_memory)
-    pool, learner = pools[LEARNER], spec.learner
+    yield RolePlan(HEAD, 1, pools[HEAD], image(pool), settings.head_cpu, 1, settings.head_memory)
+    pool, learner = pools[LEARNER][0], spec.learner
     yield RolePlan(
         LEARNER,
         learner.replicas,
-        pool,
+        pools[LEARNER],
         image(pool),
         cpu(pool, learner.threads),
         learner.threads,
         memory(pool),
         accelerators=0 if pool.accelerator_resource is None else 1,
     )
-    pool, sampler = pools[SAMPLER], spec.sampler
+    pool, sampler = pools[SAMPLER][0], spec.sampler
     asked = sampler.resources
     cores = asked.cpu if asked is not None and asked.cpu is not None else None
     accelerators = asked.accelerators if asked is not None and asked.accelerators is not None else None
@@ -261,7 +273,7 @@ def _roles(
     yield RolePlan(
         SAMPLER,
         sampler.replicas,
-        pool,
+        pools[SAMPLER],
         image(pool),
         cpu(pool, sampler.threads) if cores is None else f"{round(cores * 1000)}m",
         max(sampler.threads, -int(-(cores or 0) // 1)),
@@ -280,7 +292,7 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
             f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
         )
     sampler = next(plan for plan in roles if plan.role == SAMPLER)
-    resource, per_node = sampler.pool.accelerator_resource, sampler.pool.accelerators_per_node
+    resource = sampler.pool.accelerator_resource
     explicit = spec.sampler.resources is not None and spec.sampler.resources.accelerators is not None
     path: Path = (
         ("spec", "sampler", "resources", "accelerators")
@@ -290,18 +302,17 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
     if sampler.accelerators and resource is None:
         yield Problem(
             path,
-            f"found {sampler.accelerators}, allowed: 0 on pool {sampler.pool.name}, which has no accelerators",
+            f"found {sampler.accelerators}, allowed: 0 on {sampler.where}, without accelerators",
         )
-    if resource is not None and per_node is not None and sampler.accelerators > per_node:
-        yield Problem(
-            path,
-            f"found {sampler.accelerators}, allowed: at most {per_node}, what a node of pool "
-            f"{sampler.pool.name} has",
-        )
+    for pool in sampler.pools:
+        per_node = pool.accelerators_per_node
+        if per_node is not None and sampler.accelerators > per_node:
+            yield Problem(
+                path,
+                f"found {sampler.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
+            )
     if spec.sampler.engine == "vllm" and sampler.accelerators == 0 and resource is not None:
-        yield Problem(
-            path, f"found 0, allowed: at least 1 with engine vllm on accelerator pool {sampler.pool.name}"
-        )
+        yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
 
 
 def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
@@ -323,7 +334,8 @@ def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePla
             f"the limit of {title}",
         )
     for pool in profile.pools:
-        here = [plan for plan in roles if plan.pool.name == pool.name]
+        # Where a role has several pools, all of its pods may end up in any of them.
+        here = [plan for plan in roles if pool in plan.pools]
         for plan in here:
             most = pool.limits.max_replicas
             if plan.role != HEAD and most is not None and plan.replicas > most:
@@ -355,12 +367,12 @@ def _resolve(
 ) -> RLTrainingRun:
     """The run with everything written out that profile and operator decided."""
     spec = run.spec
-    pools = {plan.role: plan.pool.name for plan in roles}
+    pools = {plan.role: tuple(pool.name for pool in plan.pools) for plan in roles}
     changes: dict[str, Any] = {
         "profile": profile_name,
         "image": spec.image or next(plan.image for plan in roles if plan.role == LEARNER),
-        "learner": spec.learner.model_copy(update={"pool": pools[LEARNER]}),
-        "sampler": spec.sampler.model_copy(update={"pool": pools[SAMPLER]}),
+        "learner": spec.learner.model_copy(update={"pools": pools[LEARNER]}),
+        "sampler": spec.sampler.model_copy(update={"pools": pools[SAMPLER]}),
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
         "suspend": False,

@@ -57,7 +57,7 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
         },
         "containers": [container],
         "volumes": volumes,
-        **pod_placement(plan.pool),
+        **pod_placement(plan.pools),
     }
     if effective.spec.scheduling.priority_class is not None:
         spec["priorityClassName"] = effective.spec.scheduling.priority_class

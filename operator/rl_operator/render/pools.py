@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rl_api.profile import PoolSpec, ProfileSpec, TolerationSpec
+from rl_api.rules import Problem
 
 # A pod on a node that stopped answering is given up after half a minute instead of Kubernetes' five: its run waits.
 _LOST_NODE_SECONDS = 30
 _LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def find_pool(profile: ProfileSpec, name: str | None) -> PoolSpec | None:
-    """The pool called `name`, or the profile's first where there is no name; None: it has no such pool."""
-    if name is None:
-        return profile.pools[0]
-    return next((pool for pool in profile.pools if pool.name == name), None)
+def choose_pools(profile: ProfileSpec, names: Sequence[str]) -> tuple[PoolSpec, ...]:
+    """The pools called `names`, in this order, without those that the profile has not; no names: its first."""
+    if not names:
+        return profile.pools[:1]
+    by_name = {pool.name: pool for pool in profile.pools}
+    return tuple(by_name[name] for name in names if name in by_name)
+
+
+def wrong_pools(profile: ProfileSpec, title: str, role: str, names: Sequence[str]) -> Iterator[Problem]:
+    """What keeps a role from the pools that it names: they must be there, and several alike but for their nodes.
+
+    A role is one worker group, and so all of its pods are alike: the scheduler finds a node for each.
+    """
+    by_name = {pool.name: pool for pool in profile.pools}
+    first = by_name.get(names[0]) if names else None
+    for index, name in enumerate(names):
+        path, pool = ("spec", role, "pools", index), by_name.get(name)
+        if pool is None:
+            yield Problem(path, f"found {name!r}, allowed: a pool of {title}: {', '.join(by_name)}")
+        elif first is not None and _pods_of(pool) != _pods_of(first):
+            yield Problem(
+                path,
+                f"found {name!r} ({_pods_of(pool)}), allowed beside {first.name!r}: pools whose pods are alike "
+                f"({_pods_of(first)})",
+            )
+        elif len(names) > 1 and not pool.node_selector:
+            yield Problem(
+                path,
+                f"found {name!r}, which has no nodeSelector, allowed where several pools are named: pools that have one",
+            )
+
+
+def _pods_of(pool: PoolSpec) -> str:
+    """What of a pool is part of a pod wherever it runs."""
+    resource = pool.accelerator_resource or "none"
+    return f"acceleratorResource {resource}, runtimeClass {pool.runtime_class or 'none'}"
 
 
 def head_pool(profile: ProfileSpec) -> PoolSpec:
@@ -23,12 +56,13 @@ def head_pool(profile: ProfileSpec) -> PoolSpec:
     return min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
 
 
-def pod_placement(pool: PoolSpec) -> dict[str, Any]:
-    """Fields of a pod's spec that bring it to the pool's nodes and keep it off others."""
-    named = {toleration.key for toleration in pool.tolerations}
+def pod_placement(pools: Sequence[PoolSpec]) -> dict[str, Any]:
+    """Fields of a pod's spec that bring it to the nodes of the pools, the first rather than the second, and to no others."""
+    tolerations = list(dict.fromkeys(toleration for pool in pools for toleration in pool.tolerations))
+    named = {toleration.key for toleration in tolerations}
     placement: dict[str, Any] = {
         "tolerations": [
-            *(_toleration(toleration) for toleration in pool.tolerations),
+            *(_toleration(toleration) for toleration in tolerations),
             *(
                 {
                     "key": key,
@@ -41,11 +75,34 @@ def pod_placement(pool: PoolSpec) -> dict[str, Any]:
             ),
         ]
     }
-    if pool.node_selector:
-        placement["nodeSelector"] = dict(sorted(pool.node_selector.items()))
-    if pool.runtime_class is not None:
-        placement["runtimeClassName"] = pool.runtime_class
+    if len(pools) > 1:
+        placement["affinity"] = {"nodeAffinity": _any_of(pools)}
+    elif pools[0].node_selector:
+        placement["nodeSelector"] = dict(sorted(pools[0].node_selector.items()))
+    if pools[0].runtime_class is not None:
+        placement["runtimeClassName"] = pools[0].runtime_class
     return placement
+
+
+def _any_of(pools: Sequence[PoolSpec]) -> dict[str, Any]:
+    """Node affinity to any of the pools. The weights, from 100 down to 0, keep neighbours as far apart as they can be."""
+    terms = [
+        {
+            "matchExpressions": [
+                {"key": key, "operator": "In", "values": [value]}
+                for key, value in sorted(pool.node_selector.items())
+            ]
+        }
+        for pool in pools
+    ]
+    last = len(pools) - 1
+    return {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": max(1, round(100 * (last - index) / last)), "preference": term}
+            for index, term in enumerate(terms[:-1])
+        ],
+    }
 
 
 def _toleration(toleration: TolerationSpec) -> dict[str, Any]:

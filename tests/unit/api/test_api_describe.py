@@ -93,7 +93,7 @@ def test_values_are_shown_as_a_person_wrote_them(value: Any, words: str) -> None
     ],
 )
 def test_near_misses_are_found(name: str, expected: str | None) -> None:
-    assert nearest(name, ["replicas", "maxNewTokens", "pool"]) == expected
+    assert nearest(name, ["replicas", "maxNewTokens", "pools"]) == expected
 
 
 def test_numbers_and_choices_are_written_plainly() -> None:

@@ -18,12 +18,22 @@ from rl_operator.world import Container, Event, Pod, Ray, World
 
 GPU_PLAN = make_plan(
     {
-        "sampler": {"pool": "h100", "resources": {"accelerators": 4}, "replicas": 2},
-        "learner": {"pool": "cpu"},
+        "sampler": {"pools": ["h100"], "resources": {"accelerators": 4}, "replicas": 2},
+        "learner": {"pools": ["cpu"]},
     },
     make_profile(default=True, pools=GPU_POOLS),
 )
 CPU_PLAN = make_plan()
+SPILLING_PLAN = make_plan(
+    {"sampler": {"pools": ["a", "b"]}},
+    make_profile(
+        default=True,
+        pools=[
+            {"name": "b", "nodeSelector": {"capacity": "owned"}},
+            {"name": "a", "nodeSelector": {"capacity": "spot"}},
+        ],
+    ),
+)
 
 
 def waiting(role: str, reason: str, message: str = "", **container: Any) -> Pod:
@@ -68,6 +78,20 @@ TABLE: list[tuple[str, list[Pod], list[Event], Ray | None, Effective, str, str, 
         "Unschedulable",
         "sampler",
         "too few nodes have the pool's labels (gpu=h100)",
+    ),
+    (
+        "no node of several pools",
+        [
+            unschedulable(
+                "sampler", "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+            )
+        ],
+        [],
+        None,
+        SPILLING_PLAN,
+        "Unschedulable",
+        "sampler",
+        "no node of pools a, b takes the pod: too few nodes have the pools' labels (capacity=spot or capacity=owned)",
     ),
     (
         "taints",

@@ -57,8 +57,8 @@ class TestSnapshot:
     def test_one_rayjob_as_yaml(self) -> None:
         """After a change that is meant: write `text` into the file, and read the difference."""
         spec = {
-            "sampler": {"pool": "spot", "resources": {"cpu": 2.5, "memory": "24Gi", "accelerators": 1}},
-            "learner": {"pool": "h100", "threads": 4},
+            "sampler": {"pools": ["spot"], "resources": {"cpu": 2.5, "memory": "24Gi", "accelerators": 1}},
+            "learner": {"pools": ["h100"], "threads": 4},
             "scheduling": {"queue": "team-a", "priorityClass": "research"},
         }
         effective = make_plan(spec, make_profile(default=True, pools=GPU_POOLS))
@@ -163,9 +163,33 @@ class TestPods:
         assert fences == {"12345678-90ab-1", "12345678-90ab-2"}
 
 
+_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+LIKE_POOLS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "nodeSelector": {"gpu": "h100", "capacity": name},
+        "tolerations": taints,
+        "acceleratorResource": "nvidia.com/gpu",
+    }
+    for name, taints in (
+        ("owned", [_TAINT]),
+        ("spot", [_TAINT, {"key": "spot", "operator": "Exists"}]),
+        ("cloud", [_TAINT]),
+    )
+] + [
+    {
+        "name": "slices",
+        "nodeSelector": {"gpu": "mig"},
+        "acceleratorResource": "nvidia.com/mig-1g.10gb",
+        "runtimeClass": "nvidia",
+    },
+    {"name": "anywhere", "acceleratorResource": "nvidia.com/gpu"},
+]
+
+
 class TestPools:
     def test_each_role_goes_to_its_pool(self) -> None:
-        spec = {"sampler": {"pool": "spot"}, "learner": {"pool": "h100"}}
+        spec = {"sampler": {"pools": ["spot"]}, "learner": {"pools": ["h100"]}}
         found = groups(make_plan(spec, make_profile(default=True, pools=GPU_POOLS)))
         assert "nodeSelector" not in found["head"]["template"]["spec"], "the head goes to the CPU pool"
         assert found["learner"]["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
@@ -200,6 +224,78 @@ class TestPools:
         effective = make_plan({}, make_profile(default=True, pools=GPU_POOLS))
         assert [role.pool.name for role in effective.roles] == ["cpu", "h100", "h100"]
         assert effective.role("sampler").accelerators == 1
+
+    def test_several_pools_are_taken_in_their_order(self) -> None:
+        profile = make_profile(default=True, pools=LIKE_POOLS)
+        spec = {"sampler": {"pools": ["spot", "owned", "cloud"]}, "learner": {"pools": ["owned"]}}
+        found = groups(make_plan(spec, profile))
+        assert set(found) == {"head", "learner", "sampler"}, "one worker group, whatever the number of pools"
+        assert "affinity" not in found["learner"]["template"]["spec"]
+        pod = found["sampler"]["template"]["spec"]
+        assert "nodeSelector" not in pod
+        affinity = pod["affinity"]["nodeAffinity"]
+
+        def term(capacity: str) -> dict[str, Any]:
+            keys = {"capacity": capacity, "gpu": "h100"}
+            return {
+                "matchExpressions": [
+                    {"key": key, "operator": "In", "values": [value]} for key, value in keys.items()
+                ]
+            }
+
+        required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert required == [term("spot"), term("owned"), term("cloud")]
+        assert affinity["preferredDuringSchedulingIgnoredDuringExecution"] == [
+            {"weight": 100, "preference": term("spot")},
+            {"weight": 50, "preference": term("owned")},
+        ]
+        taints = [one["key"] for one in pod["tolerations"]]
+        assert taints[:2] == ["nvidia.com/gpu", "spot"], "those of all pools, each once"
+        assert container(found["sampler"])["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+    def test_the_trainer_reads_which_pools_were_chosen(self) -> None:
+        profile = make_profile(default=True, pools=LIKE_POOLS)
+        effective = make_plan({"sampler": {"pools": ["owned", "spot"]}}, profile)
+        assert effective.document["spec"]["sampler"]["pools"] == ["owned", "spot"]
+        assert effective.document["spec"]["learner"]["pools"] == ["owned"], "the profile's first"
+
+    @pytest.mark.parametrize(
+        ("names", "sentence"),
+        [
+            (
+                ["owned", "mine"],
+                "spec.sampler.pools[1]: found 'mine', allowed: a pool of profile shared: owned, spot",
+            ),
+            (
+                ["owned", "slices"],
+                "spec.sampler.pools[1]: found 'slices' (acceleratorResource nvidia.com/mig-1g.10gb, runtimeClass "
+                "nvidia), allowed beside 'owned': pools whose pods are alike (acceleratorResource nvidia.com/gpu, "
+                "runtimeClass none)",
+            ),
+            (
+                ["anywhere", "owned"],
+                "spec.sampler.pools[0]: found 'anywhere', which has no nodeSelector, allowed where several pools",
+            ),
+        ],
+    )
+    def test_pools_that_do_not_go_together(self, names: list[str], sentence: str) -> None:
+        found = refused({"sampler": {"pools": names}}, make_profile(default=True, pools=LIKE_POOLS))
+        assert found.reason == "InvalidSpec"
+        assert sentence in found.message
+
+    def test_each_of_several_pools_must_be_able_to_take_all(self) -> None:
+        pools = [LIKE_POOLS[0], LIKE_POOLS[1] | {"limits": {"maxReplicas": 2}, "acceleratorsPerNode": 4}]
+        profile = make_profile(default=True, pools=pools)
+        spec = {"sampler": {"pools": ["owned", "spot"], "replicas": 3}}
+        assert (
+            "spec.sampler.replicas: found 3, allowed: at most 2, the limit of pool spot"
+            in refused(spec, profile).message
+        )
+        spec = {"sampler": {"pools": ["owned", "spot"], "replicas": 2, "tensorParallelSize": 8}}
+        assert (
+            "spec.sampler.tensorParallelSize: found 8, allowed: at most 4, what a node of pool spot has"
+            in refused(spec, profile).message
+        )
 
     def test_the_head_avoids_spot_nodes(self) -> None:
         pools = [{"name": "a", "spot": True}, {"name": "b"}]
@@ -300,11 +396,11 @@ LIMITED = make_profile(
     ("spec", "sentences"),
     [
         (
-            {"sampler": {"replicas": 5, "pool": "cpu"}},
+            {"sampler": {"replicas": 5, "pools": ["cpu"]}},
             ["spec.sampler.replicas: found 5, allowed: at most 4, the limit of profile shared"],
         ),
         (
-            {"learner": {"replicas": 4, "pool": "cpu"}},
+            {"learner": {"replicas": 4, "pools": ["cpu"]}},
             ["spec.learner.replicas: found 4, allowed: at most 2, the limit of profile shared"],
         ),
         (
@@ -328,13 +424,13 @@ def test_limits(spec: dict[str, Any], sentences: list[str]) -> None:
     ("spec", "sentence"),
     [
         (
-            {"sampler": {"pool": "tpu"}},
-            "spec.sampler.pool: found 'tpu', allowed: a pool of profile shared: h100, cpu",
+            {"sampler": {"pools": ["tpu"]}},
+            "spec.sampler.pools[0]: found 'tpu', allowed: a pool of profile shared: h100, cpu",
         ),
-        ({"learner": {"pool": "tpu"}}, "spec.learner.pool: found 'tpu'"),
+        ({"learner": {"pools": ["tpu"]}}, "spec.learner.pools[0]: found 'tpu'"),
         (
-            {"sampler": {"pool": "cpu", "resources": {"accelerators": 2}}},
-            "spec.sampler.resources.accelerators: found 2, allowed: 0 on pool cpu, which has no accelerators",
+            {"sampler": {"pools": ["cpu"], "resources": {"accelerators": 2}}},
+            "spec.sampler.resources.accelerators: found 2, allowed: 0 on pool cpu, without accelerators",
         ),
         (
             {"sampler": {"tensorParallelSize": 16}},
