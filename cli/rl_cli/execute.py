@@ -1,4 +1,4 @@
-"""Commands in a pod's container, over the API server."""
+"""Commands in a pod's container, over the API server; those that are talked to are in rl_cli.attach."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def execute(
         CommandFailed: it failed.
         ClusterError: it could not be run, or was silent for too long.
     """
-    channels = _open(cluster, namespace, pod, container, command)
+    channels = open_channels(cluster, namespace, pod, container, command)
     errors, result = b"", b""
     heard = time.monotonic()
     try:
@@ -54,7 +54,12 @@ def execute(
                 yield output
             elif idle is not None and time.monotonic() - heard > idle:
                 raise ClusterError(f"pod {pod} has said nothing for {idle:.0f} s: {' '.join(command)}")
-    except (OSError, _socket_errors()) as error:
+        # Reading one channel may take in what belongs to another, and the end.
+        if output := channels.read_channel(_STDOUT):
+            yield output
+        errors += channels.read_channel(_STDERR)
+        result += channels.read_channel(_ERROR)
+    except (OSError, socket_errors()) as error:
         raise ClusterError(f"the connection to pod {pod} broke: {error}") from error
     finally:
         channels.close()
@@ -78,7 +83,21 @@ def outcome(result: bytes) -> tuple[int, str]:
     return -1, str(status.get("message") or "it could not be started")
 
 
-def _open(cluster: Any, namespace: str, pod: str, container: str, command: Sequence[str]) -> Any:
+def open_channels(
+    cluster: Any,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: Sequence[str],
+    *,
+    stdin: bool = False,
+    tty: bool = False,
+) -> Any:
+    """Start a command; returns the library's client of its channels.
+
+    Raises:
+        ClusterError: it was refused, or there is no connection.
+    """
     import websocket
     from kubernetes.client import ApiException, CoreV1Api
     from kubernetes.stream import stream
@@ -92,10 +111,10 @@ def _open(cluster: Any, namespace: str, pod: str, container: str, command: Seque
             namespace,
             container=container,
             command=list(command),
-            stdin=False,
+            stdin=stdin,
             stdout=True,
             stderr=True,
-            tty=False,
+            tty=tty,
             binary=True,
             _preload_content=False,
         )
@@ -114,7 +133,8 @@ def refused(path: str, reason: str) -> ClusterError:
     return failure(path, int(status[1]), body if body != "None" else "")
 
 
-def _socket_errors() -> Any:
+def socket_errors() -> Any:
+    """What the library raises when a connection breaks."""
     import websocket
 
     return websocket.WebSocketException

@@ -38,6 +38,7 @@ CLUSTER: Final = (
     Command("render", "show what a cluster would be given for a run, offline", "rl_cli.render"),
     Command("watch", "watch one run, or all of them, live", "rl_cli.watch"),
     Command("logs", "show what a run's driver or pods wrote", "rl_cli.logs"),
+    Command("exec", "run a command, or a shell, where a run's driver is", "rl_cli.exec"),
     Command("report", "get a run's report: of a run folder here, or from a cluster", "rl_cli.report"),
     Command("suspend", "write a checkpoint and give the accelerators back", "rl_cli.steer"),
     Command("resume", "go on with a suspended run", "rl_cli.steer"),
@@ -104,8 +105,11 @@ def _cluster(command: Command, words: list[str]) -> int:
     from rl_api.errors import RLTrainError
 
     args: Any = None
+    words, dashes, after = split(words)
     try:
-        args = _parser((command,)).parse_args(words)
+        args = _parser((command,)).parse_args(words, argparse.Namespace(after=after))
+        if dashes and not getattr(args, "takes_command", False):
+            return _say("found --, allowed only before the command of rltrain exec", 2)
         return int(args.command(args))
     except RLTrainError as error:
         if args is not None and args.debug and error.exit_code == 1:
@@ -127,6 +131,14 @@ def _cluster(command: Command, words: list[str]) -> int:
             raise
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return _say(f"unexpected error: {text:.300}; --debug shows where it comes from", 1)
+
+
+def split(words: list[str]) -> tuple[list[str], bool, list[str]]:
+    """What stands before the first `--`, whether there is one, and what stands after it, which is nobody's option."""
+    if "--" not in words:
+        return words, False, []
+    at = words.index("--")
+    return words[:at], True, words[at + 1 :]
 
 
 def _lacks(package: str, command: str) -> str:

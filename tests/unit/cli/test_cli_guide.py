@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl_cli.main import CLUSTER, parser
+from rl_cli.main import CLUSTER, parser, split
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs" / "cluster.md"
@@ -31,7 +31,7 @@ def commands() -> Iterator[Any]:
 
 @pytest.mark.parametrize("command", list(commands()))
 def test_commands_can_be_typed(command: str) -> None:
-    words = shlex.split(command.split(" > ")[0], comments=True)
+    words, *_ = split(shlex.split(re.split(" [<>] ", command)[0], comments=True))
     args = parser().parse_args(words)
     for name in (getattr(args, "file", None), getattr(args, "profile", None)):
         assert name in (None, "run.yaml", "-") or (ROOT / name).exists(), f"there is no {name}"
