@@ -209,7 +209,7 @@ def test_other_paths_and_methods_are_told_what_there_is(server):
 
 def test_with_a_token_only_the_probe_goes_without():
     token = "a-secret-\u00e9"
-    with StatusServer("run", token=token) as server:
+    with StatusServer("run", token=token, patience=0.0) as server:
         for path in ("/status", "/metrics", "/nothing"):
             status, headers, text = call(server, path)
             assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
@@ -258,6 +258,26 @@ def test_who_keeps_asking_gets_the_last_status_before_the_end(server) -> None:
     assert json.loads(call(server, "/status")[2])["step"] == 7
     closer.join(4)
     assert not closer.is_alive(), "it ends as soon as that was read"
+
+
+def test_who_has_the_token_is_waited_for_though_it_was_away() -> None:
+    server = StatusServer("run", token="plain")
+    server.update(Progress(phase="Succeeded", step=7, max_steps=7))
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closer.join(0.5)
+    assert closer.is_alive(), "nobody has asked yet"
+    assert json.loads(call(server, "/status", token="plain")[2])["step"] == 7
+    closer.join(10)
+    assert not closer.is_alive()
+
+
+def test_a_token_is_no_reason_to_wait_for_ever() -> None:
+    server = StatusServer("run", token="plain", patience=0.2)
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
 
 
 def test_nobody_is_waited_for_who_never_asked(server) -> None:

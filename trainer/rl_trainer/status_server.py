@@ -29,6 +29,8 @@ MAX_BODY = 64 * 1024
 # that pulls does not miss the last step.
 WATCHED_SECONDS = 30.0
 LINGER_SECONDS = 5.0
+# Whoever gave the run a token will ask as well, an operator that is just being replaced a little later.
+PATIENCE_SECONDS = 60.0
 _PATHS = {"/status": "GET", "/metrics": "GET", "/healthz": "GET", "/checkpoint": "POST"}
 
 
@@ -50,6 +52,7 @@ class StatusServer:
         token: str | None = None,
         on_checkpoint: Callable[[], None] | None = None,
         checkpoint_timeout: float = 120.0,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         """Bind and start to serve.
 
@@ -61,6 +64,7 @@ class StatusServer:
             on_checkpoint: called from a server thread when a checkpoint is asked for; sets a flag that the
                 driver looks at after each step, and returns at once. None: no checkpoints to ask for.
             checkpoint_timeout: seconds to wait for the driver's `checkpointed` at most.
+            patience: with a token, seconds that `close` waits at most for the last status to be read.
 
         Raises:
             PortInUse: another program listens at the port.
@@ -68,6 +72,7 @@ class StatusServer:
         """
         self._state = _State(name)
         self._token, self._on_checkpoint, self._timeout = token, on_checkpoint, checkpoint_timeout
+        self._patience = patience
         self._acknowledged = threading.Condition()
         self._acknowledgements = 0
         self._failure: str | None = None
@@ -108,10 +113,12 @@ class StatusServer:
     def close(self) -> None:
         """Stop serving and free the port; who still waits for a checkpoint is told. Safe to call twice.
 
-        Where somebody keeps asking for the status, the last one is served first, for 5 s at most.
+        The last status is served first: with a token until it is read, for a minute at most, as nothing else of a run
+        outlives it where an operator can see it; without one for 5 s at most, where somebody keeps asking.
         """
-        if not self._closing and time.monotonic() - self._last_read < WATCHED_SECONDS:
-            self._read.wait(LINGER_SECONDS)
+        if not self._closing:
+            watched = time.monotonic() - self._last_read < WATCHED_SECONDS
+            self._read.wait(self._patience if self._token else LINGER_SECONDS if watched else 0.0)
         with self._acknowledged:
             if self._closing:
                 return
