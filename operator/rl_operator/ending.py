@@ -6,10 +6,13 @@ from datetime import timedelta
 
 from rl_api.base import Duration
 from rl_api.progress import Attempt
+from rl_operator.observed import last_figures
 from rl_operator.outcome import SUCCEEDED, Outcome, back_off, failures, final_word
 from rl_operator.render.names import attempt_name, secret_name
 from rl_operator.turn import IDLE, QUICK, Turn
 from rl_operator.world import Note, Target
+
+_UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
 
 
 def end_attempt(turn: Turn, attempt: Attempt, end: Outcome) -> None:
@@ -22,6 +25,8 @@ def end_attempt(turn: Turn, attempt: Attempt, end: Outcome) -> None:
 def close(turn: Turn, attempt: Attempt, end: Outcome) -> None:
     """The attempt is over: the run has succeeded, has failed, or gets another one."""
     conditions, ray = turn.conditions, turn.world.ray(attempt.number)
+    stop = turn.effective.spec.stop if turn.effective else None
+    turn.progress = last_figures(turn.progress, ray, end.code == SUCCEEDED, stop, turn.now)
     end_attempt(turn, attempt, end)
     turn.roles = {
         name: role.model_copy(update={"ready": 0, "reason": None}) for name, role in turn.roles.items()
@@ -29,10 +34,13 @@ def close(turn: Turn, attempt: Attempt, end: Outcome) -> None:
     turn.dashboard = None
     conditions.set("Training", "False", end.code, end.sentence)
     if end.code == SUCCEEDED:
+        said = turn.progress is not None and turn.progress.phase == "Succeeded"
         if turn.progress is not None:
             turn.progress = turn.progress.model_copy(update={"phase": "Succeeded", "eta_seconds": None})
         conditions.set("ClusterReady", "False", "Finished", "the run is done, and its pods are gone")
-        conditions.set("Succeeded", "True", SUCCEEDED, "the run is done")
+        conditions.set(
+            "Succeeded", "True", SUCCEEDED, "the run is done" if said else f"the run is done; {_UNREAD}"
+        )
         turn.phase, turn.requeue = "Succeeded", QUICK
         turn.keep_finalizer(False)
         return

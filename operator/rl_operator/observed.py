@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rl_api.progress import Attempt, Progress, RoleStatus, RunStatus
+from rl_api.run import StopSpec
 from rl_operator.conditions import Conditions
 from rl_operator.diagnose import Diagnosis
 from rl_operator.render.effective import Effective, Plan, Refused
@@ -25,6 +27,9 @@ IGNORED: Final = timedelta(seconds=60)
 """How long KubeRay may take to notice a RayJob."""
 
 _REFRESH: Final = timedelta(seconds=30)
+
+_STEP_LINE: Final = re.compile(r"^step (\d+)/(\d+)  reward (-?\d+(?:\.\d+)?)?", re.MULTILINE)
+"""A step as the driver writes it where nobody watches a terminal (rl_trainer.console)."""
 
 
 def known_status(run: Mapping[str, Any]) -> RunStatus:
@@ -55,6 +60,39 @@ def merge_progress(old: Progress | None, new: Progress) -> Progress:
     if old.updated_at is None or new.updated_at is None:
         return old
     return new if new.updated_at - old.updated_at >= _REFRESH else old
+
+
+def last_figures(
+    known: Progress | None, ray: Ray | None, succeeded: bool, stop: StopSpec | None, now: datetime
+) -> Progress | None:
+    """Progress at the end of an attempt whose driver may have told its last to nobody, as no operator ran.
+
+    What outlives a driver where an operator sees it is the RayJob: whether the job succeeded, and the last lines of the
+    log of one that failed, among which are the last steps. A run that succeeds has done all of its steps, unless its spec
+    lets it end otherwise; what it reached then is in its folder alone.
+
+    Args:
+        known: the last reading.
+        ray: the attempt's RayJob; None: it is gone.
+        succeeded: whether the job has.
+        stop: when the run ends, by its spec; None: not known.
+        now: the time.
+    """
+    before = known or Progress()
+    figures: dict[str, Any] = {"updated_at": now, "eta_seconds": None}
+    if succeeded:
+        if before.phase == "Succeeded" or stop is None:
+            return known
+        if stop.target_reward is not None or stop.max_duration is not None:
+            return known
+        steps = before.max_steps or stop.max_steps
+        return before.model_copy(update=figures | {"phase": "Succeeded", "step": steps, "max_steps": steps})
+    lines = _STEP_LINE.findall(ray.message) if ray is not None else []
+    if not lines or int(lines[-1][0]) <= before.step:
+        return known
+    step, most, reward = lines[-1]
+    figures |= {"step": int(step), "max_steps": int(most), "reward": float(reward) if reward else None}
+    return before.model_copy(update=figures)
 
 
 def role_statuses(

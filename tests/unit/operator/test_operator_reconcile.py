@@ -163,14 +163,57 @@ def test_success() -> None:
     story.train()
     story.wait(100)
     done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
-    decision = story.settled(rays=(done,), pods=())
+    last = make_reading(100, "Succeeded", time=story.now)
+    decision = story.settled(rays=(done,), pods=(), reading=last)
     assert decision.status.phase == "Succeeded"
     assert condition(decision, "Succeeded") == ("True", "Succeeded", "the run is done")
     assert decision.finalizer is False
     assert decision.status.attempts[0].reason == "Succeeded: the run is done"
-    assert decision.status.attempts[0].to_step == 7
+    assert decision.status.attempts[0].to_step == 100
     assert decision.delete == (), "KubeRay has stopped the cluster; the RayJob stays to be looked at"
     assert decision.pull is None
+
+
+UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
+
+
+@pytest.mark.parametrize(
+    ("stop", "trained", "step", "sentence"),
+    [
+        ({"maxSteps": 100}, True, 100, "the run is done"),  # no other end is a success
+        ({"maxSteps": 30}, False, 30, "the run is done"),
+        ({"maxSteps": 100, "targetReward": 0.9}, True, 7, f"the run is done; {UNREAD}"),
+        ({"maxSteps": 100, "maxDuration": "1h"}, False, None, f"the run is done; {UNREAD}"),
+    ],
+)
+def test_a_run_that_ends_while_no_operator_runs(
+    stop: dict[str, Any], trained: bool, step: int | None, sentence: str
+) -> None:
+    story = Story({"stop": stop})
+    story.begin()
+    if trained:
+        story.train()
+    story.wait(1000)
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    decision = story.settled(rays=(done,), pods=(), reading=None)
+    assert condition(decision, "Succeeded") == ("True", "Succeeded", sentence)
+    progress = decision.status.progress
+    assert (progress.step if progress else None) == step
+    assert decision.status.attempts[0].to_step == step
+    assert progress is None or progress.phase == "Succeeded"
+
+
+def test_the_last_steps_of_a_failed_job_are_in_its_log() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    log = "Job entrypoint command failed with exit code 1, last available logs:\n"
+    log += "step 8/100  reward 0.25  speed 9 tokens/s\nstep 9/100  reward -  speed 9 tokens/s\nrltrain: no luck\n"
+    decision = story.look(rays=(failed_ray(log),), pods=())
+    assert decision.status.attempts[0].to_step == 9
+    progress = decision.status.progress
+    assert progress is not None
+    assert (progress.step, progress.max_steps, progress.reward) == (9, 100, None)
 
 
 @pytest.mark.parametrize(
