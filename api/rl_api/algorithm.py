@@ -2,45 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
 
-from rl_api.base import Model
+from rl_api.base import Allowed, Model
+from rl_api.describe import type_of
+from rl_api.recipes import RECIPES, recipe
 
-GROUP_BASELINES: Final = frozenset({"grpo"})
-"""Algorithms whose baseline is the mean reward of a prompt's group: groups of one teach them nothing."""
+GROUP_ESTIMATORS: Final = ("groupMean", "leaveOneOut", "maxRl")
+"""Advantage estimators that compare the answers of a group: groups of one teach them nothing."""
+
+AlgorithmName = Annotated[
+    str,
+    Field(pattern=rf"^({'|'.join(RECIPES)}|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)$", max_length=253),
+    Allowed(f"{', '.join(RECIPES)} or module:function"),
+]
+"""A recipe, or a Python function that a learner can import."""
 
 
 class AdvantageSpec(Model):
-    """Group-relative advantage: reward minus the group's mean, over the group's standard deviation."""
+    """How rewards become advantages. Groups whose rewards are all equal have advantage 0 (and groups of one)."""
 
-    normalize_by_std: bool = Field(
-        default=True, description="Divide by the group's unbiased standard deviation."
+    estimator: Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized"] = Field(
+        default="groupMean",
+        description="groupMean: reward minus the group's mean; leaveOneOut: minus the mean of the others; maxRl: minus "
+        "the mean, over the mean, for rewards >= 0; batchNormalized: the return of every token, normalised over all "
+        "tokens of the batch.",
     )
-    epsilon: float = Field(default=1e-6, ge=0.0, le=1.0, description="Added to the standard deviation.")
+    normalize_by_std: bool = Field(
+        default=True,
+        description="For groupMean and leaveOneOut: divide by the group's unbiased standard deviation.",
+    )
+    epsilon: float = Field(
+        default=1e-6, ge=0.0, le=1.0, description="Added to the standard deviation (maxRl: to the mean)."
+    )
+    gamma: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="For batchNormalized: discount per token, from the reward at the answer's end.",
+    )
 
 
 class LossSpec(Model):
-    """How token losses become one number. Denominators are global over micro-batches and learner replicas."""
+    """The objective, and how token losses become one number.
 
-    aggregation: Literal["tokenMean", "sequenceMean", "constant"] = Field(
+    Denominators are global over micro-batches and learner replicas.
+    """
+
+    kind: Literal["ppoClip", "gspo", "cispo", "dppo", "reinforce"] = Field(
+        default="ppoClip",
+        description="Objective: ppoClip; gspo (the ratio is a sequence's); cispo (clipped weight, every token learns); "
+        "dppo (masks tokens whose probability moved by more than clip, the ratio is to the sampler: no importance "
+        "weight is applied); reinforce (plain policy gradient). Not used by an algorithm of your own.",
+    )
+    aggregation: Literal["tokenMean", "sequenceMean", "sequenceSum", "constant"] = Field(
         default="tokenMean",
         description="tokenMean: mean over all tokens of the batch; sequenceMean: mean over sequences of each "
-        "one's token mean; constant: sum over tokens divided by sequences times constantLength.",
+        "one's token mean; sequenceSum: mean over sequences of each one's sum; constant: sum over tokens divided by "
+        "sequences times constantLength.",
     )
     constant_length: int | None = Field(
         default=None,
         ge=1,
-        description="Denominator in tokens per sequence; required for constant, else not allowed.",
+        description="Denominator of constant in tokens per sequence; null: sampler.maxNewTokens. Not allowed with "
+        "other aggregations.",
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1.0,
+        description="For ppoClip: the loss of a token with negative advantage is at most this times the advantage's "
+        "size; null: no limit.",
+    )
+    proximal: Literal["recomputed", "interpolated"] = Field(
+        default="recomputed",
+        description="The policy that the ratio is to: recomputed (the learner's before the step) or interpolated "
+        "(between the sampler's and the learner's by the age of the token: saves a pass with several minibatches).",
     )
 
 
 class ClipSpec(Model):
-    """Range of the importance ratio between new and old policy: [1 - low, 1 + high]."""
+    """Range of the importance ratio between new and old policy: [1 - low, 1 + high].
 
-    low: float = Field(default=0.2, gt=0.0, lt=1.0, description="Lower clip width.")
+    For dppo: how far a token's probability may fall and rise.
+    """
+
+    low: float = Field(default=0.2, gt=0.0, le=1.0, description="Lower clip width; 1: no lower bound.")
     high: float = Field(default=0.2, gt=0.0, description="Upper clip width.")
+
+
+class ImportanceSpec(Model):
+    """Weight that corrects for sampler and learner giving the same tokens other probabilities: old weights, kernels.
+
+    The ratio is the learner's probability over the sampler's.
+    """
+
+    kind: Literal["truncate", "mask", "off"] = Field(
+        default="truncate",
+        description="truncate: weigh with the ratio, limited to the bounds; mask: leave out what is outside the "
+        "bounds; off: neither.",
+    )
+    level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="Ratio of each token; sequence: the product over the answer; geometric: that product's geometric "
+        "mean, which with mask only decides (weight 1).",
+    )
+    low: float | None = Field(default=None, ge=0.0, le=1.0, description="Lower bound; null: none.")
+    high: float = Field(default=2.0, ge=1.0, description="Upper bound.")
 
 
 class KlSpec(Model):
@@ -52,6 +122,40 @@ class KlSpec(Model):
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k3",
         description="Per-token estimate, d = log p_ref - log p: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.",
+    )
+    placement: Literal["loss", "reward"] = Field(
+        default="loss",
+        description="loss: a term of the loss; reward: taken from the rewards, before the advantages.",
+    )
+
+
+class OverlongSpec(Model):
+    """What happens to answers that come near `sampler.maxNewTokens`, or reach it."""
+
+    buffer: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of sampler.maxNewTokens, at its end, over which the penalty grows from 0 to its full size; "
+        "0: no penalty.",
+    )
+    penalty: float = Field(
+        default=1.0, ge=0.0, description="Taken from the reward of an answer of full length."
+    )
+    mask_truncated: bool = Field(
+        default=False,
+        description="Do not train on answers that were cut off; their rewards still count in the baseline.",
+    )
+
+
+class DynamicSamplingSpec(Model):
+    """Groups whose rewards are all equal are replaced by new ones before they are trained on."""
+
+    max_refills: int = Field(
+        default=4,
+        ge=1,
+        description="Most groups replaced per training step, in multiples of promptsPerStep; the groups after that "
+        "are kept as they are.",
     )
 
 
@@ -79,15 +183,20 @@ class OptimizerSpec(Model):
 
 
 class AlgorithmSpec(Model):
-    """The reinforcement-learning algorithm and its batch."""
+    """The reinforcement-learning algorithm and its batch.
 
-    name: Literal["grpo"] = Field(
-        default="grpo", description="Algorithm: grpo (group-relative policy optimisation)."
+    `name` chooses a recipe: values for advantage, loss, clip, importance, kl, overlong and dynamicSampling that hold
+    where the run says nothing else (docs/algorithms.md). The defaults below are those of a name without a recipe.
+    """
+
+    name: AlgorithmName = Field(
+        default="grpo",
+        description="A recipe, or your own objective as module:function, looked for beside the run's file first.",
     )
     group_size: int = Field(
         default=8,
         ge=1,
-        description="Completions per prompt; >= 2 for grpo, whose baseline is the group's mean.",
+        description="Completions per prompt; >= 2 where the advantage compares the answers of a group.",
     )
     prompts_per_step: int = Field(default=32, ge=1, description="Prompts (groups) per training step.")
     learning_rate: float = Field(
@@ -96,9 +205,19 @@ class AlgorithmSpec(Model):
     advantage: AdvantageSpec = Field(
         default_factory=AdvantageSpec, description="How advantages are computed."
     )
-    loss: LossSpec = Field(default_factory=LossSpec, description="How token losses are combined.")
+    loss: LossSpec = Field(
+        default_factory=LossSpec, description="The objective, and how token losses are combined."
+    )
     clip: ClipSpec = Field(default_factory=ClipSpec, description="Clipping of the importance ratio.")
+    importance: ImportanceSpec = Field(
+        default_factory=ImportanceSpec, description="Correction between sampler and learner."
+    )
     kl: KlSpec = Field(default_factory=KlSpec, description="Penalty against the reference model.")
+    overlong: OverlongSpec = Field(default_factory=OverlongSpec, description="Treatment of long answers.")
+    dynamic_sampling: DynamicSamplingSpec | None = Field(
+        default=None,
+        description="Replacing groups that teach nothing; null: they are trained on as they are.",
+    )
     entropy_coefficient: float = Field(
         default=0.0, ge=0.0, description="Factor of the entropy bonus; 0: none."
     )
@@ -115,17 +234,59 @@ class AlgorithmSpec(Model):
     gradient_clip: float = Field(
         default=1.0, gt=0.0, description="Largest norm of the gradient; larger ones are scaled."
     )
-    importance_cap: float | None = Field(
-        default=2.0,
-        gt=0.0,
-        description="Cap of the truncated importance weight, learner over sampler probability; null: off.",
-    )
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec, description="AdamW and its schedule.")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill_in_recipe(cls, data: Any, handler: ModelWrapValidatorHandler[AlgorithmSpec]) -> AlgorithmSpec:
+        """The recipe's values where `data` says nothing. They do not count as set: the file did not say them."""
+        if not isinstance(data, Mapping):
+            return handler(data)
+        name = data.get("name", cls.model_fields["name"].default)
+        choices = recipe(name) if isinstance(name, str) else {}
+        filled, added = _under(cls, dict(data), choices)
+        spec = handler(filled)
+        _forget_set(spec, added)
+        return spec
 
     @property
     def sequences_per_step(self) -> int:
         """Completions one training step learns from: promptsPerStep times groupSize."""
         return self.prompts_per_step * self.group_size
+
+    @property
+    def own_objective(self) -> str | None:
+        """The user's objective as module:function; None with a recipe."""
+        return self.name if ":" in self.name else None
+
+
+def _under(
+    model: type[BaseModel], data: dict[str, Any], choices: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`data` with `choices` (camelCase) where it says nothing, and what was added, by the fields' names in Python.
+
+    `data` is as in a file, or as Python takes it (snake_case, or objects that are made already: those are whole).
+    """
+    filled, added = dict(data), {}
+    for alias, choice in choices.items():
+        name, field = next((n, f) for n, f in model.model_fields.items() if (f.alias or n) == alias)
+        key = name if name in data else alias
+        if key not in data:
+            filled[key], added[name] = choice, None
+        elif isinstance(choice, Mapping) and isinstance(data[key], Mapping):
+            inner = type_of(field).model
+            assert inner is not None
+            filled[key], added[name] = _under(inner, dict(data[key]), choice)
+    return filled, added
+
+
+def _forget_set(spec: BaseModel, added: Mapping[str, Any]) -> None:
+    """Takes `added` out of the fields that were set; None: the whole field."""
+    for name, inner in added.items():
+        if inner is None:
+            spec.__pydantic_fields_set__.discard(name)
+        elif isinstance(getattr(spec, name), BaseModel):
+            _forget_set(getattr(spec, name), inner)
 
 
 class WarmStartSpec(Model):

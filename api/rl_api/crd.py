@@ -2,8 +2,9 @@
 
 Defaults. The API server writes a default into the object, where nobody can tell it from what the user wrote. So
 only what a profile has no say in has one in the schema: what is trained (model, task, algorithm, ...) and
-`sampler.replicas`, which `kubectl scale` needs. The other groups are left as written; the operator fills them from
-the profile's `defaults` and then from the contract, and `kubectl explain` says the contract's value.
+`sampler.replicas`, which `kubectl scale` needs; and of the algorithm only what no recipe sets. The other fields are
+left as written; the operator fills them from the profile's `defaults`, then from the recipe and from the contract,
+and `kubectl explain` says the contract's value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rl_api.describe import fields_of
 from rl_api.documents import dump_yaml
 from rl_api.profile import PROFILE_GROUPS, ProfileSpec
 from rl_api.progress import RunStatus
+from rl_api.recipes import RECIPE_GROUPS
 from rl_api.run import RunSpec
 
 GROUP, VERSION = API_VERSION.split("/")
@@ -104,6 +106,8 @@ _PROFILE_COLUMNS: Final[list[dict[str, Any]]] = [
 def _defaulted(path: str) -> bool:
     """Whether the schema of a run gives the field at `path` its default."""
     group = path.removeprefix("spec.").partition(".")[0]
+    if any(path.startswith(f"spec.algorithm.{name}.") for name in RECIPE_GROUPS):
+        return False
     return path.startswith("spec.") and (
         group not in PROFILE_GROUPS or path in ("spec.sampler", "spec.sampler.replicas")
     )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rl_api.algorithm import GROUP_BASELINES
+from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
+from rl_api.recipes import RECIPES, recipe
 from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
 
 MUTABLE: Final = ("suspend", "sampler.replicas", "stop", "cleanup", "scheduling.priorityClass")
@@ -54,14 +55,29 @@ _ROOM: Final = (
     "which must hold prompt and answer"
 )
 
-_BASELINES: Final = ", ".join(f"'{name}'" for name in sorted(GROUP_BASELINES))
+
+def _chosen(group: str, name: str) -> str:
+    """Value of the text field `algorithm.GROUP.NAME`: the run's, else the recipe's, else the contract's."""
+    default = AlgorithmSpec(name="x:x").to_document()[group][name]
+    value = cel_text(default)
+    for algorithm in RECIPES:
+        choice = recipe(algorithm).get(group, {}).get(name, default)
+        if choice != default:
+            value = f"self.algorithm.name == '{algorithm}' ? {cel_text(choice)} : {value}"
+    return f"self.algorithm.{group}.?{name}.orValue({value})"
+
+
+_ESTIMATOR: Final = _chosen("advantage", "estimator")
+_AGGREGATION: Final = _chosen("loss", "aggregation")
+_KIND: Final = _chosen("loss", "kind")
+_BY_GROUP: Final = ", ".join(f"'{name}'" for name in GROUP_ESTIMATORS)
 
 SPEC_RULES: Final[list[Rule]] = [
     _rule(
-        f"!(self.algorithm.name in [{_BASELINES}]) || self.algorithm.groupSize >= 2",
+        f"!({_ESTIMATOR} in [{_BY_GROUP}]) || self.algorithm.groupSize >= 2",
         ".algorithm.groupSize",
-        "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as the baseline of "
-        "{self.algorithm.name} is the mean of a prompt's group",
+        "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as advantage.estimator "
+        f"{{{_ESTIMATOR}}} compares the answers of a group",
     ),
     _rule(
         f"{_SEQUENCES} % {_LEARNERS} == 0",
@@ -109,15 +125,15 @@ SPEC_RULES: Final[list[Rule]] = [
         _ROOM.replace("LENGTH", "self.task.evaluation.maxNewTokens"),
     ),
     _rule(
-        "self.algorithm.loss.aggregation != 'constant' || has(self.algorithm.loss.constantLength)",
+        f"!has(self.algorithm.loss.constantLength) || {_AGGREGATION} == 'constant'",
         ".algorithm.loss.constantLength",
-        "missing, required with aggregation constant: a whole number >= 1",
+        f"found {{self.algorithm.loss.constantLength}}, allowed: null with aggregation {{{_AGGREGATION}}}, as only "
+        "constant uses it",
     ),
     _rule(
-        "self.algorithm.loss.aggregation == 'constant' || !has(self.algorithm.loss.constantLength)",
-        ".algorithm.loss.constantLength",
-        "found {self.algorithm.loss.constantLength}, allowed: null with aggregation "
-        "{self.algorithm.loss.aggregation}, as only constant uses it",
+        f"!has(self.algorithm.loss.dualClip) || {_KIND} == 'ppoClip'",
+        ".algorithm.loss.dualClip",
+        f"found {{self.algorithm.loss.dualClip}}, allowed: null with kind {{{_KIND}}}, as only ppoClip uses it",
     ),
     _rule(
         "!self.?checkpoint.?storage.hasValue() || [has(self.checkpoint.storage.persistentVolumeClaim), "

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-from rl_api.algorithm import GROUP_BASELINES
+from rl_api.algorithm import GROUP_ESTIMATORS
 from rl_api.paths import Path, parse_path
 from rl_api.run import RunSpec, TinyModelSpec
 
@@ -42,13 +42,15 @@ def _line(error: Exception) -> str:
 
 
 def group_of_two(spec: RunSpec) -> Iterator[Problem]:
-    """`algorithm.groupSize` is >= 2 for grpo, whose baseline is the mean reward of a prompt's group."""
+    """`algorithm.groupSize` is >= 2 where `algorithm.advantage.estimator` compares the answers of a group."""
     algorithm = spec.algorithm
-    if algorithm.name in GROUP_BASELINES and algorithm.group_size < 2:
+    estimator = algorithm.advantage.estimator
+    if estimator in GROUP_ESTIMATORS and algorithm.group_size < 2:
         yield _problem(
             "algorithm.groupSize",
-            f"found {algorithm.group_size}, allowed: a whole number >= 2, as the baseline of "
-            f"{algorithm.name} is the mean of a prompt's group",
+            f"found {algorithm.group_size}, allowed: a whole number >= 2, as advantage.estimator {estimator} "
+            "compares the answers of a group",
+            "algorithm.advantage.estimator",
             "algorithm.name",
         )
 
@@ -259,17 +261,27 @@ def templates(spec: RunSpec) -> Iterator[Problem]:
 
 
 def constant_length(spec: RunSpec) -> Iterator[Problem]:
-    """`algorithm.loss.constantLength` is set with aggregation constant and with no other."""
+    """`algorithm.loss.constantLength` is set with aggregation constant only."""
     loss = spec.algorithm.loss
-    path, other = "algorithm.loss.constantLength", "algorithm.loss.aggregation"
-    if loss.aggregation == "constant" and loss.constant_length is None:
-        yield _problem(path, "missing, required with aggregation constant: a whole number >= 1", other)
     if loss.aggregation != "constant" and loss.constant_length is not None:
         yield _problem(
-            path,
+            "algorithm.loss.constantLength",
             f"found {loss.constant_length}, allowed: null with aggregation {loss.aggregation}, as only "
             "constant uses it",
-            other,
+            "algorithm.loss.aggregation",
+            "algorithm.name",
+        )
+
+
+def dual_clip(spec: RunSpec) -> Iterator[Problem]:
+    """`algorithm.loss.dualClip` is set with kind ppoClip only."""
+    loss = spec.algorithm.loss
+    if loss.kind != "ppoClip" and loss.dual_clip is not None:
+        yield _problem(
+            "algorithm.loss.dualClip",
+            f"found {loss.dual_clip:g}, allowed: null with kind {loss.kind}, as only ppoClip uses it",
+            "algorithm.loss.kind",
+            "algorithm.name",
         )
 
 
@@ -324,6 +336,7 @@ RULES: Final[tuple[Rule, ...]] = (
     own_scorer,
     templates,
     constant_length,
+    dual_clip,
     one_storage,
 )
 """Rules that hold everywhere."""

@@ -7,13 +7,15 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rl_api.algorithm import (
-    GROUP_BASELINES,
     AdvantageSpec,
     AlgorithmSpec,
     ClipSpec,
+    DynamicSamplingSpec,
+    ImportanceSpec,
     KlSpec,
     LossSpec,
     OptimizerSpec,
+    OverlongSpec,
     WarmStartSpec,
 )
 from rl_api.base import (
@@ -39,20 +41,22 @@ from rl_api.roles import (
 from rl_api.task import EvaluationSpec, RewardRule, TaskSpec, ToolLatencySpec
 
 __all__ = [
-    "GROUP_BASELINES",
     "AdvantageSpec",
     "AlgorithmSpec",
     "BufferSpec",
     "CheckpointSpec",
     "CleanupSpec",
     "ClipSpec",
+    "DynamicSamplingSpec",
     "EvaluationSpec",
+    "ImportanceSpec",
     "KlSpec",
     "LearnerSpec",
     "LossSpec",
     "Metadata",
     "ModelSpec",
     "OptimizerSpec",
+    "OverlongSpec",
     "PlacementSpec",
     "RLTrainingRun",
     "ResourcesSpec",

@@ -151,7 +151,7 @@ def step_record(
         heldout_score=counters.heldout if counters.heldout_step == counters.step else None,
         response_length_mean=tokens / len(lengths),
         response_length_max=max(lengths),
-        truncated_fraction=sum(group.meta.extra["truncated"] for group in batch.groups) / len(lengths),
+        truncated_fraction=sum(sum(group.meta.extra["truncated"]) for group in batch.groups) / len(lengths),
         kl=metrics.get("kl", NAN),
         entropy=metrics.get("entropy", NAN),
         clip_fraction=metrics.get("clip_fraction", NAN),

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_api import RLTrainingRun
 from rl_trainer.console import Console
-from rl_trainer.learner.advantages import group_advantages
+from rl_trainer.learner.batch_advantages import batch_advantages, kl_in_reward
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.session import Session
 from rl_trainer.stopping import RESUME_HINT, StopRequest, check_divergence
@@ -31,7 +31,6 @@ def train(
         Interrupted: `stop` was requested; a checkpoint was written.
         RLTrainError: anything else that ends the run; what was checkpointed can be resumed.
     """
-    algorithm = run.spec.algorithm
     with Session(run, folder, console, debug=debug) as session:
         if not session.resumed:
             warm_start(session)
@@ -42,12 +41,8 @@ def train(
         reason = session.stop_reason()
         while reason is None and not stop.requested:
             batch = session.next_batch()
-            advantages, rewards = group_advantages(
-                [reward for group in batch.groups for reward in group.meta.rewards],
-                [group.meta.group_id for group in batch.groups for _ in group.meta.rewards],
-                normalize_by_std=algorithm.advantage.normalize_by_std,
-                epsilon=algorithm.advantage.epsilon,
-            )
+            token_kl = session.token_kl(batch) if kl_in_reward(run.spec) else None
+            advantages, rewards = batch_advantages(run.spec, [group.meta for group in batch.groups], token_kl)
             update = session.update(batch, advantages)
             session.evaluate_if_due()
             session.finish_step(batch, rewards, update)

@@ -9,6 +9,7 @@ from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.tasks import Prompt, Task, load_task
+from rl_trainer.tasks.functions import load_function
 
 # Held-out prompts of a run that has no evaluation, but a score at which its warm start ends.
 UNTIL_SCORE_SAMPLES = 64
@@ -53,6 +54,10 @@ def load_inputs(spec: RunSpec, cache: Path, search: Path | None, model: Path | N
     """
     task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
     heldout = task.heldout()
+    if (
+        spec.algorithm.own_objective is not None
+    ):  # said here before anything starts; the learners load it again
+        load_function(spec.algorithm.own_objective, search, "algorithm.name")
     from rl_trainer.model.loader import resolve_model
 
     source = spec.model

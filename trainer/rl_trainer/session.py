@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,6 +41,7 @@ from rl_trainer.stopping import stop_reason
 
 if TYPE_CHECKING:
     from rl_trainer.learner.advantages import AdvantageStats
+    from rl_trainer.learner.batch_advantages import Advantage
     from rl_trainer.learner.learner import UpdateResult
     from rl_trainer.sampler.actor import Answer
 
@@ -62,6 +64,7 @@ class Session:
         self._weights: list[Any] = []
         self._weights_version = -1
         self._taking: Any = None
+        self._kl: float | None = None  # mean over the batch's tokens, where it is part of the reward
         self._alarms: set[str] = set()
         self._progress = Progress()
         self._checkpoint: CheckpointStatus | None = None
@@ -155,7 +158,7 @@ class Session:
             ),
             **placement.reservation.options("buffer"),
         )
-        self.learners = Learners.launch(spec, placement.reservation)
+        self.learners = Learners.launch(spec, placement.reservation, search)
         self.samplers = Samplers(
             spec,
             self._shared_model,
@@ -192,7 +195,14 @@ class Session:
             self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
         return batch
 
-    def update(self, batch: Batch, advantages: npt.NDArray[np.float32]) -> UpdateResult:
+    def token_kl(self, batch: Batch) -> list[npt.NDArray[np.float64]]:
+        """Of every answer the KL estimate of each token, where the penalty is part of the reward."""
+        values, spans = self.learners.token_kl(batch.groups)
+        self._step_spans.extend(spans)
+        self._kl = float(np.concatenate(values).mean())
+        return values
+
+    def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
         """One training step. The weights come along if it is their turn."""
         every, step = self.spec.weight_sync.every_steps, self.counters.step
         version = None if (step + 1) % every else (step + 1) // every
@@ -200,6 +210,8 @@ class Session:
         if version is not None:
             self._weights, self._weights_version = weights, version
         self._step_spans.extend(spans)
+        if self._kl is not None:
+            result.metrics["kl"] = self._kl
         self.counters.finish_step(batch, result)
         return result
 

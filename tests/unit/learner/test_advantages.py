@@ -17,7 +17,7 @@ def test_by_hand() -> None:
     """Rewards 1, 0: mean 0.5, unbiased std sqrt(0.5) = 0.70710678; with epsilon 0.1, 0.5 / 0.80710678."""
     advantages, stats = group_advantages([1.0, 0.0], ["a", "a"], epsilon=0.1)
     assert advantages.tolist() == pytest.approx([0.5 / 0.80710678, -0.5 / 0.80710678])
-    assert advantages.dtype == np.float32
+    assert advantages.dtype == np.float64
     assert (stats.samples, stats.groups, stats.reward_mean) == (2, 1, 0.5)
     assert stats.reward_std == pytest.approx(0.70710678)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.loss_metrics import MAX_METRICS, SUM_METRICS
 from rl_trainer.learner.losses import (
     Aggregation,
@@ -19,7 +20,6 @@ from rl_trainer.learner.losses import (
     PolicyLossConfig,
     aggregation_weights,
     empty_metrics,
-    importance_weights,
     kl_penalty,
     merge_metrics,
     metric_means,
@@ -30,7 +30,8 @@ from rl_trainer.learner.losses import (
 
 torch.set_num_threads(1)
 
-PLAIN = PolicyLossConfig(importance_cap=None)
+OFF = ImportanceConfig(kind="off")
+PLAIN = PolicyLossConfig(importance=OFF)
 ONE = LossDenominators(tokens=1, sequences=1, constant_length=1)
 
 # One batch for the peers' numbers below: 4 sequences, the third fully masked.
@@ -84,7 +85,7 @@ def test_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: flo
 
 
 def test_clip_low_and_high_are_two_numbers() -> None:
-    wide_above = PolicyLossConfig(clip_low=0.1, clip_high=0.5, importance_cap=None)
+    wide_above = PolicyLossConfig(clip_low=0.1, clip_high=0.5, importance=OFF)
     assert scalar_loss(math.log(1.4), 1.0, wide_above)[0] == pytest.approx(-1.4)
     assert scalar_loss(math.log(1.6), 1.0, wide_above)[0] == pytest.approx(-1.5)
     assert scalar_loss(math.log(0.85), -1.0, wide_above)[0] == pytest.approx(0.9)
@@ -138,7 +139,7 @@ def test_agrees_with_verl_and_openrlhf(
     aggregation: Aggregation, loss: float, gradient: list[list[float]]
 ) -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
-    config = PolicyLossConfig(clip_low=0.2, clip_high=0.28, aggregation=aggregation, importance_cap=2.0)
+    config = PolicyLossConfig(clip_low=0.2, clip_high=0.28, aggregation=aggregation)
     output = policy_loss(
         log_probs, ADVANTAGES, MASK, DENOMINATORS, config, old_log_probs=OLD, sampler_log_probs=SAMPLER
     )
@@ -254,19 +255,6 @@ def test_old_equal_to_the_sampler_is_classic_ppo() -> None:
     assert torch.equal(with_weights.loss, classic.loss)
 
 
-def test_importance_weights_by_hand() -> None:
-    weights = importance_weights(
-        torch.tensor([-1.0, -1.0, -1.0, 0.0]), torch.tensor([-1.0, -2.0, -1.5, -100.0]), 2.0
-    )
-    assert weights.tolist() == pytest.approx(
-        [1.0, 2.0, math.exp(0.5), 2.0]
-    )  # e^1 and e^20 are cut at the cap
-    leaf = torch.tensor([-1.0], requires_grad=True)
-    assert not importance_weights(leaf, torch.tensor([-2.0]), 2.0).requires_grad
-    far_below = importance_weights(torch.tensor([-100.0]), torch.tensor([0.0]), 2.0)
-    assert far_below.item() == pytest.approx(math.exp(-20.0), rel=1e-5)
-
-
 def test_metrics_by_hand() -> None:
     """Two tokens. l - l_old: ln 1.5, ln 0.5; A: 1, -1 (both clipped); l_old - l_mu: ln 3 (cut at 2), 0."""
     old = torch.tensor([-2.0, -2.0])
@@ -303,14 +291,15 @@ def test_metrics_by_hand() -> None:
             "mismatch_k3": 3.0 - math.log(3.0) - 1.0,
             "mismatch_exp_abs": 3.0 + 1.0,
             "importance": 2.0 + 1.0,
-            "importance_truncated": 1.0,
+            "importance_clipped": 1.0,
+            "mismatch_ratio_sum": 3.0 + 1.0,
         },
         abs=1e-6,
     )
     means = metric_means(merge_metrics([as_floats(output.metrics)]))
     assert means["mismatch_ratio"] == pytest.approx(2.0)
     assert means["importance_mean"] == pytest.approx(1.5)
-    assert means["importance_truncated_fraction"] == pytest.approx(0.5)
+    assert means["importance_clipped_fraction"] == pytest.approx(0.5)
     assert means["entropy"] == pytest.approx(0.375)
     assert means["clip_fraction"] == pytest.approx(1.0)
 
@@ -426,7 +415,7 @@ def test_gradient_against_finite_differences() -> None:
     old = log_probs + 0.3 * torch.randn(3, 4, generator=generator)
     reference = log_probs + 0.5 * torch.randn(3, 4, generator=generator)
     config = PolicyLossConfig(
-        aggregation="sequenceMean", kl_coefficient=0.3, kl_straight_through=False, importance_cap=None
+        aggregation="sequenceMean", kl_coefficient=0.3, kl_straight_through=False, importance=OFF
     )
     mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]])
     counts = LossDenominators.from_lengths([3, 1, 4])
@@ -586,7 +575,7 @@ def test_an_empty_mini_batch_passes_no_bound() -> None:
         (PolicyLossConfig(), "sampler_log_probs"),
         (replace(PLAIN, kl_coefficient=0.1), "reference_log_probs"),
         (replace(PLAIN, entropy_coefficient=0.1), "entropy"),
-        (replace(PLAIN, aggregation="mean"), "tokenMean, sequenceMean or constant"),
+        (replace(PLAIN, aggregation="mean"), "tokenMean, sequenceMean, sequenceSum or constant"),
     ],
 )
 def test_what_is_missing_is_named(config: PolicyLossConfig, message: str) -> None:

@@ -14,7 +14,7 @@ groups = st.lists(st.lists(st.integers(2, 40), min_size=2, max_size=4), min_size
 def test_every_trajectory_is_in_one_mini_batch_of_each_epoch(
     lengths: list[list[int]], ranks: int, count: int, epochs: int
 ):
-    advantages = np.arange(sum(map(len, lengths)), dtype=np.float32)
+    advantages = [float(index) for index in range(sum(map(len, lengths)))]
     sampled = [[length - 1 for length in group] for group in lengths]
     plans = plan_update(
         lengths, sampled, advantages, ranks=ranks, mini_batch_count=count, epochs=epochs, seed=(1, 2)
@@ -34,7 +34,7 @@ def test_every_trajectory_is_in_one_mini_batch_of_each_epoch(
 
 @given(groups, st.integers(1, 3))
 def test_denominators_are_of_the_whole_mini_batch_whatever_the_ranks(lengths: list[list[int]], ranks: int):
-    advantages = np.zeros(sum(map(len, lengths)), dtype=np.float32)
+    advantages = [0.0] * sum(map(len, lengths))
     (plan,) = plan_update(lengths, lengths, advantages, ranks=ranks, constant_length=7)
     flat = [length for group in lengths for length in group]
     assert plan.denominators == LossDenominators(sum(flat), len(flat), 7)
@@ -43,7 +43,7 @@ def test_denominators_are_of_the_whole_mini_batch_whatever_the_ranks(lengths: li
 
 def test_the_seed_gives_the_cut():
     lengths = [[4, 4]] * 8
-    advantages = np.zeros(16, dtype=np.float32)
+    advantages = [0.0] * 16
 
     def cut(seed: int) -> list[list[int]]:
         plans = plan_update(lengths, lengths, advantages, ranks=1, mini_batch_count=4, seed=seed)

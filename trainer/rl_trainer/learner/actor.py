@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,20 @@ from torch import Tensor
 from rl_api import RunSpec
 from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import fetch_payloads
-from rl_trainer.channel.payload import unpack_group
+from rl_trainer.channel.payload import Trajectory, unpack_group
 from rl_trainer.channel.state import TakenGroup
 from rl_trainer.checkpoint_state import capture_rng, restore_rng
 from rl_trainer.learner.batch import Sample
+from rl_trainer.learner.batch_advantages import Advantage
 from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
 from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
+from rl_trainer.learner.policy_losses import UserObjective
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.report.timeline import Span, SpanRecorder
+from rl_trainer.tasks.functions import load_function
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
@@ -38,9 +43,9 @@ START_TIMEOUT = 300.0
 class LearnerActor:
     """One rank in its own process."""
 
-    def __init__(self, rank: int, ranks: int, spec: RunSpec):
+    def __init__(self, rank: int, ranks: int, spec: RunSpec, search: Path | None = None):
         torch.set_num_threads(spec.learner.threads)
-        self.rank, self.ranks, self.spec = rank, ranks, spec
+        self.rank, self.ranks, self.spec, self.search = rank, ranks, spec, search
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
 
@@ -63,7 +68,14 @@ class LearnerActor:
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
-            self.learner = Learner(folder.open(), self.spec, rank=self.rank, ranks=self.ranks, device=device)
+            self.learner = Learner(
+                folder.open(),
+                self.spec,
+                rank=self.rank,
+                ranks=self.ranks,
+                device=device,
+                objective=load_objective(self.spec, self.search),
+            )
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
@@ -96,22 +108,24 @@ class LearnerActor:
         self,
         groups: Sequence[TakenGroup],
         plan: Sequence[tuple[Sequence[Member], LossDenominators]],
+        trained: int,
         version: int | None,
     ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
-        """One training step on this rank's members of `groups`; then `publish`, unless `version` is None."""
+        """One training step on this rank's members of `groups`; then `publish`, unless `version` is None.
+
+        `trained`: the version of the weights that are trained.
+        """
         with self.spans.span("train"):
-            needed = sorted({member.group for members, _ in plan for member in members})
-            payloads = fetch_payloads([groups[index].payload for index in needed])
-            trajectories = {
-                index: unpack_group(payload).trajectories()
-                for index, payload in zip(needed, payloads, strict=True)
-            }
+            trajectories = _trajectories(groups, [member for members, _ in plan for member in members])
+            aged = self.spec.algorithm.loss.proximal == "interpolated"
             batches = [
                 MiniBatch(
                     [
-                        Sample(t.tokens, t.mask, t.logprobs, member.advantage)
-                        for member in members
-                        for t in [trajectories[member.group][member.member]]
+                        Sample(
+                            t.tokens, t.mask, t.logprobs, m.advantage, trained - t.versions if aged else None
+                        )
+                        for m in members
+                        for t in [trajectories[m.group][m.member]]
                     ],
                     denominators,
                 )
@@ -120,6 +134,21 @@ class LearnerActor:
             result = self.learner.update(batches)
         weights = [] if version is None else self._put_weights(version)
         return result, weights, self.spans.drain()
+
+    def token_kl(
+        self, groups: Sequence[TakenGroup], members: Sequence[Member]
+    ) -> tuple[list[npt.NDArray[np.float64]], list[Span]]:
+        """See `Learner.token_kl`, for these members of `groups`."""
+        with self.spans.span("train"):
+            trajectories = _trajectories(groups, members)
+            found = self.learner.token_kl(
+                [
+                    Sample(t.tokens, t.mask, t.logprobs)
+                    for m in members
+                    for t in [trajectories[m.group][m.member]]
+                ]
+            )
+        return found, self.spans.drain()
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """The weights in the object store, in the run's number format; asked of rank 0."""
@@ -151,12 +180,12 @@ class Learners:
     timeout: float = 3600.0
 
     @classmethod
-    def launch(cls, spec: RunSpec, reservation: Reservation) -> Learners:
-        """Starts the processes; returns at once."""
+    def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None = None) -> Learners:
+        """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first."""
         remote = ray.remote(LearnerActor)
         ranks = spec.learner.replicas
         actors = [
-            remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec)
+            remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec, search)
             for rank in range(ranks)
         ]
         return cls(actors, spec)
@@ -198,7 +227,7 @@ class Learners:
     def update(
         self,
         groups: Sequence[TakenGroup],
-        advantages: npt.NDArray[np.float32],
+        advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
     ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
@@ -207,6 +236,7 @@ class Learners:
         The new weights come along as `version`, unless that is None.
         """
         algorithm = self.spec.algorithm
+        trained = step // self.spec.weight_sync.every_steps
         plan = plan_update(
             [group.meta.extra["total_lengths"] for group in groups],
             [group.meta.lengths for group in groups],
@@ -214,19 +244,44 @@ class Learners:
             ranks=len(self.actors),
             mini_batch_count=algorithm.mini_batches,
             epochs=algorithm.epochs,
-            constant_length=algorithm.loss.constant_length,
+            constant_length=constant_length(self.spec),
+            left_out=(
+                [group.meta.extra["truncated"] for group in groups]
+                if algorithm.overlong.mask_truncated
+                else None
+            ),
             seed=(self.spec.seed, step),
         )
         results = self._all(
             "update",
             [
-                (groups, _rank_plan(plan, rank), version if rank == 0 else None)
+                (groups, _rank_plan(plan, rank), trained, version if rank == 0 else None)
                 for rank in range(len(self.actors))
             ],
             "training",
         )
         update, weights, _ = results[0]
         return update, weights, [span for _, _, spans in results for span in spans]
+
+    def token_kl(self, groups: Sequence[TakenGroup]) -> tuple[list[npt.NDArray[np.float64]], list[Span]]:
+        """Of every member of `groups`, in order, the KL estimate of each sampled token."""
+        members = [
+            Member(group, member, 0.0)
+            for group, taken in enumerate(groups)
+            for member in range(len(taken.meta.lengths))
+        ]
+        lengths = [length for taken in groups for length in taken.meta.extra["total_lengths"]]
+        parts = split_over_ranks(lengths, len(self.actors))
+        arguments = [(groups, [members[index] for index in part]) for part in parts]
+        results = self._all("token_kl", arguments, "computing the KL penalty")
+        found = dict(
+            pair
+            for part, (values, _) in zip(parts, results, strict=True)
+            for pair in zip(part, values, strict=True)
+        )
+        return [found[index] for index in range(len(members))], [
+            span for _, spans in results for span in spans
+        ]
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """Weights of `version` as a wrapped reference."""
@@ -250,6 +305,29 @@ class Learners:
             getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
         ]
         return answers(calls, "learner", phase, timeout or self.timeout)
+
+
+def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
+    """The user's objective where `algorithm.name` is module:function; raises TaskError where there is no such thing."""
+    name = spec.algorithm.own_objective
+    return None if name is None else load_function(name, search, "algorithm.name")
+
+
+def constant_length(spec: RunSpec) -> int | None:
+    """Denominator of the aggregation `constant` in tokens per sequence; None for the others."""
+    loss = spec.algorithm.loss
+    if loss.aggregation != "constant":
+        return None
+    return loss.constant_length or spec.sampler.max_new_tokens
+
+
+def _trajectories(groups: Sequence[TakenGroup], members: Sequence[Member]) -> dict[int, list[Trajectory]]:
+    """The trajectories of all groups that `members` belong to, by the group's position."""
+    needed = sorted({member.group for member in members})
+    payloads = fetch_payloads([groups[index].payload for index in needed])
+    return {
+        index: unpack_group(payload).trajectories() for index, payload in zip(needed, payloads, strict=True)
+    }
 
 
 def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:

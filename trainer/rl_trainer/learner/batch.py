@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,15 @@ class Sample:
         tokens: int32 [T], prompt, completion and tool observations.
         sampled: bool [T], true for tokens that the policy produced: those are trained on.
         log_probs: float32 [sampled.sum()], the sampler's log-probs of the sampled tokens, in order.
-        advantage: one number for all its tokens.
+        advantage: one number for all its tokens, or float [sampled.sum()]: one for each sampled token.
+        staleness: int32 [sampled.sum()], versions the learner is ahead of each sampled token; None: not needed.
     """
 
     tokens: npt.NDArray[np.int32]
     sampled: npt.NDArray[np.bool_]
     log_probs: npt.NDArray[np.float32]
-    advantage: float = 0.0
+    advantage: float | npt.NDArray[np.floating[Any]] = 0.0
+    staleness: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class MicroBatch:
         sequence_ids: int64 [N], row of each trained token.
         shared: int64 [B, 2], an earlier row that begins with the same prompt, and the prompt's length (a row that shares
             nothing: itself, 0); None: no row does.
+        staleness: int64 [N], versions the learner is ahead of the token; None: not needed.
         old_log_probs: float32 [N] from before the batch's first update; None: one update, the current ones serve.
     """
 
@@ -53,6 +57,7 @@ class MicroBatch:
     advantages: Tensor
     sequence_ids: Tensor
     shared: Tensor | None = None
+    staleness: Tensor | None = None
     old_log_probs: Tensor | None = None
 
 
@@ -67,16 +72,21 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
     mask = np.zeros((len(samples), width), dtype=np.int64)
     trained = np.zeros((len(samples), longest), dtype=np.bool_)
     log_probs = np.zeros((len(samples), longest), dtype=np.float32)
+    advantages = np.zeros((len(samples), longest), dtype=np.float32)
+    staleness = np.zeros((len(samples), longest), dtype=np.int64)
     for row, sample in enumerate(samples):
         length = len(sample.tokens)
         ids[row, :length] = sample.tokens
         mask[row, : max(1, length - 1)] = 1
         trained[row, :length] = sample.sampled
         log_probs[row, :length][sample.sampled] = sample.log_probs
+        advantages[row, :length][sample.sampled] = sample.advantage
+        if sample.staleness is not None:
+            staleness[row, :length][sample.sampled] = sample.staleness
     trained[:, 0] = False
     shared = _shared_prompts(samples)
     rows, columns = np.nonzero(trained)
-    advantages = np.asarray([sample.advantage for sample in samples], dtype=np.float32)
+    aged = any(sample.staleness is not None for sample in samples)
 
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -87,9 +97,10 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         positions=tensor(rows * width + columns - 1),
         targets=tensor(ids[rows, columns]),
         sampler_log_probs=tensor(log_probs[rows, columns]),
-        advantages=tensor(advantages[rows]),
+        advantages=tensor(advantages[rows, columns]),
         sequence_ids=tensor(rows),
         shared=tensor(shared) if shared[:, 1].any() else None,
+        staleness=tensor(staleness[rows, columns]) if aged else None,
     )
 
 

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,9 +22,13 @@ from torch import Tensor, nn
 from rl_api import RunSpec
 from rl_trainer.learner import losses
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.learner.batch_advantages import kl_in_reward
+from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.losses import LossDenominators, LossOutput, PolicyLossConfig
 from rl_trainer.learner.optimizer import AdamW
 from rl_trainer.learner.packing import micro_batches
+from rl_trainer.learner.policy_losses import UserObjective
+from rl_trainer.learner.reward_shaping import kl_estimates
 from rl_trainer.learner.schedule import learning_rate
 from rl_trainer.model.loader import load_model
 
@@ -56,10 +62,38 @@ class UpdateResult:
     stopped_early: int
 
 
+def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) -> PolicyLossConfig:
+    """The loss that `spec.algorithm` asks for; `objective`: the user's own, where its name is module:function."""
+    algorithm = spec.algorithm
+    importance = algorithm.importance
+    return PolicyLossConfig(
+        objective=algorithm.loss.kind,
+        user_objective=objective,
+        clip_low=algorithm.clip.low,
+        clip_high=algorithm.clip.high,
+        dual_clip=algorithm.loss.dual_clip,
+        aggregation=algorithm.loss.aggregation,
+        kl_coefficient=0.0 if kl_in_reward(spec) else algorithm.kl.coefficient,
+        kl_estimator=algorithm.kl.estimator,
+        entropy_coefficient=algorithm.entropy_coefficient,
+        importance=ImportanceConfig(importance.kind, importance.level, importance.low, importance.high),
+        proximal=algorithm.loss.proximal,
+    )
+
+
 class Learner:
     """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
 
-    def __init__(self, folder: Path, spec: RunSpec, *, rank: int = 0, ranks: int = 1, device: str = "cpu"):
+    def __init__(
+        self,
+        folder: Path,
+        spec: RunSpec,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        device: str = "cpu",
+        objective: UserObjective | None = None,
+    ):
         self.spec = spec
         self.rank = rank
         self.ranks = ranks
@@ -75,16 +109,7 @@ class Learner:
             offset += parameter.numel()
         self.optimizer_steps = 0
         self._new_optimizer()
-        algorithm = spec.algorithm
-        self._loss = PolicyLossConfig(
-            clip_low=algorithm.clip.low,
-            clip_high=algorithm.clip.high,
-            aggregation=algorithm.loss.aggregation,
-            kl_coefficient=algorithm.kl.coefficient,
-            kl_estimator=algorithm.kl.estimator,
-            entropy_coefficient=algorithm.entropy_coefficient,
-            importance_cap=algorithm.importance_cap,
-        )
+        self._loss = policy_loss_config(spec, objective)
 
     def start_reinforcement(self) -> None:
         """Forgets the warm start's optimizer and keeps the policy as KL reference if the run has a penalty."""
@@ -112,7 +137,7 @@ class Learner:
     def update(self, plan: Sequence[MiniBatch]) -> UpdateResult:
         """One training step: one optimizer step per mini-batch of `plan`, in order."""
         prepared = [self._cut(part.samples) for part in plan]
-        if len(plan) > 1:
+        if len(plan) > 1 and self._loss.proximal == "recomputed":
             prepared = [[self._with_old_log_probs(batch) for batch in batches] for batches in prepared]
         merged: list[dict[str, float]] = []
         norms: list[float] = []
@@ -172,7 +197,7 @@ class Learner:
         def loss(batch: MicroBatch) -> LossOutput:
             log_probs, entropy = self._log_probs(self.model, batch, self.spec.sampler.temperature)
             reference = None
-            if self.reference is not None:
+            if self.reference is not None and not kl_in_reward(self.spec):
                 with torch.no_grad():
                     reference, _ = self._log_probs(self.reference, batch, self.spec.sampler.temperature)
             return losses.policy_loss(
@@ -186,9 +211,31 @@ class Learner:
                 reference_log_probs=reference,
                 entropy=entropy,
                 sequence_ids=batch.sequence_ids,
+                staleness=batch.staleness,
             )
 
         return loss
+
+    @torch.no_grad()
+    def token_kl(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float64]]:
+        """Of each sample the KL estimate against the reference of every sampled token, [S_i], with the weights as they are.
+
+        For `algorithm.kl.placement` reward. A sampled first token, which nothing predicts, has 0.
+        """
+        assert self.reference is not None, "the run has a KL penalty, so start_reinforcement kept a reference"
+        found = [np.zeros(int(sample.sampled.sum())) for sample in samples]
+        temperature = self.spec.sampler.temperature
+        for cut in self._micro_batches(samples):
+            batch = collate([samples[index] for index in cut], self.device)
+            log_probs, _ = self._log_probs(self.model, batch, temperature)
+            reference, _ = self._log_probs(self.reference, batch, temperature)
+            values = kl_estimates(
+                log_probs.cpu().numpy(), reference.cpu().numpy(), self.spec.algorithm.kl.estimator
+            )
+            counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
+            for index, part in zip(cut, np.split(values, np.cumsum(counts)[:-1]), strict=True):
+                found[index][len(found[index]) - len(part) :] = part
+        return found
 
     @torch.no_grad()
     def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
@@ -196,9 +243,13 @@ class Learner:
         return replace(batch, old_log_probs=log_probs)
 
     def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        return [
+            collate([samples[index] for index in cut], self.device) for cut in self._micro_batches(samples)
+        ]
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         lengths = [len(sample.tokens) for sample in samples]
-        cuts = micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
-        return [collate([samples[index] for index in cut], self.device) for cut in cuts]
+        return micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
 
     def _backward(
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]

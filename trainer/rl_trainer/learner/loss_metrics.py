@@ -23,8 +23,9 @@ SUM_METRICS = (
     "mismatch_tokens",
     "mismatch_k3",  # k3 estimate of KL(mu || pi_old): sampler against trainer, staleness included
     "mismatch_exp_abs",  # exp|l_old - l_mu|: 1 when sampler and trainer agree
-    "importance",  # truncated importance weight
-    "importance_truncated",  # tokens at the cap
+    "mismatch_ratio_sum",  # pi_old / mu: its mean is near 1 where the sampler covers the policy
+    "importance",  # weight between sampler and trainer
+    "importance_clipped",  # tokens whose ratio was outside the bounds: truncated or masked
 )
 # Reduced by maximum.
 MAX_METRICS = ("ratio_max",)
@@ -49,8 +50,8 @@ def metric_means(merged: Mapping[str, float]) -> dict[str, float]:
     Returns:
         `loss`, `policy_loss`, `tokens`; per-token means `clip_fraction`, `clip_low_fraction`,
         `clip_high_fraction`, `ratio_mean`, `update_kl`; `ratio_max`; `kl`; `entropy`; `mismatch_kl`,
-        `mismatch_ratio` (mean exp|l_old - l_mu|; look at the sampler when it passes 1.02), `importance_mean`,
-        `importance_truncated_fraction`.
+        `mismatch_ratio` (mean exp|l_old - l_mu|; look at the sampler when it passes 1.02), `sampler_ratio_mean` (mean
+        pi_old / mu), `importance_mean`, `importance_clipped_fraction`.
     """
     means = {name: float(merged[name]) for name in ("loss", "policy_loss", "tokens", "ratio_max")}
     tokens = merged["tokens"]
@@ -68,8 +69,9 @@ def metric_means(merged: Mapping[str, float]) -> dict[str, float]:
         tokens = merged["mismatch_tokens"]
         means["mismatch_kl"] = merged["mismatch_k3"] / tokens
         means["mismatch_ratio"] = merged["mismatch_exp_abs"] / tokens
+        means["sampler_ratio_mean"] = merged["mismatch_ratio_sum"] / tokens
         means["importance_mean"] = merged["importance"] / tokens
-        means["importance_truncated_fraction"] = merged["importance_truncated"] / tokens
+        means["importance_clipped_fraction"] = merged["importance_clipped"] / tokens
     return means
 
 

@@ -1,7 +1,10 @@
-"""Losses of the learner: pure functions of tensors, in fp32, with denominators that are global.
+"""Losses of the learner: pure functions of tensors, with denominators that are global.
+
+The objectives themselves are in `policy_losses`, the weights between sampler and trainer in `importance`, the
+critic's loss in `value_loss`; here they become one number.
 
 Notation, per token: `l` log-prob under the policy being trained (carries the gradient), `l_old` under the
-policy as it was before this batch's first update, `l_mu` as the sampler reported it, `l_ref` under the frozen
+proximal policy: as it was before this batch's first update, `l_mu` as the sampler reported it, `l_ref` under the frozen
 reference; `m` mask (1: trained token), `A` advantage, `sg` stop-gradient.
 
 Sum form: every loss here is a sum over the tokens it is given, each with a weight that already holds the
@@ -10,58 +13,79 @@ denominator of the *whole* global batch. So losses and gradients of micro-batche
 loss by R first.
 
 Shapes: `[B, T]` padded, or `[N]` flat (only the trained tokens of several sequences); values under mask 0 may
-be anything, NaN too.
+be anything, NaN too. Everything is computed in fp32, or in fp64 where the log-probs are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rl_trainer.learner.importance import (
+    ImportanceConfig,
+    importance_ratios,
+    importance_weights,
+    mismatch_metrics,
+    outside_bounds,
+    proximal_log_probs,
+)
 from rl_trainer.learner.loss_metrics import MAX_METRICS as MAX_METRICS
 from rl_trainer.learner.loss_metrics import SUM_METRICS as SUM_METRICS
 from rl_trainer.learner.loss_metrics import empty_metrics as empty_metrics
 from rl_trainer.learner.loss_metrics import merge_metrics as merge_metrics
 from rl_trainer.learner.loss_metrics import metric_means as metric_means
 from rl_trainer.learner.loss_metrics import passes_ratio_bound as passes_ratio_bound
+from rl_trainer.learner.policy_losses import LossInputs, Objective, TokenLosses, UserObjective, token_losses
 from rl_trainer.learner.token_log_probs import head_token_log_probs as head_token_log_probs
 from rl_trainer.learner.token_log_probs import token_log_probs as token_log_probs
+from rl_trainer.learner.tokens import LOG_RATIO_LIMIT, masked, sequence_sums
 
-Aggregation = Literal["tokenMean", "sequenceMean", "constant"]
+Aggregation = Literal["tokenMean", "sequenceMean", "sequenceSum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
-
-# exp(20) = 4.9e8: far past any clip or cap, and far from overflow.
-LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
 class PolicyLossConfig:
-    """The numbers of the policy loss; see `policy_loss` for what each does.
+    """The choices of the policy loss; see `policy_loss` for what each does.
 
     Attributes:
-        clip_low: the ratio is clipped below `1 - clip_low`.
-        clip_high: the ratio is clipped above `1 + clip_high` (DAPO's "clip-higher" when larger than
-            `clip_low`).
+        objective: name of the objective, one of `policy_losses`.
+        user_objective: a user's own, instead of it.
+        clip_low: lower clip width: the ratio is clipped below `1 - clip_low` (dppo: see there).
+        clip_high: upper clip width (DAPO's "clip-higher" when larger than `clip_low`).
+        dual_clip: second bound of ppoClip for negative advantages; None: none.
         aggregation: how token losses become one number, see `aggregation_weights`.
         kl_coefficient: weight of the KL term against the reference; 0 needs no reference.
         kl_estimator: which estimate is the KL term's value, see `kl_penalty`.
         kl_straight_through: give every estimator the gradient of KL(pi || reference), see `kl_penalty`.
         entropy_coefficient: weight of the entropy bonus (subtracted from the loss).
-        importance_cap: upper bound of the weight between sampler and trainer; None: weight 1.
+        importance: weight between sampler and trainer.
+        proximal: where `l_old` is from: recomputed (given, or the current policy's) or interpolated (decoupled PPO
+            without a pass for it, see `importance.proximal_log_probs`).
     """
 
+    objective: Objective = "ppoClip"
+    user_objective: UserObjective | None = None
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None
     aggregation: Aggregation = "tokenMean"
     kl_coefficient: float = 0.0
     kl_estimator: KlEstimator = "k3"
     kl_straight_through: bool = True
     entropy_coefficient: float = 0.0
-    importance_cap: float | None = 2.0
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+
+    @property
+    def weighs_importance(self) -> bool:
+        """Whether an importance weight is applied. The ratio of dppo is to the sampler: it holds the weight already."""
+        own = self.objective == "dppo" and self.user_objective is None
+        return self.importance.kind != "off" and not own
 
 
 @dataclass(frozen=True)
@@ -105,46 +129,49 @@ class LossOutput(NamedTuple):
 
 
 def aggregation_weights(
-    mask: Tensor, aggregation: Aggregation, denominators: LossDenominators, sequence_ids: Tensor | None = None
+    mask: Tensor,
+    aggregation: Aggregation,
+    denominators: LossDenominators,
+    sequence_ids: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Weight of every token: `sum(weights * token losses)` over the global batch is the aggregated loss.
 
     - `tokenMean` (DAPO): `m / tokens`. Every token counts the same; long answers weigh more.
     - `sequenceMean` (GRPO): `m / (tokens of its sequence * sequences)`. Every answer counts the same.
-    - `constant` (Dr. GRPO): `m / (constant_length * sequences)`. As tokenMean, with a denominator free of the
-      lengths sampled.
+    - `sequenceSum` (REINFORCE over whole answers): `m / sequences`. The log-prob of an answer is the sum over its
+      tokens; long answers have large gradients.
+    - `constant` (Dr. GRPO): `m / (constant_length * sequences)`. As sequenceSum, at the scale of a mean.
 
     Args:
         mask: [B, T] or [N], nonzero: trained token.
-        aggregation: one of the three.
+        aggregation: one of the four.
         denominators: counts over the global batch.
-        sequence_ids: [N] small non-negative integers, the sequence of each token; for flat masks with
-            `sequenceMean`.
+        sequence_ids: the shape of `mask`, small non-negative integers, the sequence of each token; for
+            `sequenceMean` of flat tokens.
+        dtype: of the weights.
 
     Returns:
-        float32 weights of the shape of `mask`, 0 where it is 0, and all 0 for a batch without trained tokens.
+        Weights of the shape of `mask`, 0 where it is 0, and all 0 for a batch without trained tokens.
 
     Raises:
         ValueError: `constant` without a length, flat `sequenceMean` without ids, or an unknown aggregation.
     """
-    weights = (mask != 0).float()
+    weights = (mask != 0).to(dtype)
     if aggregation == "tokenMean":
         return weights / max(1, denominators.tokens)
+    if aggregation == "sequenceSum":
+        return weights / max(1, denominators.sequences)
     if aggregation == "constant":
         if not denominators.constant_length:
             raise ValueError("aggregation 'constant' needs denominators.constant_length")
         return weights / (max(1, denominators.sequences) * denominators.constant_length)
     if aggregation == "sequenceMean":
-        if mask.dim() == 2:
-            lengths = weights.sum(dim=1, keepdim=True)
-        elif sequence_ids is None:
-            raise ValueError("aggregation 'sequenceMean' over flat tokens needs sequence_ids")
-        else:
-            ids = sequence_ids.long()
-            totals = weights.new_zeros(int(ids.max()) + 1 if ids.numel() else 0)
-            lengths = totals.index_add(0, ids, weights)[ids]
+        lengths = sequence_sums(weights, sequence_ids)
         return weights / (lengths.clamp(min=1.0) * max(1, denominators.sequences))
-    raise ValueError(f"aggregation is {aggregation!r}, must be tokenMean, sequenceMean or constant")
+    raise ValueError(
+        f"aggregation is {aggregation!r}, must be tokenMean, sequenceMean, sequenceSum or constant"
+    )
 
 
 def kl_penalty(
@@ -190,16 +217,6 @@ def kl_penalty(
     return squared + (value - squared).detach() if straight_through else value
 
 
-def importance_weights(old_log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
-    """Truncated importance weight per token: `sg(min(exp(l_old - l_mu), cap))`, in (0, cap].
-
-    Corrects for sampler and trainer disagreeing about the same tokens: other kernels, other precision, older
-    weights (truncated importance sampling, Ionides 2008; for this use: Yao et al. 2025, "Your efficient RL
-    framework secretly brings you off-policy training"). Shapes: both inputs and the result alike.
-    """
-    return _limited_exp(old_log_probs.detach() - sampler_log_probs.detach()).clamp(max=cap)
-
-
 def policy_loss(
     log_probs: Tensor,
     advantages: Tensor,
@@ -212,33 +229,37 @@ def policy_loss(
     reference_log_probs: Tensor | None = None,
     entropy: Tensor | None = None,
     sequence_ids: Tensor | None = None,
+    staleness: Tensor | None = None,
 ) -> LossOutput:
-    """Clipped policy loss (PPO, arXiv 1707.06347) with truncated importance weights, KL and entropy terms.
+    """The policy loss: objective, importance weights, KL and entropy terms, summed with `aggregation_weights`.
 
-    Per token, with `r = exp(clamp(l - l_old, -20, 20))`, summed with `aggregation_weights`:
+    Per token, with the objective's loss `o` (`policy_losses`):
 
-        w * max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
-            + kl_coefficient * w_kl * kl - entropy_coefficient * H
+        w * o + kl_coefficient * w_kl * kl - entropy_coefficient * H
 
-    - `w = sg(min(exp(l_old - l_mu), cap))`: the decoupled objective (arXiv 2110.00641; AReaL, arXiv
-      2505.24298): the sampler's distance is in `w`, the updates' distance in `r`, and neither in both.
+    - `w` of `importance.importance_weights` between l_old and l_mu: the decoupled objective (arXiv 2110.00641; AReaL,
+      arXiv 2505.24298): the sampler's distance is in `w`, the updates' distance in the objective's ratio, and
+      neither in both. Truncated at token level (the default): `sg(min(exp(l_old - l_mu), high))`.
     - Without `old_log_probs` (one update per batch, nothing recomputed) `l_old` is `sg(l)`: `r` is 1, no
       token is clipped, the gradient is `-w A grad l`. With several updates per batch pass the log-probs from
       before the first. Passing the sampler's as `old_log_probs` gives `w = 1` and classic PPO against the
-      sampler.
-    - `w_kl = sg(min(exp(l - l_mu), cap))` moves the KL term from the sampler's tokens to the policy's (1
+      sampler. With `proximal` interpolated `l_old` lies between l_mu and l.
+    - `w_kl` is the same weight between l and l_mu: it moves the KL term from the sampler's tokens to the policy's (1
       on-policy).
-    - With `importance_cap` None both weights are 1.
+    - With importance off both weights are 1.
 
     Args:
         log_probs: [B, T] or [N], with gradient, at the sampling temperature.
         advantages: the same shape, or [B] for [B, T] (one per sequence).
         mask: the same shape as `log_probs`; nonzero: trained token.
         denominators: over the global batch of this optimizer step.
-        config: the numbers.
+        config: the choices.
         old_log_probs, sampler_log_probs, reference_log_probs, entropy: the shape of `log_probs`; only
             `entropy` may carry a gradient.
-        sequence_ids: for flat `sequenceMean`, see `aggregation_weights`.
+        sequence_ids: the shape of `log_probs`; for flat tokens where aggregation, objective or importance weight
+            look at sequences, and for rows that hold several.
+        staleness: the shape of `log_probs`, versions the learner is ahead of each token; for `proximal`
+            interpolated.
 
     Returns:
         The loss in sum form and all metrics of `loss_metrics` (those without input are 0, with 0 tokens).
@@ -246,60 +267,52 @@ def policy_loss(
     Raises:
         ValueError: something the configuration needs was not given.
     """
-    if config.importance_cap is not None and sampler_log_probs is None:
-        raise ValueError("importance_cap is set, so sampler_log_probs is needed")
-    if config.kl_coefficient != 0.0 and reference_log_probs is None:
-        raise ValueError("kl_coefficient is not 0, so reference_log_probs is needed")
-    if config.entropy_coefficient != 0.0 and entropy is None:
-        raise ValueError("entropy_coefficient is not 0, so entropy is needed")
-
+    _check_given(config, sampler_log_probs, reference_log_probs, entropy, staleness)
     trained = mask != 0
-    weights = aggregation_weights(trained, config.aggregation, denominators, sequence_ids)
-    current = _masked(log_probs, trained)
+    current = masked(log_probs, trained)
+    weights = aggregation_weights(trained, config.aggregation, denominators, sequence_ids, current.dtype)
     frozen = current.detach()
-    old = frozen if old_log_probs is None else _masked(old_log_probs.detach(), trained)
-    advantage = _masked(
+    advantage = masked(
         (advantages.unsqueeze(-1) if advantages.dim() < log_probs.dim() else advantages).expand_as(log_probs),
         trained,
     )
-    tokens = trained.sum().float()
+
+    def optional(values: Tensor | None) -> Tensor | None:
+        return None if values is None else masked(values.detach(), trained)
+
+    sampler, reference = optional(sampler_log_probs), optional(reference_log_probs)
+    token_entropy = None if entropy is None else masked(entropy, trained)
+    if config.proximal == "interpolated" and sampler is not None and staleness is not None:
+        old = proximal_log_probs(current, sampler, staleness)
+    else:
+        old = frozen if old_log_probs is None else masked(old_log_probs.detach(), trained)
+    inputs = LossInputs(current, old, advantage, trained, sampler, reference, token_entropy, sequence_ids)
+
+    token_loss = _token_losses(inputs, config)
+    tokens = trained.sum().to(current.dtype)
     metrics = empty_metrics(log_probs.device)
     metrics["tokens"] = tokens
-
-    log_ratio = (current - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
-    unclipped = -advantage * ratio
-    clipped = -advantage * ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    token_loss = torch.maximum(unclipped, clipped)
-    with torch.no_grad():
-        takes_clip = (clipped > unclipped) & trained
-        metrics["clip_low"] = (takes_clip & (advantage < 0)).sum().float()
-        metrics["clip_high"] = (takes_clip & (advantage > 0)).sum().float()
-        metrics["ratio"] = (ratio * trained).sum()
-        metrics["ratio_max"] = (ratio * trained).amax() if ratio.numel() else metrics["ratio_max"]
-        metrics["update_k3"] = (log_ratio.expm1() - log_ratio).sum()
+    metrics.update(_update_metrics(inputs, token_loss))
+    losses = token_loss.loss
 
     kl_weight: Tensor | float = 1.0
-    if sampler_log_probs is not None:
-        sampler = _masked(sampler_log_probs.detach(), trained)
-        metrics.update(_mismatch_metrics(old, sampler, trained, tokens))
-        if config.importance_cap is not None:
-            importance = importance_weights(old, sampler, config.importance_cap)
-            kl_weight = importance_weights(frozen, sampler, config.importance_cap)
-            token_loss = importance * token_loss
-            metrics["importance"] = (importance * trained).sum()
-            metrics["importance_truncated"] = ((importance >= config.importance_cap) & trained).sum().float()
+    if sampler is not None:
+        metrics.update(mismatch_metrics(old, sampler, trained))
+        metrics["importance"] = tokens
+        if config.weighs_importance:
+            importance = importance_weights(old, sampler, trained, config.importance, sequence_ids)
+            kl_weight = importance_weights(frozen, sampler, trained, config.importance, sequence_ids)
+            losses = importance * losses
+            metrics.update(_importance_metrics(inputs, importance, config.importance))
 
-    loss = (weights * token_loss).sum()
+    loss = (weights * losses).sum()
     metrics["policy_loss"] = loss.detach()
-    if reference_log_probs is not None:
-        reference = _masked(reference_log_probs.detach(), trained)
+    if reference is not None:
         kl = kl_penalty(current, reference, config.kl_estimator, config.kl_straight_through)
         metrics["kl_tokens"], metrics["kl"] = tokens, kl.detach().sum()
         if config.kl_coefficient != 0.0:
             loss = loss + config.kl_coefficient * (weights * kl_weight * kl).sum()
-    if entropy is not None:
-        token_entropy = _masked(entropy, trained)
+    if token_entropy is not None:
         metrics["entropy_tokens"], metrics["entropy"] = tokens, token_entropy.detach().sum()
         if config.entropy_coefficient != 0.0:
             loss = loss - config.entropy_coefficient * (weights * token_entropy).sum()
@@ -317,27 +330,67 @@ def supervised_loss(log_probs: Tensor, mask: Tensor, denominators: LossDenominat
         The loss in sum form; of the metrics only `loss` and `tokens` are not 0.
     """
     trained = mask != 0
-    weights = aggregation_weights(trained, "tokenMean", denominators)
-    loss = -(weights * _masked(log_probs, trained)).sum()
+    current = masked(log_probs, trained)
+    loss = -(aggregation_weights(trained, "tokenMean", denominators, dtype=current.dtype) * current).sum()
     measured = {"loss": loss.detach(), "tokens": trained.sum().float()}
     return LossOutput(loss, {**empty_metrics(log_probs.device), **measured})
 
 
-def _masked(values: Tensor, trained: Tensor) -> Tensor:
-    """fp32 values, 0 outside the mask. A `where`, not a product: 0 * NaN is NaN, in the gradient too."""
-    return torch.where(trained, values.float(), 0.0)
+def _check_given(
+    config: PolicyLossConfig,
+    sampler_log_probs: Tensor | None,
+    reference_log_probs: Tensor | None,
+    entropy: Tensor | None,
+    staleness: Tensor | None,
+) -> None:
+    if config.weighs_importance and sampler_log_probs is None:
+        raise ValueError(f"importance is {config.importance.kind}, so sampler_log_probs is needed")
+    if config.kl_coefficient != 0.0 and reference_log_probs is None:
+        raise ValueError("kl_coefficient is not 0, so reference_log_probs is needed")
+    if config.entropy_coefficient != 0.0 and entropy is None:
+        raise ValueError("entropy_coefficient is not 0, so entropy is needed")
+    if config.proximal == "interpolated" and (sampler_log_probs is None or staleness is None):
+        raise ValueError("proximal is interpolated, so sampler_log_probs and staleness are needed")
 
 
-def _limited_exp(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+def _token_losses(inputs: LossInputs, config: PolicyLossConfig) -> TokenLosses:
+    if config.user_objective is None:
+        return token_losses(config.objective, inputs, config.clip_low, config.clip_high, config.dual_clip)
+    loss = config.user_objective(inputs)
+    if not isinstance(loss, Tensor) or loss.shape != inputs.log_probs.shape:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"the user's objective returned {found}, must be a tensor of one loss per token, "
+            f"{tuple(inputs.log_probs.shape)}"
+        )
+    # What is outside the mask is nobody's loss, and 0 * NaN is NaN.
+    return TokenLosses(torch.where(inputs.trained, loss, 0.0))
 
 
-def _mismatch_metrics(old: Tensor, sampler: Tensor, trained: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+def _update_metrics(inputs: LossInputs, token_loss: TokenLosses) -> dict[str, Tensor]:
+    """What this batch's updates have done so far."""
+    trained = inputs.trained
     with torch.no_grad():
-        delta = (old - sampler).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        log_ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio = log_ratio.exp() * trained
+        metrics = {"ratio": ratio.sum(), "update_k3": (log_ratio.expm1() - log_ratio).sum()}
+        if ratio.numel():
+            metrics["ratio_max"] = ratio.amax()
+        for name, flags in (("clip_low", token_loss.clipped_low), ("clip_high", token_loss.clipped_high)):
+            if flags is not None:
+                metrics[name] = (flags & trained).sum().to(ratio.dtype)
+        return metrics
+
+
+def _importance_metrics(inputs: LossInputs, weights: Tensor, config: ImportanceConfig) -> dict[str, Tensor]:
+    """The weights' sum, and how many tokens' ratio was outside the bounds."""
+    assert inputs.sampler_log_probs is not None
+    with torch.no_grad():
+        ratios = importance_ratios(
+            inputs.old_log_probs, inputs.sampler_log_probs, inputs.trained, config.level, inputs.sequence_ids
+        )
+        clipped = outside_bounds(ratios, config) & inputs.trained
         return {
-            "mismatch_tokens": tokens,
-            "mismatch_k3": (delta.expm1() - delta).sum(),
-            "mismatch_exp_abs": (delta.abs().exp() * trained).sum(),
-            "importance": tokens,
+            "importance": (weights * inputs.trained).sum(),
+            "importance_clipped": clipped.sum().to(weights.dtype),
         }

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from rl_trainer.learner.batch_advantages import Advantage
 from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.packing import mini_batches, split_over_ranks
 
 
 @dataclass(frozen=True)
 class Member:
-    """One trajectory of the batch: position of its group in the batch, position in the group, its advantage."""
+    """One trajectory of the batch: position of its group in the batch, position in the group, its advantage(s)."""
 
     group: int
     member: int
-    advantage: float
+    advantage: Advantage
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,13 @@ class MiniBatchPlan:
 def plan_update(
     lengths: Sequence[Sequence[int]],
     sampled: Sequence[Sequence[int]],
-    advantages: npt.NDArray[np.float32],
+    advantages: Sequence[Advantage],
     *,
     ranks: int,
     mini_batch_count: int = 1,
     epochs: int = 1,
     constant_length: int | None = None,
+    left_out: Sequence[Sequence[bool]] | None = None,
     seed: int | Sequence[int] = 0,
 ) -> list[MiniBatchPlan]:
     """Cuts a batch into mini-batches (per epoch) and each of them over ranks, balanced by tokens.
@@ -45,25 +45,28 @@ def plan_update(
     Args:
         lengths: per group, per member: tokens of the trajectory, prompt included.
         sampled: the same shape: tokens that are trained on.
-        advantages: [members of all groups], in the order of `lengths`.
+        advantages: of the members of all groups, in the order of `lengths`: a number, or one per sampled token.
         ranks: data-parallel learners.
         mini_batch_count: optimizer steps per pass over the batch.
         epochs: passes over the batch.
         constant_length: for the loss aggregation `constant`.
+        left_out: the shape of `lengths`, true: not trained on and in no denominator (its advantage has served as part
+            of the baseline); None: all are trained on.
         seed: key of the shuffle between mini-batches; epoch and seed give the cut.
 
     Returns:
         `epochs * mini_batch_count` plans (fewer when there are fewer groups).
     """
-    starts = np.cumsum([0, *(len(group) for group in lengths)])
+    starts = [0, *itertools.accumulate(len(group) for group in lengths)]
     key = [seed] if isinstance(seed, int) else list(seed)
     plans = []
     for epoch in range(epochs):
         for chosen in mini_batches(len(lengths), mini_batch_count, seed=[*key, epoch]):
             members = [
-                Member(group, member, float(advantages[starts[group] + member]))
+                Member(group, member, advantages[starts[group] + member])
                 for group in chosen
                 for member in range(len(lengths[group]))
+                if left_out is None or not left_out[group][member]
             ]
             parts = split_over_ranks([lengths[m.group][m.member] for m in members], ranks)
             plans.append(

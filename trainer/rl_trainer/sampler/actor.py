@@ -302,7 +302,7 @@ class SamplerActor:
             tokens=sum(len(t.tokens) for t in trajectories),
             extra={
                 "total_lengths": [len(t.tokens) for t in trajectories],
-                "truncated": sum(member.truncated for member in group.members),
+                "truncated": [member.truncated for member in group.members],
                 "exact": sum(score.exact for score in scores),
                 "spans": [list(span) for span in self.spans.drain()],
             },
