@@ -5,7 +5,8 @@
 
 Throughput: producers put and consumers get as fast as they can; what is delivered inside the window counts.
 Latency is compared at the same load, half of what the Ray queue can carry at that size: `put` is the time of
-the call, `get` the time from when there was both a caller and an item (the put's beginning) to the return.
+the call, `get` the time from when there was both an item (the put's beginning) and a consumer that wanted it (its
+last item's arrival: asking again and again is waiting, too) to the item's arrival.
 Contenders take turns.
 """
 
@@ -123,14 +124,16 @@ class Side:
         begin, end = start + WARM, start + WARM + seconds
         delivered, times = 0, []
         quiet_since = None
+        wanted = time.monotonic()
         while True:
-            at = time.monotonic()
             items = link.get(batch)
             done = time.monotonic()
             touch(items)
             if begin <= done <= end and items:
                 delivered += len(items)
-                times.append(done - max(at, items[0].get("at", at)))  # the oldest item's
+                times.append(done - max(wanted, items[0].get("at", wanted)))  # the oldest item's
+            if items:
+                wanted = time.monotonic()
             if items or done < end:
                 quiet_since = None
             elif done - (quiet_since := quiet_since or done) > 0.3:
