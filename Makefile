@@ -24,6 +24,9 @@ test: $(INSTALLED) browser ## unit and integration tests, with line coverage of 
 	@scripts/tools helm apiserver
 	@scripts/test
 
+test-numerics: $(INSTALLED) ## our formulas against verl's, TRL's and OpenRLHF's own functions, to 1e-6 (ARGS="-k gae" for some of them)
+	@scripts/test-numerics $(ARGS)
+
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
 
@@ -66,4 +69,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
+.PHONY: help setup demo test test-numerics e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
