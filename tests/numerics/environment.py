@@ -25,31 +25,13 @@ TOOLS = (
     "pytest-timeout==2.4.0",
 )
 PINNED = ("numpy==2.4.6", "ray==2.60.0", "torch==2.13.0", "transformers==5.19.0")
+# fmt: off
 LEFT_OUT = (
-    *(
-        "aiohttp",
-        "bitsandbytes",
-        "deepspeed",
-        "einops",
-        "flash-attn",
-        "grpcio",
-        "isort",
-        "jsonlines",
-        "loralib",
-    ),
-    *(
-        "optimum",
-        "optree",
-        "peft",
-        "pybind11",
-        "pylatexenc",
-        "pynvml",
-        "tensorboard",
-        "torchdata",
-        "torchmetrics",
-    ),
-    *("transformers-stream-generator", "wandb"),
+    "aiohttp", "bitsandbytes", "deepspeed", "einops", "flash-attn", "grpcio", "isort", "jsonlines", "loralib", "optimum",
+    "optree", "peft", "pybind11", "pylatexenc", "pynvml", "tensorboard", "torchdata", "torchmetrics",
+    "transformers-stream-generator", "wandb",
 )
+# fmt: on
 
 
 def main() -> None:

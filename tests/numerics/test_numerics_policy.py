@@ -6,6 +6,7 @@ from typing import Any
 
 import openrlhf_peer
 import pytest
+import torch
 import trl_peer
 import verl_peer
 from numerics_batches import Batch, agree, same_function, with_gradient
@@ -293,6 +294,79 @@ def test_decoupled_ppo_as_openrlhf(batch: Batch, kind: str, mode: str) -> None:
             is_correction_mode=mode,
             is_correction_threshold=[0.6, 1.4],
         ),
+        batch.log_probs,
+    )
+
+
+@pytest.mark.parametrize("objective", ["ppoClip", "gspo", "cispo", "dppo", "reinforce"])
+@pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMean", "sequenceSum", "constant"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_flat_tokens_as_padded_rows(batch: Batch, objective: str, aggregation: str, level: str) -> None:
+    """Packed sequences without padding: so what holds above for rows holds for them."""
+    kept = batch.mask != 0
+    rows = torch.arange(len(batch.mask)).unsqueeze(1).expand_as(batch.mask)
+    config = PolicyLossConfig(
+        objective=objective,
+        aggregation=aggregation,
+        kl_coefficient=0.1,
+        importance=ImportanceConfig(kind="truncate", level=level, low=0.5, high=3.0),
+    )
+
+    def flat(point: Tensor) -> Tensor:
+        return policy_loss(
+            point[kept],
+            batch.token_advantages[kept],
+            torch.ones_like(point[kept]),
+            LossDenominators.from_lengths(batch.lengths, HORIZON),
+            config,
+            old_log_probs=batch.old[kept],
+            sampler_log_probs=batch.sampler[kept],
+            reference_log_probs=batch.reference[kept],
+            sequence_ids=rows[kept],
+        ).loss
+
+    same_function(
+        flat,
+        lambda point: ours(
+            point,
+            batch,
+            objective,
+            aggregation=aggregation,
+            kl_coefficient=0.1,
+            importance=config.importance,
+        ),
+        batch.log_probs,
+    )
+
+
+def test_interpolated_proximal_policy_as_a_plain_loop(batch: Batch) -> None:
+    """AReaL's: none of the three has it. Between l_mu and l by the age of the token, and no gradient through it."""
+    staleness = torch.arange(batch.mask.numel()).reshape(batch.mask.shape) % 4
+    proximal = torch.zeros_like(batch.mask)
+    for row in range(batch.mask.shape[0]):
+        for t in range(batch.mask.shape[1]):
+            policy, sampler = float(batch.log_probs[row, t]), float(batch.sampler[row, t])
+            made_by, trained_from, making = 10 - int(staleness[row, t]), 10, 11  # weight versions
+            share = (trained_from - made_by) / (making - made_by)
+            proximal[row, t] = sampler + share * (policy - sampler)
+    config = ImportanceConfig(kind="truncate", high=1.3)
+    weights = verl_peer.importance_weights(proximal - batch.sampler, batch.mask, "token", 1.3)
+
+    def interpolated(point: Tensor) -> Tensor:
+        return policy_loss(
+            point,
+            batch.token_advantages,
+            batch.mask,
+            LossDenominators.from_lengths(batch.lengths),
+            PolicyLossConfig(proximal="interpolated", importance=config),
+            sampler_log_probs=batch.sampler,
+            staleness=staleness,
+        ).loss
+
+    batch.old = proximal
+    same_function(
+        interpolated,
+        lambda point: verl_peer.policy_loss("vanilla", point, batch, weights=weights),
         batch.log_probs,
     )
 
