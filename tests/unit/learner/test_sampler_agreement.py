@@ -1,0 +1,80 @@
+"""Engine and learner give the same tokens the same log-probs, in fp32 on a CPU, and the mismatch metric says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_api import RunSpec
+from rl_trainer.learner.batch import Sample
+from rl_trainer.learner.learner import Learner, MiniBatch
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.policy_losses import LossInputs
+from rl_trainer.sampler.engine import GenerationRequest, SamplingParams
+from rl_trainer.sampler.torch_engine import TorchEngine
+
+LARGEST_DIFFERENCE = 1e-4
+PROMPTS, GROUP_SIZE = 6, 4
+
+
+def generated(folder: Path, temperature: float) -> list[Sample]:
+    """Groups of answers of many lengths, all in flight together."""
+    rng = np.random.default_rng(0)
+    engine = TorchEngine.open(folder, slots=7)
+    requests = []
+    for prompt in range(PROMPTS):
+        tokens = rng.integers(2, 61, rng.integers(1, 40)).astype(np.int32)
+        for member in range(GROUP_SIZE):
+            params = SamplingParams(int(rng.integers(1, 60)), temperature=temperature)
+            requests.append(GenerationRequest((prompt, member), tokens, params, 10 * prompt + member))
+    engine.add(requests)
+    results = {}
+    while engine.active or engine.waiting:
+        results.update({result.id: result for result in engine.step()})
+    samples = []
+    for request in requests:
+        result = results[request.id]
+        tokens = np.concatenate([request.prompt, result.tokens])
+        sampled = np.arange(len(tokens)) >= len(request.prompt)
+        samples.append(Sample(tokens, sampled, result.logprobs, advantage=float(rng.normal())))
+    return samples
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("family", ["llama", "qwen2-tied", "qwen3"])
+def test_log_probs_of_the_learner_are_those_of_the_engine(
+    family: str, temperature: float, family_folder: Callable[[str], Path]
+) -> None:
+    torch.set_num_threads(1)
+    folder = family_folder(family)
+    samples = generated(folder, temperature)
+    spec = RunSpec.model_validate(
+        {
+            "model": {"source": "tiny"},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "sampler": {"temperature": temperature},
+            "learner": {"tokensPerMicroBatch": 300},
+        }
+    )
+    differences: list[torch.Tensor] = []
+
+    def objective(inputs: LossInputs) -> torch.Tensor:
+        assert inputs.sampler_log_probs is not None
+        difference = (inputs.log_probs - inputs.sampler_log_probs).detach()
+        differences.append(difference[inputs.trained].abs())
+        return -inputs.advantages * inputs.log_probs
+
+    lengths = [int(sample.sampled.sum()) for sample in samples]
+    learner = Learner(folder, spec, objective=objective)
+    result = learner.update([MiniBatch(samples, LossDenominators.from_lengths(lengths))])
+
+    assert len(differences) > 1  # several micro-batches
+    measured = torch.cat(differences)
+    assert len(measured) == sum(lengths)
+    assert measured.max() < LARGEST_DIFFERENCE
+    assert 1.0 <= result.metrics["mismatch_ratio"] < 1.0 + LARGEST_DIFFERENCE
+    assert abs(result.metrics["mismatch_kl"]) < LARGEST_DIFFERENCE**2
