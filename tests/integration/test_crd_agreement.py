@@ -13,14 +13,27 @@ from typing import Any
 import pytest
 from kube import KubeApi
 
+from rl_api.recipes import RECIPES
 from rl_api.validation import check_document
 
 CHOICES: dict[tuple[str, ...], list[Any]] = {
+    ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
+    ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}],
+    ("algorithm", "importance"): [{}, {"kind": "mask", "low": 0.5}, {"low": 2}, {"high": 0.9}],
+    ("algorithm", "dynamicSampling"): [None, {}, {"maxRefills": 0}],
+    ("algorithm", "overlong"): [{"buffer": 0.2, "maskTruncated": True}, {"buffer": 2}],
     ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],
     ("algorithm", "promptsPerStep"): [1, 5, 32, 33],
     ("algorithm", "miniBatches"): [1, 2, 3],
-    ("algorithm", "clip"): [{"low": 0.0}, {"low": 0.999}, {"high": 1e-9}],
-    ("algorithm", "loss"): [{}, {"aggregation": "constant"}, {"constantLength": 3}],
+    ("algorithm", "clip"): [{"low": 0.0}, {"low": 1}, {"high": 1e-9}],
+    ("algorithm", "loss"): [
+        {},
+        {"aggregation": "constant"},
+        {"constantLength": 3},
+        {"dualClip": 3},
+        {"kind": "gspo", "dualClip": 2.5},
+        {"kind": "ppoClip", "dualClip": 3.0},
+    ],
     ("algorithm", "optimizer"): [{"betas": [0.9]}, {"betas": [0.9, 1.0]}, {}],
     ("learner", "replicas"): [1, 2, 3, 4],
     ("buffer", "capacity"): [1, 31, 32, 256],
