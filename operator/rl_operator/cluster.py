@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -18,21 +18,23 @@ from rl_operator.memory import Memory
 from rl_operator.observed import known_status
 from rl_operator.render.config import TOKEN_KEY
 from rl_operator.render.effective import Effective, Plan, plan
+from rl_operator.render.event import run_event
 from rl_operator.render.names import API_VERSION, HASH_ANNOTATION, KIND, Manifest, secret_name
 from rl_operator.scaling import SamplerGroup, Scale
-from rl_operator.settings import FIELD_MANAGER, FINALIZER, Settings
+from rl_operator.settings import FINALIZER, Settings
 from rl_operator.store import Key, Store
 from rl_operator.world import (
     Decision,
     Event,
     Live,
-    Note,
     Pod,
     Ray,
     World,
     parse_event,
     parse_time,
 )
+
+LOG = logging.getLogger("rl_operator")
 
 _EVENTS_SECONDS: Final = 5.0
 _KUBERAY_SECONDS: Final = 10.0
@@ -229,13 +231,17 @@ class Cluster:
             memory.scale_refusal = ""
 
     async def tell(self, world: World, decision: Decision) -> None:
-        """Write the status and the events; raises as `act` does."""
-        metadata = world.metadata
-        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        """Write the events and the status; raises as `act` does.
+
+        The events first: an operator that is killed between the two decides the same again, and an event that is there
+        already is not written twice. The other way round it would be lost.
+        """
+        attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
+        events = [run_event(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
+        await _all([self._note(event) for event in events])
         await self._write_status(world, decision)
         if decision.finalizer is False:
             await self._set_finalizer(world, False)
-        await _all([self._note(world, namespace, name, note, decision) for note in decision.notes])
 
     async def _create(self, manifest: Manifest, memory: Memory) -> None:
         """Create an object of the run; one that is there already is taken only if it is the run's own."""
@@ -326,39 +332,17 @@ class Cluster:
                 return
         raise last
 
-    async def _note(self, world: World, namespace: str, name: str, note: Note, decision: Decision) -> None:
-        """An event about the run. Its name says what it is about: said twice, it is there once."""
-        attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
-        what = f"{world.metadata['uid']} {world.generation} {attempt} {note.reason} {note.message}"
-        digest = hashlib.sha256(what.encode()).hexdigest()[:16]
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{name}.{digest}", "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": name,
-                "namespace": namespace,
-                "uid": world.metadata["uid"],
-            },
-            "type": note.type,
-            "reason": note.reason,
-            "message": note.message[:1024],
-            "source": {"component": FIELD_MANAGER},
-            "reportingComponent": FIELD_MANAGER,
-            "reportingInstance": FIELD_MANAGER,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
+    async def _note(self, event: Manifest) -> None:
+        """Write an event about a run."""
         try:
             await self.api.create(event)
         except ApiError as error:
             # A namespace that is being deleted takes no events, and one that is there is enough.
-            if error.status not in (403, 404, 409):
+            if error.status in (0, 429) or error.status >= 500:
                 raise
+            if error.status not in (403, 404, 409):
+                about = {key: event["metadata"][key] for key in ("namespace", "name")}
+                LOG.warning("an event cannot be written: %s", error, extra=about)
 
 
 async def _all(work: list[Any]) -> None:

@@ -12,7 +12,7 @@ import kopf
 from rl_operator.api import KINDS, version_of
 from rl_operator.controller import Controller
 from rl_operator.render.names import MANAGED_SELECTOR
-from rl_operator.store import WATCHED, place_of
+from rl_operator.store import WATCHED, Key, place_of
 
 LOG = logging.getLogger("rl_operator")
 
@@ -108,12 +108,14 @@ class Watches:
                     self.stale = ""
                     continue
                 await asyncio.sleep(_PATIENCE_SECONDS)
-                still = missed & await self._missed()
+                still = [one for one in missed if self._behind(*one)]
             except Exception as error:
                 LOG.warning("the watches could not be checked: %s", error)
                 continue
             if still:
-                self.stale = f"watches missed {len(still)} objects, such as {min(still)}"
+                self.stale = (
+                    f"watches missed {len(still)} objects, such as {still[0][0]} {'/'.join(still[0][1])}"
+                )
                 self._restart("stale")
                 return
 
@@ -132,12 +134,12 @@ class Watches:
         self._listed.clear()
         return True
 
-    async def _missed(self) -> set[tuple[str, str, str]]:
+    async def _missed(self) -> list[tuple[str, Key, str, int]]:
         """Objects of which the API server knows more than the watches have told; forgets those that are gone.
 
         A watch that begins lists what is there, but not what went since the last one ended.
         """
-        missed = set()
+        missed = []
         store = self._controller.store
         for kind in WATCHED:
             known_before = store.known(kind)
@@ -148,15 +150,15 @@ class Watches:
                     self._controller.missing(kind, place, uid)
             for item in items:
                 uid, place = str(item["metadata"].get("uid", "")), place_of(item)
-                owned = any(
-                    o.get("kind") == "RLTrainingRun" for o in item["metadata"].get("ownerReferences") or ()
-                )
-                if kind in (*_KUBERAY, "NetworkPolicy", "PodDisruptionBudget") and not owned:
-                    continue
-                known = store.version(kind, place, uid)
-                if not store.was_deleted(uid) and (known is None or known < version_of(item)):
-                    missed.add((kind, *place))
+                if self._behind(kind, place, uid, version_of(item)):
+                    missed.append((kind, place, uid, version_of(item)))
         return missed
+
+    def _behind(self, kind: str, place: Key, uid: str, version: int) -> bool:
+        """Whether the watches have not told of this version of an object yet, nor of its end."""
+        store = self._controller.store
+        known = store.version(kind, place, uid)
+        return not store.was_deleted(uid) and (known is None or known < version)
 
 
 def _login(**arguments: Any) -> kopf.ConnectionInfo | None:

@@ -15,7 +15,7 @@ from rl_operator.conditions import Conditions
 from rl_operator.diagnose import Diagnosis
 from rl_operator.render.effective import Effective, Plan, Refused
 from rl_operator.render.names import HEAD, LEARNER, SAMPLER
-from rl_operator.world import Ray, World
+from rl_operator.world import Note, Ray, World
 
 ACTIVE: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
 """Phases in which a driver trains."""
@@ -40,14 +40,21 @@ def known_status(run: Mapping[str, Any]) -> RunStatus:
         return RunStatus()
 
 
-def adopt(attempts: Sequence[Attempt], rays: Sequence[Ray], now: datetime) -> list[Attempt]:
-    """The attempts of the status, and those that were begun by an operator that died before it could write them."""
-    known = list(attempts)
-    newest = max((attempt.number for attempt in known), default=0)
-    for ray in sorted(rays, key=lambda ray: ray.attempt):
-        if ray.attempt > newest:
-            known.append(Attempt(number=ray.attempt, ray_job=ray.name, start_time=ray.created or now))
-    return known
+def unwritten(status: RunStatus, rays: Sequence[Ray], now: datetime) -> list[Attempt]:
+    """Attempts that are not in the status, oldest first: their operator died before it could write them."""
+    newest = max((attempt.number for attempt in status.attempts), default=0)
+    step = status.checkpoint.step if status.checkpoint is not None else 0
+    return [
+        Attempt(number=ray.attempt, ray_job=ray.name, start_time=ray.created or now, from_step=step)
+        for ray in sorted(rays, key=lambda ray: ray.attempt)
+        if ray.attempt > newest
+    ]
+
+
+def started(attempt: Attempt) -> Note:
+    """The event about the beginning of an attempt."""
+    text = f"attempt {attempt.number} begins at step {attempt.from_step or 0} as {attempt.ray_job}"
+    return Note("Normal", "AttemptStarted", text)
 
 
 def merge_progress(old: Progress | None, new: Progress) -> Progress:

@@ -20,13 +20,14 @@ from rl_operator.conditions import Conditions
 from rl_operator.diagnose import diagnose, missing_claim, quota_sentence
 from rl_operator.ending import close, finished, wait_for_back_off
 from rl_operator.observed import (
-    adopt,
     cluster_condition,
     known_status,
     merge_progress,
     role_statuses,
     shown_phase,
+    started,
     training_condition,
+    unwritten,
 )
 from rl_operator.outcome import Outcome, outcome
 from rl_operator.render.config import secret
@@ -48,18 +49,20 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
         plan: the run with its profile, from `rl_operator.render.effective.plan`.
     """
     old = known_status(world.run)
+    adopted = unwritten(old, world.rays, now)
     turn = Turn(
         world=world,
         now=now,
         plan=plan,
         old=old,
         conditions=Conditions(old.conditions, world.generation, now),
-        attempts=adopt(old.attempts, world.rays, now),
+        attempts=[*old.attempts, *adopted],
         phase=old.phase or "Pending",
         roles=dict(old.roles),
         progress=old.progress,
         checkpoint=old.checkpoint,
         dashboard=old.dashboard_url,
+        notes=[started(attempt) for attempt in adopted],
     )
     if world.deleted is not None:
         deleted(turn, world.deleted)
@@ -179,7 +182,8 @@ def _begin(turn: Turn) -> None:
     turn.keep_finalizer(True)
     step = turn.checkpoint.step if turn.checkpoint is not None else 0
     name = attempt_name(effective.name, number)
-    turn.attempts.append(Attempt(number=number, ray_job=name, start_time=turn.now, from_step=step))
+    attempt = Attempt(number=number, ray_job=name, start_time=turn.now, from_step=step)
+    turn.attempts.append(attempt)
     turn.roles = {plan.role: RoleStatus(desired=plan.replicas, reason="starting") for plan in effective.roles}
     conditions = turn.conditions
     if conditions.get("Suspended") is not None:
@@ -188,7 +192,7 @@ def _begin(turn: Turn) -> None:
     conditions.set("Training", "False", "Starting", "the pods are starting")
     if effective.spec.scheduling.queue is not None:
         conditions.set("Admitted", "Unknown", "Queued", f"given to queue {effective.spec.scheduling.queue}")
-    turn.notes.append(Note("Normal", "AttemptStarted", f"attempt {number} begins at step {step} as {name}"))
+    turn.notes.append(started(attempt))
     turn.phase, turn.requeue = "Starting", QUICK
 
 

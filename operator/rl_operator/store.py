@@ -38,7 +38,8 @@ class Seen:
     kind: str
     uid: str
     version: int
-    view: Ray | Pod | Live | SamplerGroup | Manifest
+    view: Ray | Pod | Live | SamplerGroup | Manifest | None
+    """None: it is no object of a run; only its version is known."""
     owner: str = ""
     """Uid of the run that owns it; empty for pods, which a RayCluster owns."""
 
@@ -62,9 +63,9 @@ class Store:
         if known is not None and known.uid == uid and known.version >= version:
             return []
         view = _view(document)
-        if view is None:
-            return []
         self._objects[kind][place] = Seen(kind, uid, version, view, _owner(document))
+        if view is None:
+            return [key] if (key := self._run_of.get((kind, place))) else []
         if isinstance(view, SamplerGroup) and known is not None and known.view == view:
             return []
         return self._note(kind, place, document)

@@ -366,6 +366,26 @@ def test_attempts_of_an_operator_that_died_are_adopted() -> None:
     assert [(one.number, one.ray_job) for one in decision.status.attempts] == [(1, "sums-1")]
     assert decision.status.attempts[0].start_time == NOW - timedelta(seconds=5)
     assert "RayJob" not in kinds(decision)
+    begun = Story().begin()
+    assert decision.notes[0] == begun.notes[0], (
+        "the event that it may not have written either, and the same one"
+    )
+    assert decision.notes[0].reason == "AttemptStarted"
+    assert decision.status.attempts[0].from_step == begun.status.attempts[0].from_step == 0
+    assert story.look().notes == ()
+
+
+def test_an_adopted_attempt_begins_at_the_last_checkpoint() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.look(rays=(failed_ray("Job entrypoint command failed with exit code 1"),), pods=())
+    story.wait(20)
+    assert story.last is not None
+    second = make_ray(2, created=story.now)
+    decision = story.look(rays=(second,), reading=None)
+    assert decision.status.attempts[1].from_step == 5
+    assert decision.notes[0].message == "attempt 2 begins at step 5 as sums-2"
 
 
 def test_a_queue_admits() -> None:
