@@ -1,4 +1,4 @@
-"""What bench/operator_load.py measures with: the operator as a process, a client that counts, and a bare operator.
+"""What bench/operator_load.py measures with: a client that notes when it saw what, and a bare operator.
 
 The bare operator is the floor: it watches runs and issues the writes that the operator issues for one, prepared
 beforehand, without looking at anything. What it takes is what the API server takes.
@@ -10,12 +10,8 @@ import asyncio
 import json
 import os
 import re
-import socket
 import ssl
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,77 +20,9 @@ import aiohttp
 
 RUNS: Final = "/apis/rltrain.dev/v1alpha1"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-WRITES: Final = ("create", "patch", "update", "delete")
 BARE_WORKERS: Final = 16
-START_SECONDS: Final = 60.0
 NAME: Final = "run-of-the-bench"
 UID: Final = "00000000-0000-4000-8000-000000000000"
-
-
-class Operator:
-    """The operator at work, or the bare one, in a process of its own."""
-
-    def __init__(self, kubeconfig: Path, log: Path, bare: Sequence[str] = ()) -> None:
-        self.port = free_port()
-        command = [sys.executable, *bare] if bare else [sys.executable, "-m", "rl_operator"]
-        if not bare:
-            command += [f"--metrics-listen=127.0.0.1:{self.port}", "--health-listen=127.0.0.1:0"]
-            command += ["--log-level=warning"]
-        self.started = time.monotonic()
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                env=os.environ | {"KUBECONFIG": str(kubeconfig)},
-                stdout=output,
-                stderr=output,
-            )
-
-    def metrics(self) -> dict[str, float]:
-        """All samples by name and labels; empty while it does not answer yet."""
-        try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-                text = answer.read().decode()
-        except OSError:
-            return {}
-        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in lines}
-
-    def calls(self) -> dict[tuple[str, str], int]:
-        """Requests to the API server so far, by verb and kind."""
-        found: dict[tuple[str, str], int] = {}
-        for name, value in self.metrics().items():
-            match = re.match(r"rltrain_operator_api_calls_total\{(.*)\}", name)
-            if match:
-                labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1]))
-                key = labels["verb"], labels["kind"]
-                found[key] = found.get(key, 0) + int(value)
-        return found
-
-    def writes(self) -> int:
-        """Writes so far."""
-        return sum(count for (verb, _), count in self.calls().items() if verb in WRITES)
-
-    def looks(self) -> int:
-        """Looks at runs so far."""
-        return int(self.metrics().get("rltrain_operator_reconcile_seconds_count", 0))
-
-    def until_ready(self) -> None:
-        """Wait until it watches.
-
-        Raises:
-            RuntimeError: it ended, or takes too long.
-        """
-        deadline = time.monotonic() + START_SECONDS
-        while self.metrics().get("rltrain_operator_leader") != 1:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the operator does not start (exit status {self.process.poll()})")
-            time.sleep(0.1)
-
-    def kill(self) -> None:
-        """End it as a machine that dies would."""
-        self.process.kill()
-        self.process.wait(20)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -107,13 +35,6 @@ def peak_megabytes(pid: int) -> float:
     """Most resident memory of a process so far."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(match[1]) / 1024 if match else 0.0
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Client:

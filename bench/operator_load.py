@@ -25,12 +25,13 @@ from typing import Any
 
 import kube_load
 import table
-from kube_load import RUNS, WRITES, Client, Operator, cpu_seconds, peak_megabytes
+from kube_load import RUNS, Client, cpu_seconds, peak_megabytes
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 from kube import KubeApi, find_binaries, kuberay_definitions  # noqa: E402
+from operator_process import WRITES, OperatorProcess, Program  # noqa: E402
 
 from rl_api.documents import load_documents  # noqa: E402
 
@@ -106,22 +107,21 @@ class Cluster:
     def client(self, connections: int) -> Client:
         return Client(self.kube.server, self.kube.token, self.kube.certificate, connections)
 
-    def operator(self) -> Operator:
-        operator = Operator(self.kube.kubeconfig, self.folder / "operator.log")
-        operator.until_ready()
+    def operator(self, wait: bool = True) -> OperatorProcess:
+        operator = OperatorProcess(self.kube.kubeconfig, self.folder / "operator.log", "--log-level=warning")
+        operator.start()
+        if wait:
+            operator.until_works()
         return operator
 
-    def bare(self, rendered: dict[str, Any]) -> Operator:
+    def bare(self, rendered: dict[str, Any]) -> Program:
         kube_load.render(self.folder, **rendered)
         arguments = [self.kube.server, self.kube.token, self.kube.certificate, self.folder]
-        script = [str(ROOT / "bench" / "kube_load.py"), *map(str, arguments)]
-        operator = Operator(self.kube.kubeconfig, self.folder / "operator.log", script)
-        deadline = time.monotonic() + 30
-        while not (self.folder / "ready").exists():
-            if time.monotonic() > deadline:
-                raise RuntimeError((self.folder / "operator.log").read_text())
-            time.sleep(0.05)
-        return operator
+        command = [sys.executable, str(ROOT / "bench" / "kube_load.py"), *map(str, arguments)]
+        program = Program(command, self.kube.kubeconfig, self.folder / "operator.log")
+        program.start()
+        program.until((self.folder / "ready").exists, "the bare operator starts")
+        return program
 
 
 async def apply_all(load: Load, count: int, connections: int, say: Callable[[str], None]) -> float:
@@ -145,12 +145,12 @@ async def apply_all(load: Load, count: int, connections: int, say: Callable[[str
     return time.monotonic() - started
 
 
-async def quiet(operator: Operator) -> dict[tuple[str, str], int]:
+async def quiet(operator: OperatorProcess) -> dict[tuple[str, str], int]:
     """The operator's calls when it has written nothing for a while."""
     deadline = time.monotonic() + PATIENCE
     known, since = -1, time.monotonic()
     while time.monotonic() < deadline:
-        writes = operator.writes()
+        writes = operator.writes
         if writes != known:
             known, since = writes, time.monotonic()
         elif time.monotonic() - since > QUIET_SECONDS:
@@ -159,25 +159,25 @@ async def quiet(operator: Operator) -> dict[tuple[str, str], int]:
     raise RuntimeError("the operator writes and writes")
 
 
-async def resync(cluster: Cluster, operator: Operator, runs: int) -> tuple[int, float]:
+async def resync(cluster: Cluster, operator: OperatorProcess, runs: int) -> tuple[int, float]:
     """Let every run be looked at though nothing changed: writes, and seconds."""
-    writes, looks, started = operator.writes(), operator.looks(), time.monotonic()
+    writes, looks, started = operator.writes, operator.looks, time.monotonic()
     cluster.kube.kubectl("annotate", "rlprofile", "bench", "bench/looked-at=again")
-    while operator.looks() < looks + runs:
+    while operator.looks < looks + runs:
         if time.monotonic() - started > PATIENCE:
-            raise RuntimeError(f"{operator.looks() - looks} of {runs} runs were looked at again")
+            raise RuntimeError(f"{operator.looks - looks} of {runs} runs were looked at again")
         await asyncio.sleep(0.1)
-    return operator.writes() - writes, time.monotonic() - started
+    return operator.writes - writes, time.monotonic() - started
 
 
 async def restart(cluster: Cluster, load: Load, count: int, say: Callable[[str], None]) -> dict[str, float]:
     """Start the operator again after a run was created without it."""
     await load.apply("run-meanwhile")
-    operator = Operator(cluster.kube.kubeconfig, cluster.folder / "operator.log")
+    operator = cluster.operator(wait=False)
     try:
         await load.rendered(count + 1, say)
         acted = load.jobs["run-meanwhile"] - operator.started
-        while operator.looks() < count + 1:
+        while operator.looks < count + 1:
             await asyncio.sleep(0.1)
         looked = time.monotonic() - operator.started
         calls = await quiet(operator)
@@ -188,7 +188,7 @@ async def restart(cluster: Cluster, load: Load, count: int, say: Callable[[str],
             "acted": acted,
             "looked": looked,
             "writes": writes,
-            "memory": peak_megabytes(operator.process.pid),
+            "memory": peak_megabytes(operator.pid),
         }
     finally:
         operator.kill()
@@ -208,13 +208,13 @@ async def measure(
     found: dict[str, Any] = {"title": title, "runs": total}
     for who in ("operator", "bare"):
         with Cluster(folder / f"{who}-{count}-{connections}", binaries) as cluster:
-            operator = cluster.operator() if who == "operator" else cluster.bare(rendered)
+            program: Program = cluster.operator() if who == "operator" else cluster.bare(rendered)
             client = cluster.client(connections)
             load = Load(client, run)
             try:
                 await client.watch("/apis/ray.io/v1/rayjobs", load.saw)
                 servers = [cluster.kube.pid(name) for name in ("etcd", "kube-apiserver")]
-                pid = operator.process.pid
+                pid = program.pid
                 before = cpu_seconds(pid), sum(map(cpu_seconds, servers))
                 seconds = await apply_all(load, count, connections, say)
                 found[who] = {
@@ -226,19 +226,20 @@ async def measure(
                 }
                 p50, p99 = (percentile(found[who], percent) for percent in (50, 99))
                 say(f"{who}: all after {seconds:.1f} s, p50 {p50:.2f} s, p99 {p99:.2f} s")
-                if who == "bare":
+                if not isinstance(program, OperatorProcess):
                     continue
+                operator = program
                 found["calls"] = await quiet(operator)
-                found["looks"] = operator.looks()
+                found["looks"] = operator.looks
                 found["cpu to the end"] = cpu_seconds(pid) - before[0]
                 rendered |= await example(cluster, run) if not rendered else {}
                 found["resync writes"], found["resync seconds"] = await resync(cluster, operator, total)
                 found["memory"] = peak_megabytes(pid)
-                operator.kill()
+                program.kill()
                 found["restart"] = await restart(cluster, load, total, say)
             finally:
                 await client.close()
-                operator.kill()
+                program.kill()
     return found
 
 

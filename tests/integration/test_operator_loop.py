@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +13,7 @@ from typing import Any
 import pytest
 from kube import KubeApi
 from kubernetes.aio import client, config
+from operator_process import OperatorProcess
 
 from rl_operator.api import Api
 from rl_operator.controller import Controller
@@ -28,76 +23,18 @@ from rl_operator.settings import FINALIZER, Settings
 
 DEADLINE = 60.0  # waits end when what they wait for is there; a busy machine gets patience
 OURS = "rlruns,rayjobs,configmaps,secrets,networkpolicies,poddisruptionbudgets,events"
-WRITES = ("create", "patch", "update", "delete")
 
 
-class Operator:
-    """The operator as a process, for one namespace; it can be killed and started again."""
+class Operator(OperatorProcess):
+    """The operator for one namespace, and what is in it."""
 
     def __init__(self, kube: KubeApi, namespace: str, folder: Path) -> None:
-        self.kube, self.namespace, self.log = kube, namespace, folder / "operator.log"
-        self._port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(kube.kubeconfig, folder / "operator.log", f"--namespace={namespace}")
+        self.kube, self.namespace = kube, namespace
 
     def start(self) -> None:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self._port = one.getsockname()[1]
-        command = [sys.executable, "-m", "rl_operator", f"--namespace={self.namespace}"]
-        command += [f"--metrics-listen=127.0.0.1:{self._port}", "--health-listen=127.0.0.1:0"]
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                env=os.environ | {"KUBECONFIG": str(self.kube.kubeconfig)},
-                stdout=output,
-                stderr=output,
-            )
-        self.until(lambda: self._answer("/metrics").find("rltrain_operator_leader 1.0") >= 0, "it starts")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(20)
-
-    def signal(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def until(self, condition: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert self.process is not None
-            assert self.process.poll() is None, f"the operator ended:\n{self.log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"{what}: not in time\n{self.log.read_text()[-3000:]}"
-            time.sleep(0.1)
-        return found
-
-    def _answer(self, path: str) -> str:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(f"http://127.0.0.1:{self._port}{path}", timeout=5) as answer:
-                return str(answer.read().decode())
-        except OSError:
-            return ""
-
-    def _sum(self, pattern: str) -> int:
-        return int(sum(map(float, re.findall(rf"^{pattern} (\S+)$", self._answer("/metrics"), re.MULTILINE))))
-
-    @property
-    def writes(self) -> int:
-        """Writes since it was started."""
-        return self._sum(rf'rltrain_operator_api_calls_total{{.*verb="(?:{"|".join(WRITES)})".*}}')
-
-    @property
-    def looks(self) -> int:
-        """Looks at runs since it was started."""
-        return self._sum("rltrain_operator_reconcile_seconds_count")
-
-    @property
-    def alive(self) -> bool:
-        return self._answer("/healthz") == "ok\n"
-
-    # What is in its namespace.
+        super().start()
+        self.until_works()
 
     def apply(self, *names: str, **spec: Any) -> None:
         self.kube.apply(*(run(name, **spec) for name in names), namespace=self.namespace)
@@ -177,7 +114,7 @@ def place(kube: KubeApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 @pytest.fixture
 def operator(place: Operator) -> Iterator[Operator]:
     """It works when a test begins, and has reported nothing unexpected when it ends."""
-    if place.process is None or place.process.poll() is not None:
+    if not place.running:
         place.start()
     yield place
     assert "Traceback" not in place.log.read_text()
@@ -268,6 +205,8 @@ def test_killed_in_the_middle_it_creates_nothing_twice(operator: Operator) -> No
         found = operator.of(name)
         assert [len(found[kind]) for kind in ("RayJob", "ConfigMap", "Secret")] == [1, 1, 1], name
         assert [one["rayJob"] for one in found["RLTrainingRun"][0]["status"]["attempts"]] == [f"{name}-1"]
+        said = [one["message"] for one in found["Event"] if one["reason"] == "AttemptStarted"]
+        assert said == [f"attempt 1 begins at step 0 as {name}-1"], "said once, also by who comes after"
         jobs[name] = found["RayJob"][0]["metadata"]["uid"]
     look_again(operator)
     versions = operator.versions()
