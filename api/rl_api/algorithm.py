@@ -152,10 +152,10 @@ class DynamicSamplingSpec(Model):
     """Groups whose rewards are all equal are replaced by new ones before they are trained on."""
 
     max_refills: int = Field(
-        default=4,
-        ge=1,
+        default=0,
+        ge=0,
         description="Most groups replaced per training step, in multiples of promptsPerStep; the groups after that "
-        "are kept as they are.",
+        "are kept as they are. 0: none are replaced.",
     )
 
 
@@ -214,9 +214,8 @@ class AlgorithmSpec(Model):
     )
     kl: KlSpec = Field(default_factory=KlSpec, description="Penalty against the reference model.")
     overlong: OverlongSpec = Field(default_factory=OverlongSpec, description="Treatment of long answers.")
-    dynamic_sampling: DynamicSamplingSpec | None = Field(
-        default=None,
-        description="Replacing groups that teach nothing; null: they are trained on as they are.",
+    dynamic_sampling: DynamicSamplingSpec = Field(
+        default_factory=DynamicSamplingSpec, description="Replacing groups that teach nothing."
     )
     entropy_coefficient: float = Field(
         default=0.0, ge=0.0, description="Factor of the entropy bonus; 0: none."
@@ -267,7 +266,8 @@ def _under(
 
     `data` is as in a file, or as Python takes it (snake_case, or objects that are made already: those are whole).
     """
-    filled, added = dict(data), {}
+    filled = dict(data)
+    added: dict[str, Any] = {}
     for alias, choice in choices.items():
         name, field = next((n, f) for n, f in model.model_fields.items() if (f.alias or n) == alias)
         key = name if name in data else alias

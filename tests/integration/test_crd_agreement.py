@@ -20,7 +20,7 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
     ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}],
     ("algorithm", "importance"): [{}, {"kind": "mask", "low": 0.5}, {"low": 2}, {"high": 0.9}],
-    ("algorithm", "dynamicSampling"): [None, {}, {"maxRefills": 0}],
+    ("algorithm", "dynamicSampling"): [{}, {"maxRefills": 0}, {"maxRefills": -1}],
     ("algorithm", "overlong"): [{"buffer": 0.2, "maskTruncated": True}, {"buffer": 2}],
     ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],
     ("algorithm", "promptsPerStep"): [1, 5, 32, 33],

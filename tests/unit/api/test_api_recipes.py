@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rl_api.recipes
-from rl_api.algorithm import AlgorithmSpec
+from rl_api.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPE_GROUPS, RECIPES, recipe
 from rl_api.validation import parse_run
@@ -68,19 +68,19 @@ def test_what_the_papers_say(
     assert (chosen.loss.kind, chosen.loss.aggregation) == (kind, aggregation)
     assert (chosen.clip.low, chosen.clip.high) == clip
     assert (chosen.kl.coefficient, chosen.kl.placement) == kl
-    assert (chosen.dynamic_sampling is not None) == (chosen.overlong.buffer > 0) == (name == "dapo")
+    assert (chosen.dynamic_sampling.max_refills > 0) == (chosen.overlong.buffer > 0) == (name == "dapo")
 
 
 def test_what_the_run_says_is_above_the_recipe() -> None:
-    chosen = algorithm(name="dapo", clip={"high": 0.5}, overlong={}, dynamicSampling=None)
+    chosen = algorithm(name="dapo", clip={"high": 0.5}, overlong={}, dynamicSampling={"maxRefills": 0})
     assert (chosen.clip.low, chosen.clip.high) == (0.2, 0.5)
     assert chosen.overlong.buffer == 0.2
-    assert chosen.dynamic_sampling is None
+    assert chosen.dynamic_sampling.max_refills == 0
 
 
 def test_python_names_and_whole_objects_count_as_said() -> None:
-    chosen = AlgorithmSpec(name="dapo", dynamic_sampling=None, group_size=4)
-    assert (chosen.dynamic_sampling, chosen.group_size, chosen.clip.high) == (None, 4, 0.28)
+    chosen = AlgorithmSpec(name="dapo", dynamic_sampling=DynamicSamplingSpec(), group_size=4)
+    assert (chosen.dynamic_sampling.max_refills, chosen.group_size, chosen.clip.high) == (0, 4, 0.28)
     assert AlgorithmSpec(name="dapo", clip=AlgorithmSpec().clip).clip.high == 0.2
     assert AlgorithmSpec.model_validate(chosen) is chosen
 
