@@ -71,10 +71,11 @@ def policy_loss(
     return loss
 
 
-def advantages(name: str, batch: Batch, **settings: Any) -> Tensor:
-    """[B, T] from one reward per sequence, which verl puts on a token."""
-    token_rewards = torch.zeros_like(batch.mask)
-    token_rewards[:, 0] = batch.rewards
+def advantages(name: str, batch: Batch, token_rewards: Tensor | None = None, **settings: Any) -> Tensor:
+    """[B, T], of a reward per token, or of the batch's rewards: verl sums them over a sequence."""
+    if token_rewards is None:
+        token_rewards = torch.zeros_like(batch.mask)
+        token_rewards[:, 0] = batch.rewards
     result, _ = core_algos.get_adv_estimator_fn(name)(
         token_level_rewards=token_rewards,
         response_mask=batch.mask,
