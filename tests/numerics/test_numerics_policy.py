@@ -254,6 +254,16 @@ def test_reinforce_as_verl(batch: Batch, aggregation: str, theirs: str) -> None:
     )
 
 
+def test_gradient_of_reinforce_over_whole_answers_as_rloo_of_trl_before_an_update(batch: Batch) -> None:
+    """TRL's loss has the clipped ratio of the whole answer: 1 before the first update."""
+    _, gradient = with_gradient(
+        lambda point: ours(point, batch, "reinforce", advantages=batch.advantages, aggregation="sequenceSum"),
+        batch.old,
+    )
+    _, theirs = with_gradient(lambda point: trl_peer.rloo_loss(point, batch), batch.old)
+    agree(gradient, theirs)
+
+
 @pytest.mark.parametrize("objective", ["ppoClip", "gspo", "cispo", "reinforce"])
 @pytest.mark.parametrize(("level", "high"), [("token", 1.3), ("sequence", 100.0)])
 def test_decoupled_objectives_as_verl(batch: Batch, objective: str, level: str, high: float) -> None:

@@ -105,6 +105,34 @@ def rloo_advantages(batch: Batch, **settings: Any) -> Tensor:
     return _score(RLOOTrainer, trainer, batch)["advantages"]
 
 
+def rloo_loss(log_probs: Tensor, batch: Batch) -> Tensor:
+    """`RLOOTrainer._compute_loss`: every token of a completion counts, so the batch has no holes."""
+    trainer = SimpleNamespace(
+        accelerator=_ACCELERATOR,
+        model=SimpleNamespace(training=True),
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        beta=0.0,
+        aux_loss_enabled=False,
+        _metrics={"train": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *inputs, **more: (
+            log_probs,
+            torch.zeros_like(log_probs),
+            None,
+        ),
+    )
+    prompt = torch.zeros(len(batch.mask), 1, dtype=torch.long)
+    inputs = {
+        "prompt_ids": prompt,
+        "prompt_mask": prompt,
+        "completion_ids": torch.zeros_like(batch.mask, dtype=torch.long),
+        "completion_mask": batch.mask,
+        "old_logps": (batch.old * batch.mask).sum(dim=1),
+        "advantages": batch.advantages,
+    }
+    return RLOOTrainer._compute_loss(trainer, None, inputs)
+
+
 def _scoring(config: GRPOConfig | RLOOConfig, batch: Batch) -> SimpleNamespace:
     rows, tokens = batch.mask.shape
     completions = (
