@@ -155,6 +155,7 @@ class Session:
                 on_full=spec.buffer.on_full,
                 samplers=placement.samplers,
                 steps_per_version=spec.weight_sync.every_steps,
+                max_refills=spec.algorithm.dynamic_sampling.max_refills * spec.algorithm.prompts_per_step,
             ),
             **placement.reservation.options("buffer"),
         )

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rl_api.errors import RLTrainError
-from rl_trainer.channel.groups import BufferConfig, GroupMeta
+from rl_trainer.channel.groups import BufferConfig, GroupMeta, PutResult
 from rl_trainer.channel.state import BufferState
 
 
@@ -183,6 +183,55 @@ def test_dropping_returns_the_budget_and_counts_the_reason():
     assert not state.drop(0, 0, "reward_error")
     assert ids(state.acquire(0, 9)) == [2]
     assert state.drops == {"reward_error": 1}
+
+
+def flat(group_id, version=0):
+    return GroupMeta(group_id, [1.0, 1.0], [3, 4], version, version)
+
+
+def test_a_group_without_variance_is_replaced_by_a_new_one():
+    state = make(max_refills=4)
+    assert ids(state.acquire(0, 9)) == [0, 1]
+    assert state.put(0, flat(0), b"") == PutResult(False, "zero_variance")
+    assert state.put(0, meta(1), b"").accepted
+    assert state.take() is None
+    assert ids(state.acquire(0, 9)) == [2]
+    state.put(0, meta(2), b"")
+    assert batch_ids(state) == [1, 2]
+    assert state.drops == {"zero_variance": 1}
+    assert state.put(0, flat(0), b"") == PutResult(False, "duplicate")
+
+
+def test_refills_are_bounded_per_batch_and_then_groups_are_kept_as_they_are():
+    state = make(max_refills=1)
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [False, True]
+    assert ids(state.acquire(0, 9)) == [2]
+    assert state.put(0, flat(2), b"").accepted
+    assert batch_ids(state) == [1, 2]
+    state.commit()
+    state.publish(1)
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group, 1), b"").accepted for group in (3, 4)] == [False, True]
+    assert state.drops == {"zero_variance": 2}
+
+
+def test_without_refills_every_group_is_kept():
+    state = make()
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [True, True]
+
+
+def test_a_restored_buffer_knows_its_refills():
+    state = make(max_refills=1, max_staleness=1)
+    state.acquire(0, 9)
+    state.put(0, flat(0), b"")
+    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), []
+    new = BufferState.restore(state.config, saved, payloads)
+    new.register(0)
+    first, *_ = new.acquire(0, 9)
+    assert first.group_id == 1
+    assert new.put(0, flat(1), b"").accepted
 
 
 def test_drop_of_a_ticket_that_was_given_back():

@@ -1,8 +1,9 @@
-"""Group advantages by hand, against verl's numbers, and their properties."""
+"""Advantages by hand, against verl's numbers, and their properties."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_api.errors import RewardError
-from rl_trainer.learner.advantages import group_advantages
+from rl_trainer.learner.advantages import (
+    batch_normalized_advantages,
+    group_advantages,
+    reward_stats,
+    zero_variance,
+)
 
 
 def test_by_hand() -> None:
@@ -37,11 +43,88 @@ def test_agrees_with_verl() -> None:
     assert (stats.zero_variance_groups, stats.singleton_groups) == (0, 0)
 
 
-def test_zero_variance_and_singletons_are_zero_and_counted() -> None:
-    rewards = [5.0, 5.0, 5.0, 0.7, -5.0, 1.0, 0.0]
+@pytest.mark.parametrize(
+    ("estimator", "by_std", "expected"),
+    [
+        # Rewards 1, 0, 2 (and a pair 3, 3): mean 1, unbiased std 1.
+        ("groupMean", False, [0.0, -1.0, 1.0]),
+        ("groupMean", True, [0.0, -1.0, 1.0]),
+        # Means of the others: 1, 1.5, 0.5.
+        ("leaveOneOut", False, [0.0, -1.5, 1.5]),
+        ("leaveOneOut", True, [0.0, -1.5, 1.5]),
+        ("maxRl", False, [0.0, -1.0, 1.0]),
+    ],
+)
+def test_estimators(estimator: Any, by_std: bool, expected: list[float]) -> None:
+    advantages, stats = group_advantages(
+        [1.0, 0.0, 2.0, 3.0, 3.0],
+        list("aaabb"),
+        estimator=estimator,
+        normalize_by_std=by_std,
+        epsilon=0.0,
+    )
+    assert advantages.tolist() == pytest.approx([*expected, 0.0, 0.0])
+    assert stats.zero_variance_groups == 1
+
+
+def test_estimators_with_another_scale() -> None:
+    """Rewards 1, 0, 0, 0: mean 1/4, std 1/2; the others' means 0 and 1/3. maxRl: 3 and -1, the rarer the more."""
+    rewards, ids = [1.0, 0.0, 0.0, 0.0], [0] * 4
+
+    def first(**choices: Any) -> list[float]:
+        return group_advantages(rewards, ids, epsilon=0.0, **choices)[0][:2].tolist()
+
+    assert first() == pytest.approx([1.5, -0.5])
+    assert first(estimator="leaveOneOut", normalize_by_std=False) == pytest.approx([1.0, -1 / 3])
+    assert first(estimator="leaveOneOut") == pytest.approx([2.0, -2 / 3])
+    assert first(estimator="maxRl") == pytest.approx([3.0, -1.0])
+    assert group_advantages(rewards, ids, estimator="maxRl", epsilon=0.25)[0][0] == pytest.approx(1.5)
+
+
+def test_max_rl_needs_rewards_that_are_not_negative() -> None:
+    with pytest.raises(RewardError, match=r"a reward of -1, allowed .* rewards >= 0"):
+        group_advantages([1.0, -1.0], [0, 0], estimator="maxRl")
+
+
+def test_batch_normalized() -> None:
+    """Returns 1, 1 | 0, 0, 3: over tokens mean 1, unbiased variance (0 + 0 + 1 + 1 + 4) / 4 = 1.5."""
+    found = batch_normalized_advantages([np.array([1.0, 1.0]), np.array([0.0, 0.0, 3.0])], epsilon=0.0)
+    scale = 1.5**0.5
+    assert found[0].tolist() == pytest.approx([0.0, 0.0])
+    assert found[1].tolist() == pytest.approx([-1 / scale, -1 / scale, 2 / scale])
+    with_epsilon = batch_normalized_advantages([np.array([0.0, 2.0])], epsilon=1.0)[0]
+    assert with_epsilon.tolist() == pytest.approx([-1 / (2**0.5 + 1), 1 / (2**0.5 + 1)])
+
+
+def test_a_batch_without_variance_is_zero() -> None:
+    parts = [np.array([0.3, 0.1 + 0.2]), np.array([0.3])]
+    assert [part.tolist() for part in batch_normalized_advantages(parts, epsilon=0.0)] == [[0.0, 0.0], [0.0]]
+    assert batch_normalized_advantages([]) == []
+    assert batch_normalized_advantages([np.array([2.0])])[0].tolist() == [0.0]
+
+
+def test_zero_variance() -> None:
+    assert zero_variance([0.3, 0.1 + 0.2])
+    assert not zero_variance([1.0])
+    assert not zero_variance([])
+    assert not zero_variance([0.0, 1e-9])
+
+
+def test_reward_stats() -> None:
+    stats = reward_stats([1.0, 0.0, 2.0], ["a", "a", "b"])
+    assert (stats.samples, stats.groups, stats.singleton_groups, stats.reward_mean) == (3, 2, 1, 1.0)
+    with pytest.raises(RewardError, match="sample 0"):
+        reward_stats([math.nan], [0])
+
+
+@pytest.mark.parametrize("estimator", ["groupMean", "leaveOneOut", "maxRl"])
+def test_zero_variance_and_singletons_are_zero_and_counted(estimator: Any) -> None:
+    rewards = [5.0, 5.0, 5.0, 0.7, 5.0, 1.0, 0.0]
     ids = [0, 0, 0, 1, 2, 3, 3]
     for normalize in (True, False):
-        advantages, stats = group_advantages(rewards, ids, normalize_by_std=normalize, epsilon=0.0)
+        advantages, stats = group_advantages(
+            rewards, ids, estimator=estimator, normalize_by_std=normalize, epsilon=0.0
+        )
         assert advantages[:5].tolist() == [0.0] * 5
         assert np.abs(advantages[5:]).min() > 0
         assert (stats.zero_variance_groups, stats.singleton_groups, stats.groups) == (1, 2, 4)
@@ -74,6 +157,8 @@ def test_rewards_too_large_for_float32_are_refused() -> None:
 def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="2 rewards but 1 group ids"):
         group_advantages([1.0, 2.0], [0])
+    with pytest.raises(ValueError, match="groupMean, leaveOneOut or maxRl"):
+        group_advantages([1.0, 2.0], [0, 0], estimator="mean")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epsilon"):
         group_advantages([1.0, 2.0], [0, 0], epsilon=-1.0)
 

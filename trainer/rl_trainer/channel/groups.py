@@ -12,7 +12,10 @@ from rl_trainer.channel.policies import OnFull, Order
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What a buffer is made with (the contract's defaults); `samplers` will register, more may."""
+    """What a buffer is made with (the contract's defaults); `samplers` will register, more may.
+
+    `max_refills`: most groups per batch that are refused because their rewards are all equal.
+    """
 
     groups_per_step: int
     capacity: int = 256
@@ -21,6 +24,7 @@ class BufferConfig:
     on_full: OnFull = "block"
     samplers: int = 1
     steps_per_version: int = 1
+    max_refills: int = 0
     alarm_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -70,7 +74,7 @@ class TakenGroup:
 
 @dataclass(frozen=True)
 class PutResult:
-    """What became of a `put`: `accepted`, or the reason it was not (`duplicate`, `late`, `rejected`)."""
+    """What became of a `put`: `accepted`, or the reason it was not (`duplicate`, `late`, `zero_variance`, `rejected`)."""
 
     accepted: bool
     reason: str | None = None

@@ -11,6 +11,8 @@ The life of a group::
 
 A group id is the index of its prompt, which is the prompt cursor: ids are handed out 0, 1, 2, ... and each is
 committed or dropped exactly once. `take` leases a batch and gives the same one again until `commit`.
+Groups whose rewards are all equal are refused while the batch to come has refills left (DAPO's dynamic sampling): they
+count as dropped, their budget returns, and so another group is started in their place.
 Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run with the
 same samplers is the same. One that joins later takes its share of the ids that are not assigned yet.
 """
@@ -28,6 +30,7 @@ from rl_trainer.channel.admission import ReadyEntry, keeps_bound, may_start, sel
 from rl_trainer.channel.groups import BufferConfig, GroupMeta, PutResult, TakenGroup, Ticket
 from rl_trainer.channel.metering import FillAlarm, RateMeter, WaitMeter
 from rl_trainer.channel.policies import OrderedStore, on_arrival
+from rl_trainer.learner.advantages import zero_variance
 
 SNAPSHOT_FORMAT = 1
 
@@ -57,6 +60,7 @@ class BufferState:
         self.shares = list(range(config.samplers))  # all that ever had one, in order
         self.counts: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
+        self.refills = 0  # since the last batch was taken
         self.max_staleness_seen = 0
         self.in_meter, self.out_meter = RateMeter(), RateMeter()
         self.producer_wait, self.consumer_wait = WaitMeter(), WaitMeter()
@@ -187,6 +191,10 @@ class BufferState:
         self._forget_ticket(group_id)
         self.in_meter.add(now)
         self.counts["put"] += 1
+        if self.refills < self.config.max_refills and zero_variance(meta.rewards):
+            self.refills += 1
+            self.drops["zero_variance"] += 1
+            return PutResult(False, "zero_variance")
         dropped: list[int] = []
         while True:
             verdict = on_arrival(self.config.on_full, len(self.ready), self.config.capacity)
@@ -232,6 +240,7 @@ class BufferState:
             )
             if chosen is None:
                 return None
+            self.refills = 0
             trained_at = self.step // self.config.steps_per_version
             self.leased = [self.ready.remove(group_id).value for group_id in chosen]
             self.out_meter.add(now, len(chosen))
@@ -315,6 +324,7 @@ class BufferState:
             "ready": [{"version": r.version, "meta": asdict(r.meta)} for r in kept],
             "counts": dict(self.counts),
             "drops": dict(self.drops),
+            "refills": self.refills,
             "max_staleness_seen": self.max_staleness_seen,
         }
         return state, [r.payload for r in kept]
@@ -342,6 +352,7 @@ class BufferState:
             meta = GroupMeta(**saved["meta"])
             new.ready.push(meta.group_id, _Ready(meta, saved["version"], payload), priority=meta.priority)
         new.counts, new.drops = Counter(state["counts"]), Counter(state["drops"])
+        new.refills = state.get("refills", 0)
         new.max_staleness_seen = state["max_staleness_seen"]
         if not keeps_bound(new._outstanding_versions(), **new._bound()):
             raise RLTrainError(
