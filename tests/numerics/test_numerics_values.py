@@ -13,7 +13,13 @@ from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.value_loss import clipped_value_loss
 
 DISCOUNTS = [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)]
-AGGREGATIONS = [("tokenMean", "token-mean"), ("sequenceMean", "seq-mean-token-mean")]
+HORIZON = 50
+AGGREGATIONS = [
+    ("tokenMean", "token-mean"),
+    ("sequenceMean", "seq-mean-token-mean"),
+    ("sequenceSum", "seq-mean-token-sum"),
+    ("constant", "seq-mean-token-sum-norm"),
+]
 
 
 @pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)
@@ -71,7 +77,7 @@ def test_whitening_as_verl(batch: Batch, shift_mean: bool) -> None:
 def test_clipped_value_loss_as_verl(batch: Batch, aggregation: str, theirs: str) -> None:
     same_function(
         lambda values: our_loss(values, batch, 0.2, aggregation),
-        lambda values: verl_peer.value_loss(values, batch, 0.2, theirs),
+        lambda values: verl_peer.value_loss(values, batch, 0.2, theirs, HORIZON),
         batch.values,
     )
 
@@ -90,7 +96,7 @@ def test_value_loss_as_openrlhf(
 
 
 def our_loss(values: torch.Tensor, batch: Batch, clip: float | None, aggregation: str) -> torch.Tensor:
-    denominators = LossDenominators.from_lengths(batch.lengths)
+    denominators = LossDenominators.from_lengths(batch.lengths, HORIZON)
     return clipped_value_loss(
         values, batch.old_values, batch.returns, batch.mask, denominators, clip=clip, aggregation=aggregation
     ).loss

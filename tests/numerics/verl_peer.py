@@ -136,9 +136,15 @@ def overlong_penalties(lengths: list[int], limit: int, buffer: int, factor: floa
     return manager(data).sum(dim=1).double()
 
 
-def value_loss(values: Tensor, batch: Batch, clip: float, aggregation: str) -> Tensor:
+def value_loss(values: Tensor, batch: Batch, clip: float, aggregation: str, horizon: int) -> Tensor:
     return core_algos.compute_value_loss(
-        values, batch.returns, batch.old_values, batch.mask, clip, loss_agg_mode=aggregation
+        values,
+        batch.returns,
+        batch.old_values,
+        batch.mask,
+        clip,
+        loss_agg_mode=aggregation,
+        loss_scale_factor=horizon,
     )[0]
 
 
