@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_operator.api import version_of
+from rl_operator.applied import with_nulls
 from rl_operator.render.names import KIND, RUN_LABEL, Manifest
 from rl_operator.scaling import SamplerGroup, parse_group
 from rl_operator.world import Live, Pod, Ray, parse_live, parse_pod, parse_ray, parse_time
@@ -201,8 +202,10 @@ def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | No
         return parse_live(document) if _owner(document) else None
     metadata = dict(document["metadata"])
     metadata.pop("managedFields", None)
-    metadata.pop("annotations", None)
-    return {**document, "metadata": metadata}
+    annotations = metadata.pop("annotations", None) or {}
+    if kind != KIND:
+        return {**document, "metadata": metadata}
+    return {**document, "metadata": metadata, "spec": with_nulls(document.get("spec"), annotations)}
 
 
 def created(document: Manifest) -> Any:

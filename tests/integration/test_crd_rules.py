@@ -176,6 +176,20 @@ def test_null_is_taken_where_it_means_something(kube: KubeApi, namespace: str) -
     assert spec["image"] is None
 
 
+def test_null_stays_null_when_it_is_applied_again(kube: KubeApi) -> None:
+    """Server-side; what client-side apply loses, tests/integration/test_operator_loop.py shows."""
+    namespace = kube.new_namespace("crd-null")
+    document = json.loads(json.dumps(RUN))
+    document["spec"]["checkpoint"] = None
+    for note in ("first", "first", "second"):
+        document["metadata"]["annotations"] = {"example.com/note": note}
+        scope = ("apply", "--server-side", f"--namespace={namespace}", "-f", "-")
+        kube.kubectl(*scope, stdin=dump_yaml(document))
+        spec = kube.get("rlrun", "run", "-n", namespace)["spec"]
+        assert "checkpoint" in spec
+        assert spec["checkpoint"] is None
+
+
 def test_a_service_is_refused_until_there_is_one(kube: KubeApi, namespace: str) -> None:
     document = json.loads(json.dumps(RUN))
     document["spec"]["workload"] = "Service"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube import KubeApi
 from kubernetes.aio import client, config
 from operator_process import OperatorProcess
@@ -386,6 +387,31 @@ def test_a_status_that_somebody_else_wrote_in_between(kube: KubeApi, namespace: 
             await controller.api.close()
 
     asyncio.run(work())
+
+
+def test_no_checkpoints_is_kept_though_kubectl_forgets_it(kube: KubeApi, namespace: str) -> None:
+    document = run("forgetful", checkpoint=None)
+    del document["spec"]["profile"]
+    for note in ("first", "second"):
+        document["metadata"]["annotations"] = {"example.com/note": note}
+        kube.apply(document, namespace=namespace)
+    stored = kube.get("rlrun", "forgetful", "-n", namespace)
+    assert "checkpoint" not in stored["spec"], "kubectl apply keeps a null: rl_operator.applied can go"
+
+    async def work() -> None:
+        controller = await primed(kube, namespace)
+        try:
+            await look(controller)
+        finally:
+            await controller.api.close()
+
+    asyncio.run(work())
+    (config,) = (
+        item
+        for item in kube.get("configmaps", "-n", namespace)["items"]
+        if item["metadata"]["name"] == "forgetful-1"
+    )
+    assert yaml.safe_load(config["data"]["run.yaml"])["spec"]["checkpoint"] is None
 
 
 def test_of_two_operators_one_leads(kube: KubeApi, namespace: str) -> None:
