@@ -46,6 +46,12 @@ class RewardError(RLTrainError):
     exit_code = 3
 
 
+class ObjectiveError(RLTrainError):
+    """The user's own objective raised, or returned something else than one loss per token."""
+
+    exit_code = 3
+
+
 class RunFolderBusy(RLTrainError):
     """Another process is training in this run folder, or it holds a run that `--resume` was not asked for."""
 

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("local_ray")
         ("sampler.engine=vllm", ["spec.sampler.engine", "found vllm", "torch"]),
         ("task.file=nothing.jsonl", ["nothing.jsonl", "beside the run file"]),
         ("task.rewards=[{rule: function, function: moody_reward:prize}]", ["moody_reward", "prize"]),
+        ("algorithm.name=gprs", ["spec.algorithm.name", "'gprs'", "grpo", "module:function"]),
+        ("algorithm.name=moody_reward:loss", ["algorithm.name", "moody_reward has no 'loss'"]),
     ],
 )
 def test_a_wrong_field_is_named_and_nothing_is_made(tmp_path: Path, override: str, parts: Sequence[str]):

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from rl_api import RLTrainingRun, RunSpec, validate_files
+from rl_api.recipes import RECIPES, recipe
 from rl_trainer.cli import _parser
 from rl_trainer.report.charts import SECTIONS
 from rl_trainer.report.metrics import FIELDS
@@ -24,7 +25,14 @@ TRAINER = ROOT / "trainer" / "rl_trainer"
 OPERATOR = ROOT / "operator" / "rl_operator"
 
 PAGES = [
-    ROOT / name for name in ("README.md", "docs/architecture.md", "docs/training.md", "examples/README.md")
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/architecture.md",
+        "docs/training.md",
+        "docs/algorithms.md",
+        "examples/README.md",
+    )
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
@@ -92,6 +100,20 @@ def test_every_module_is_on_the_architecture_page() -> None:
     modules += [path.name for path in OPERATOR.glob("*.py") if not path.stem.startswith("__")]
     packages = [path.parent.name for path in TRAINER.glob("*/__init__.py")]
     assert [name for name in sorted(modules + packages) if name not in words] == []
+
+
+def test_the_table_of_recipes_is_theirs() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text_of(ROOT / "docs/algorithms.md").splitlines()
+        if line.startswith("|")
+    ]
+    head = next(row for row in rows if "`grpo`" in row)
+    assert {name.strip("`") for name in head[1:]} == set(RECIPES)
+    for field in ("advantage.estimator", "loss.kind", "loss.aggregation"):
+        group, name = field.split(".")
+        (row,) = [row for row in rows if row[0] == f"`{field}`"]
+        assert row[1:] == [recipe(title.strip("`"))[group][name] for title in head[1:]]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from rl_api import RunSpec
+from rl_api.recipes import RECIPES
 from rl_trainer.learner.batch import Sample, collate
 from rl_trainer.learner.learner import Learner, MiniBatch
 from rl_trainer.learner.losses import LossDenominators
@@ -162,6 +164,73 @@ def test_ratio_bound_leaves_out_the_remaining_mini_batches(folder: Path):
     assert loose.optimizer_steps == 6
     assert tight.stopped_early > 0
     assert tight.optimizer_steps + tight.stopped_early == 6
+
+
+def test_collate_takes_advantages_and_ages_of_tokens():
+    mask = np.array([False, True, False, True])
+    tokens, log_probs = np.array([5, 6, 7, 8], np.int32), np.array([-1.0, -2.0], np.float32)
+    one = Sample(tokens, mask, log_probs, np.array([0.5, 0.25]), np.array([3, 0], np.int32))
+    other = Sample(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
+    batch = collate([one, other])
+    assert batch.advantages.tolist() == [0.5, 0.25, -1.0]
+    assert batch.staleness is not None
+    assert batch.staleness.tolist() == [3, 0, 0]
+    assert collate([other]).staleness is None
+
+
+def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
+    batch = samples(7)
+    batch.append(Sample(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32)))
+    learner = Learner(folder, spec(kl={"coefficient": 0.1, "placement": "reward", "estimator": "k3"}))
+    learner.start_reinforcement()
+    assert all(not part.any() for part in learner.token_kl(batch))  # the policy is the reference still
+    learner.supervise(batch[:7], denominators(batch[:7]), 1e-2)
+    values = learner.token_kl(batch)
+    assert [len(part) for part in values] == [int(sample.sampled.sum()) for sample in batch]
+    assert values[7].tolist() == [0.0]
+    as_loss = Learner(folder, spec(kl={"coefficient": 0.1}))
+    as_loss.reference, as_loss.model = learner.reference, learner.model
+    measured = as_loss.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics["kl"]
+    assert np.concatenate(values[:7]).mean() == pytest.approx(measured, rel=1e-5)
+    assert "kl" not in learner.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics
+
+
+def test_the_interpolated_policy_saves_the_pass_before_the_first_update(folder: Path):
+    batch = [replace(one, staleness=np.ones(len(one.log_probs), np.int32)) for one in samples(4)]
+    parts = [MiniBatch(batch[:2], denominators(batch[:2])), MiniBatch(batch[2:], denominators(batch[2:]))]
+    passes = []
+    for proximal in ("recomputed", "interpolated"):
+        learner = Learner(folder, spec(loss={"proximal": proximal}))
+        compute, counted = learner._log_probs, []
+        learner._log_probs = lambda *args, c=compute, n=counted: (n.append(1), c(*args))[1]  # type: ignore[method-assign]
+        result = learner.update(parts)
+        passes.append(len(counted))
+        assert result.optimizer_steps == 2
+    assert passes == [4, 2]
+    # Half-way between sampler and policy: the ratio is not 1, even on the first mini-batch.
+    assert result.metrics["ratio_mean"] != pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", [{"name": name} for name in RECIPES] + [{"loss": {"kind": "dppo"}}])
+def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
+    folder: Path, algorithm: dict[str, object]
+):
+    batch = [replace(one, advantage=1.0 if index % 2 else -1.0) for index, one in enumerate(samples(8))]
+    run = spec(**algorithm)
+    learner = Learner(folder, run)
+    learner.start_reinforcement()
+    micro = collate(batch)
+    with torch.no_grad():
+        own = learner._log_probs(learner.model, micro, 1.0)[0]
+    counts = np.cumsum([len(one.log_probs) for one in batch])[:-1]
+    batch = [
+        replace(one, log_probs=part) for one, part in zip(batch, np.split(own.numpy(), counts), strict=True)
+    ]
+    lengths = [len(one.log_probs) for one in batch]
+    learner.update([MiniBatch(batch, LossDenominators.from_lengths(lengths, run.sampler.max_new_tokens))])
+    with torch.no_grad():
+        change = learner._log_probs(learner.model, micro, 1.0)[0] - own
+    assert (change * micro.advantages).sum() > 0
 
 
 def test_kl_is_measured_against_the_policy_that_reinforcement_started_from(folder: Path):

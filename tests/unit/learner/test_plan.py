@@ -41,6 +41,18 @@ def test_denominators_are_of_the_whole_mini_batch_whatever_the_ranks(lengths: li
     assert len(plan.ranks) == ranks
 
 
+def test_who_is_left_out_is_trained_nowhere_and_in_no_denominator():
+    advantages = [1.0, 2.0, np.array([3.0, 4.0]), 5.0]
+    lengths, sampled = [[5, 6], [7, 8]], [[3, 4], [2, 6]]
+    (plan,) = plan_update(lengths, sampled, advantages, ranks=2, left_out=[[False, True], [False, False]])
+    members = sorted((m.group, m.member) for rank in plan.ranks for m in rank)
+    assert members == [(0, 0), (1, 0), (1, 1)]
+    assert plan.denominators == LossDenominators(3 + 2 + 6, 3)
+    found = {(m.group, m.member): m.advantage for rank in plan.ranks for m in rank}
+    assert found[0, 0] == 1.0
+    assert found[1, 0] is advantages[2]
+
+
 def test_the_seed_gives_the_cut():
     lengths = [[4, 4]] * 8
     advantages = [0.0] * 16

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_api.errors import ObjectiveError
 from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.losses import LossDenominators, PolicyLossConfig, policy_loss
 from rl_trainer.learner.policy_losses import LossInputs, ppo_clip, token_losses
@@ -255,7 +256,7 @@ def test_a_users_objective_gets_everything_and_is_summed_like_the_others() -> No
 @pytest.mark.parametrize("returned", [torch.zeros(()), torch.zeros(3), 1.0, None])
 def test_a_users_objective_that_returns_something_else_is_named(returned: Any) -> None:
     config = PolicyLossConfig(importance=OFF, user_objective=lambda inputs: returned)
-    with pytest.raises(ValueError, match=r"user's objective returned .* one loss per token, \(2,\)"):
+    with pytest.raises(ObjectiveError, match=r"the function returned .* one loss per token, here \(2,\)"):
         policy_loss(torch.zeros(2), torch.zeros(2), torch.ones(2), ONE, config)
 
 

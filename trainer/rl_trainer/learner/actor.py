@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_api import RunSpec
+from rl_api.errors import ObjectiveError
 from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import fetch_payloads
 from rl_trainer.channel.payload import Trajectory, unpack_group
@@ -28,11 +29,11 @@ from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
 from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
-from rl_trainer.learner.policy_losses import UserObjective
+from rl_trainer.learner.policy_losses import LossInputs, UserObjective
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.report.timeline import Span, SpanRecorder
-from rl_trainer.tasks.functions import load_function
+from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
@@ -308,9 +309,27 @@ class Learners:
 
 
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
-    """The user's objective where `algorithm.name` is module:function; raises TaskError where there is no such thing."""
+    """The user's objective where `algorithm.name` is module:function; what it raises becomes an ObjectiveError.
+
+    Raises:
+        TaskError: there is no such function.
+    """
     name = spec.algorithm.own_objective
-    return None if name is None else load_function(name, search, "algorithm.name")
+    if name is None:
+        return None
+    function = load_function(name, search, "algorithm.name")
+    file = file_of(function)
+
+    def guarded(inputs: LossInputs) -> Tensor:
+        try:
+            loss: Tensor = function(inputs)
+        except Exception as error:
+            raise ObjectiveError(
+                f"algorithm.name: {name} raised {type(error).__name__}: {error} ({line_of(error, file)})"
+            ) from error
+        return loss
+
+    return guarded
 
 
 def constant_length(spec: RunSpec) -> int | None:

@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rl_api.errors import ObjectiveError
 from rl_trainer.learner.importance import (
     ImportanceConfig,
     importance_ratios,
@@ -266,6 +267,7 @@ def policy_loss(
 
     Raises:
         ValueError: something the configuration needs was not given.
+        ObjectiveError: the user's objective returned something else than token losses.
     """
     _check_given(config, sampler_log_probs, reference_log_probs, entropy, staleness)
     trained = mask != 0
@@ -359,8 +361,8 @@ def _token_losses(inputs: LossInputs, config: PolicyLossConfig) -> TokenLosses:
     loss = config.user_objective(inputs)
     if not isinstance(loss, Tensor) or loss.shape != inputs.log_probs.shape:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"the user's objective returned {found}, must be a tensor of one loss per token, "
+        raise ObjectiveError(
+            f"algorithm.name: the function returned {found}, allowed: a tensor of one loss per token, here "
             f"{tuple(inputs.log_probs.shape)}"
         )
     # What is outside the mask is nobody's loss, and 0 * NaN is NaN.

@@ -71,7 +71,8 @@ def what_was_trained(run: Mapping[str, Any], seed: int | None) -> str:
         " ".join(str(task[key]) for key in ("environment", "name", "file") if task.get(key)),
     ]
     if algorithm:
-        name = str(algorithm.get("name", "grpo")).upper()
+        name = str(algorithm.get("name", "grpo"))
+        name = name if ":" in name else name.upper().replace("_", " ")
         prompts, group = algorithm.get("promptsPerStep"), algorithm.get("groupSize")
         parts.append(f"{name}, {prompts} prompts \u00d7 {group} answers" if prompts and group else name)
     actors = [

@@ -1,0 +1,89 @@
+"""Every recipe and a user's own objective train from the model to the summary."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from training_runs import PROMPTS, RunFiles
+
+from rl_api.recipes import RECIPES
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+OBJECTIVES = """
+def plain(inputs):
+    return -inputs.advantages * inputs.log_probs
+
+def broken(inputs):
+    raise RuntimeError("not today")
+
+def mean(inputs):
+    return (-inputs.advantages * inputs.log_probs).mean()
+"""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains(tmp_path: Path, name: str):
+    files = RunFiles(tmp_path, algorithm={"name": name, "miniBatches": 2}, stop={"maxSteps": 2})
+    files.run().assert_well()
+    assert [record.step for record in files.steps] == [1, 2]
+    assert all(math.isfinite(record.loss) for record in files.steps)
+    assert files.steps[0].grad_norm > 0  # the rewards of the second step may all be equal
+    assert all(math.isfinite(record.kl) == (name in ("rloo", "reinforce_pp")) for record in files.steps)
+
+
+def test_groups_without_variance_are_refilled_up_to_the_bound(tmp_path: Path):
+    """A reward that is the same for all: every batch refuses 2 * 4 groups, and then takes what comes."""
+    files = RunFiles(
+        tmp_path,
+        task={"rewards": [{"rule": "regex", "pattern": "no such text at all"}]},
+        algorithm={"dynamicSampling": {"maxRefills": 2}},
+        stop={"maxSteps": 2},
+    )
+    files.run().assert_well()
+    assert [record.groups_dropped for record in files.steps] == [
+        {"zero_variance": 2 * PROMPTS},
+        {"zero_variance": 4 * PROMPTS},
+    ]
+    assert files.summary["groups_dropped"] == {"zero_variance": 4 * PROMPTS}
+    assert files.summary["zero_variance_groups"] == files.summary["groups_trained"] == 2 * PROMPTS
+    files.assert_nothing_lost_or_twice()
+
+
+def test_answers_that_were_cut_off_are_left_out(tmp_path: Path):
+    """With 1 new token nearly all are: what is trained on is less than what was sampled."""
+    cut = {"sampler": {"maxNewTokens": 1}, "stop": {"maxSteps": 1}}
+    files = RunFiles(tmp_path, algorithm={"overlong": {"maskTruncated": True}}, **cut)
+    files.run().assert_well()
+    (record,) = files.steps
+    assert record.truncated_fraction > 0.5
+    assert math.isfinite(record.loss)
+
+
+def test_an_own_objective_is_the_loss(tmp_path: Path):
+    """The same formula by name and as a function: the same weights, bit by bit."""
+    weights = []
+    for number, algorithm in enumerate(({"loss": {"kind": "reinforce"}}, {"name": "my_loss:plain"})):
+        files = RunFiles(tmp_path / str(number), algorithm=algorithm, stop={"maxSteps": 2})
+        (files.folder / "my_loss.py").write_text(OBJECTIVES)
+        files.run().assert_well()
+        weights.append(files.weights)
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        ("broken", ["my_loss:broken raised RuntimeError: not today", "my_loss.py:6"]),
+        ("mean", ["the function returned ()", "one loss per token"]),
+    ],
+)
+def test_an_own_objective_that_fails_is_a_sentence(tmp_path: Path, function: str, parts: list[str]):
+    files = RunFiles(tmp_path, algorithm={"name": f"my_loss:{function}"}, stop={"maxSteps": 1})
+    (tmp_path / "my_loss.py").write_text(OBJECTIVES)
+    outcome = files.run()
+    assert outcome.code == 3, outcome
+    for part in ("algorithm.name", *parts):
+        assert part in outcome.sentence
