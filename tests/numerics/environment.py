@@ -1,8 +1,8 @@
 """Runs the comparison with peers in an environment of their own: environment.py [PYTEST-ARGUMENT...].
 
-Made on first use (bench/.venv-numerics). Installed of verl and OpenRLHF is what the files compared import: their
-requirements of other PyTorch and transformers versions are overridden, and what needs a GPU compiler, or serves other
-parts of them, is left out. Our own code is not installed but found where it is.
+Made on first use (bench/.venv-numerics), with versions of constraints.txt. Installed of verl and OpenRLHF is what the
+files compared import: their requirements of other PyTorch and transformers versions are overridden, and what needs a GPU
+compiler, or serves other parts of them, is left out. Our own code is not installed but found where it is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,9 @@ sys.path.insert(0, str(ROOT / "bench"))
 from peers import PeerError, environment  # noqa: E402  (the benchmarks' way to install a peer)
 
 PEERS = ("verl==0.9.1", "trl==1.16.0", "openrlhf==0.11.2")
-TOOLS = (
-    "torch==2.13.0",
-    "transformers==5.19.0",
-    "pydantic==2.14.3",
-    "pytest==9.2.0",
-    "pytest-timeout==2.4.0",
-)
-PINNED = ("numpy==2.4.6", "ray==2.60.0", "torch==2.13.0", "transformers==5.19.0")
+TOOLS = ("torch", "transformers", "pydantic", "rich", "pytest", "pytest-timeout")
+CONSTRAINED = (*TOOLS, "numpy", "ray")  # versions of constraints.txt
+PINNED = ("accelerate==1.15.0", "datasets==5.2.0", "tensordict==0.10.0")
 # fmt: off
 LEFT_OUT = (
     "aiohttp", "bitsandbytes", "deepspeed", "einops", "flash-attn", "grpcio", "isort", "jsonlines", "loralib", "optimum",
@@ -35,7 +30,9 @@ LEFT_OUT = (
 
 
 def main() -> None:
-    overrides = (*PINNED, *(f"{name}; sys_platform=='never'" for name in LEFT_OUT))
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    constrained = [line for line in constraints if line.partition("==")[0] in CONSTRAINED]
+    overrides = (*constrained, *PINNED, *(f"{name}; sys_platform=='never'" for name in LEFT_OUT))
     try:
         python = environment("numerics", (*PEERS, *TOOLS), overrides)
     except PeerError as error:
