@@ -16,6 +16,7 @@ from typing import Any, Final
 from rl_operator.api import Api, ApiError, version_of
 from rl_operator.memory import Memory
 from rl_operator.observed import known_status
+from rl_operator.queueing import STOPPED
 from rl_operator.render.config import TOKEN_KEY
 from rl_operator.render.effective import Effective, Plan, plan
 from rl_operator.render.event import run_event
@@ -53,7 +54,7 @@ class Cluster:
 
     def __init__(self, api: Api, store: Store, settings: Settings) -> None:
         self.api, self.store, self.settings = api, store, settings
-        self._events: dict[str, tuple[float, list[Event]]] = {}
+        self._known_events: dict[tuple[str, str], tuple[float, list[Event]]] = {}
         self._kuberay: tuple[float, bool] | None = None
 
     def plan(self, run: Manifest, memory: Memory) -> Plan:
@@ -90,8 +91,8 @@ class Cluster:
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
-        if world.rays and not ready:
-            changes["events"] = await self._warnings(key, world)
+        if world.rays and (not ready or any(ray.suspended for ray in world.rays)):
+            changes["events"] = await self._said(key, world)
             changes["log_tail"] = await self._logs(key, world.pods, memory)
         return replace(world, **changes)
 
@@ -173,18 +174,24 @@ class Cluster:
             known = memory.claim = (now, claim, found is not None)
         return known[2]
 
-    async def _warnings(self, key: Key, world: World) -> tuple[Event, ...]:
-        """Warnings about the run's objects, newest first. One request for all runs of a namespace."""
-        now = time.monotonic()
-        known = self._events.get(key[0])
-        if known is None or now - known[0] > _EVENTS_SECONDS:
-            found, _ = await self.api.list("Event", key[0], fields="type=Warning")
-            oldest = datetime.min.replace(tzinfo=UTC)
-            events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
-            known = self._events[key[0]] = (now, events)
+    async def _said(self, key: Key, world: World) -> tuple[Event, ...]:
+        """Events about the run's objects, newest first: warnings, and why a queue has stopped them."""
+        found = await self._events(key[0], "type=Warning")
+        if any(ray.suspended for ray in world.rays):
+            found = [*found, *await self._events(key[0], f"reason={STOPPED}")]
         names = {ray.name for ray in world.rays} | {ray.cluster for ray in world.rays}
         names |= {pod.name for pod in world.pods}
-        return tuple(event for event in known[1] if event.name in names)
+        return tuple(event for event in found if event.name in names)
+
+    async def _events(self, namespace: str, fields: str) -> list[Event]:
+        """Events of a namespace, newest first. One request for all of its runs."""
+        now, oldest = time.monotonic(), datetime.min.replace(tzinfo=UTC)
+        known = self._known_events.get((namespace, fields))
+        if known is None or now - known[0] > _EVENTS_SECONDS:
+            found, _ = await self.api.list("Event", namespace, fields=fields)
+            events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
+            known = self._known_events[namespace, fields] = (now, events)
+        return known[1]
 
     async def _logs(self, key: Key, pods: Iterable[Pod], memory: Memory) -> dict[str, str]:
         """Last log lines of containers that crash again and again, read once per crash."""

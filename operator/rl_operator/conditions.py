@@ -15,6 +15,9 @@ ORDER: Final = ("Accepted", "Admitted", "ClusterReady", "Training", "Suspended",
 QUIET: Final = frozenset({"Starting", "Retrying", "Suspended", "Finished", "Stopping", "Queued"})
 """Reasons of ClusterReady that are the normal course of things and no event."""
 
+_ADMISSION: Final = frozenset({"Evicted", "SuspendedByOthers"})
+"""Reasons of Admitted that people want to know; ClusterReady repeats them."""
+
 State = Literal["True", "False", "Unknown"]
 
 
@@ -71,7 +74,11 @@ class Conditions:
         if old is not None and (old.status, old.reason) == (new.status, new.reason):
             return None
         if new.status == "False":
-            if new.type == "Accepted" or (new.type == "ClusterReady" and new.reason not in QUIET):
+            if new.type == "Admitted" and new.reason in _ADMISSION:
+                return Note("Warning", new.reason, new.message)
+            if new.type == "Accepted" or (
+                new.type == "ClusterReady" and new.reason not in QUIET | _ADMISSION
+            ):
                 return Note("Warning", new.reason, new.message)
             return None
         if new.status != "True" or new.type == "Accepted" or (old is not None and old.status == "True"):

@@ -148,11 +148,7 @@ def cluster_condition(
     found: Sequence[Diagnosis],
     now: datetime,
 ) -> None:
-    """Set ClusterReady, and Admitted where a queue admits the run."""
-    if ray.suspended:
-        conditions.set("Admitted", "False", "Queued", "the run waits in its queue for quota")
-    elif conditions.get("Admitted") is not None:
-        conditions.set("Admitted", "True", "Admitted", "the queue has admitted the run")
+    """Set ClusterReady."""
     missing = [name for name, role in sorted(roles.items()) if role.ready < role.desired]
     if ray.submitted or ray.cluster_state == "ready":
         if not missing:
@@ -182,13 +178,18 @@ def cluster_condition(
 
 def _ignored(ray: Ray, world: World, now: datetime) -> bool:
     untouched = not ray.deployment_status and not ray.cluster_state and not world.pods_of(ray.attempt)
-    return untouched and not ray.suspended and ray.created is not None and now - ray.created > IGNORED
+    return untouched and ray.created is not None and now - ray.created > IGNORED
+
+
+def _not_submitted(ray: Ray) -> bool:
+    """Whether no driver can run: what it said is from before its attempt was evicted by a queue."""
+    return ray.kind == "RayJob" and not ray.submitted
 
 
 def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> None:
     """Set Training from what the driver says."""
     reading = world.reading
-    if reading is None or reading.attempt != ray.attempt:
+    if reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
         if ray.submitted and conditions.holds("Training") and not world.reading_error:
             return  # an operator that has just started has not asked yet
         error = f": {world.reading_error}" if world.reading_error and ray.submitted else ""
@@ -212,9 +213,7 @@ def training_condition(conditions: Conditions, world: World, ray: Ray, now: date
 
 def shown_phase(world: World, ray: Ray, conditions: Conditions) -> str:
     """The one word for the print column."""
-    if ray.suspended:
-        return "Pending"
     reading = world.reading
-    if reading is not None and reading.attempt == ray.attempt:
+    if reading is not None and reading.attempt == ray.attempt and not _not_submitted(ray):
         return reading.progress.phase if reading.progress.phase in ACTIVE | {"Starting"} else "Stopping"
     return "Training" if conditions.holds("Training") else "Starting"

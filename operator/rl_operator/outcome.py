@@ -13,6 +13,8 @@ from rl_operator.world import Ray, World
 
 SUSPENDED: Final = "Suspended"
 SUCCEEDED: Final = "Succeeded"
+QUOTA_TAKEN: Final = "QuotaTaken"
+"""The queue of the run took its quota back, and the job did not live to be started again. No failure."""
 
 _INVALID_INPUT: Final = 2
 _REWARD_FAILED: Final = 3
@@ -32,6 +34,9 @@ class Outcome:
     """Whether a new attempt may go better."""
 
 
+_QUOTA_TAKEN: Final = Outcome(QUOTA_TAKEN, "it was suspended by its queue, or by somebody, and ended by that")
+
+
 def outcome(world: World, attempt: int) -> Outcome | None:
     """How the attempt ended; None: it goes on."""
     ray = world.ray(attempt)
@@ -44,10 +49,12 @@ def outcome(world: World, attempt: int) -> Outcome | None:
     if ray.deployment_status == "Complete":
         if ray.job_status == "SUCCEEDED":
             return Outcome(SUCCEEDED, "the run is done")
+        if ray.suspended:
+            return _QUOTA_TAKEN
         return Outcome("Stopped", "the Ray job was stopped by somebody")
     if ray.deployment_status == "Failed":
-        return _failed(world, ray)
-    if ray.submitted:
+        return _QUOTA_TAKEN if ray.suspended else _failed(world, ray)
+    if ray.submitted and not ray.suspended:
         return _head_lost(world, attempt)
     return None
 
@@ -94,7 +101,7 @@ def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [
         attempt
         for attempt in attempts
-        if attempt.end_time is not None and code_of(attempt) not in (SUSPENDED, SUCCEEDED)
+        if attempt.end_time is not None and code_of(attempt) not in (SUSPENDED, SUCCEEDED, QUOTA_TAKEN)
     ]
 
 

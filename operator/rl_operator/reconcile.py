@@ -30,6 +30,7 @@ from rl_operator.observed import (
     unwritten,
 )
 from rl_operator.outcome import Outcome, outcome
+from rl_operator.queueing import held
 from rl_operator.render.config import secret
 from rl_operator.render.effective import Effective, Plan
 from rl_operator.render.names import HEAD, SAMPLER, Manifest, attempt_name
@@ -118,6 +119,9 @@ def _watch(turn: Turn, attempt: Attempt) -> None:
         return
     found = diagnose(world, attempt.number, turn.effective)
     turn.roles = role_statuses(world, attempt.number, turn.plan, turn.roles, found)
+    if held(turn, ray):
+        turn.requeue = SLOW
+        return
     cluster_condition(conditions, world, ray, turn.roles, turn.effective, found, turn.now)
     training_condition(conditions, world, ray, turn.now)
     turn.phase = shown_phase(world, ray, conditions)
@@ -148,6 +152,8 @@ def _overdue(turn: Turn) -> Outcome | None:
     """A guard for runs that the trainer's own limit does not end. Generous: waiting and starting take time as well."""
     if turn.effective is None or turn.effective.spec.stop.max_duration is None:
         return None
+    if turn.effective.spec.scheduling.queue is not None:
+        return None  # an attempt may wait in a queue for days, and the trainer counts for itself
     most = 2 * turn.effective.spec.stop.max_duration.seconds + 3600
     spent = sum(
         ((attempt.end_time or turn.now) - attempt.start_time).total_seconds()
