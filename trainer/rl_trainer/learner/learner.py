@@ -1,7 +1,6 @@
 """The learner of one rank: forward, backward, all-reduce, AdamW. No Ray here: `learner.actor` carries it.
 
-Gradients of all parameters live in one flat buffer, so that ranks exchange them in one collective. Losses are in sum form
-with global denominators (`losses`): ranks add, whatever the split.
+Losses are in sum form with global denominators (`losses`): ranks add, whatever the split.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_api import RunSpec
 from rl_trainer.learner import losses
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
 from rl_trainer.learner.batch_advantages import kl_in_reward
+from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
 from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.losses import LossDenominators, LossOutput, PolicyLossConfig
 from rl_trainer.learner.optimizer import AdamW
@@ -102,11 +101,7 @@ class Learner:
         self.model: nn.Module = load_model(folder, torch.float32, self.device)
         self.reference: nn.Module | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._gradients = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
-        offset = 0
-        for parameter in self.parameters:
-            parameter.grad = self._gradients[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        self._gradients = FlatGradients(self.parameters, self.device)
         self.optimizer_steps = 0
         self._new_optimizer()
         self._loss = policy_loss_config(spec, objective)
@@ -255,7 +250,7 @@ class Learner:
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
     ) -> dict[str, float]:
         """Gradients of the global loss into the flat buffer; returns the metrics of all ranks together."""
-        self._gradients.zero_()
+        self._gradients.zero()
         parts: list[dict[str, float]] = []
         for batch in batches:
             output = loss(batch)
@@ -266,25 +261,14 @@ class Learner:
         return self._reduce(merged) if self.ranks > 1 else merged
 
     def _reduce(self, merged: dict[str, float]) -> dict[str, float]:
-        dist.all_reduce(self._gradients)
-        names = sorted(merged)
-        sums = torch.tensor([merged[name] for name in names], dtype=torch.float64)
-        largest = sums.clone()
-        sums, largest = sums.to(self.device), largest.to(self.device)
-        dist.all_reduce(sums)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return {
-            name: float(largest[i] if name in losses.MAX_METRICS else sums[i]) for i, name in enumerate(names)
-        }
+        self._gradients.sum_over_ranks()
+        return metrics_over_ranks(merged, losses.MAX_METRICS, self.device)
 
     def _step(self, loss: float, rate: float) -> float | None:
         """Clips and applies the gradient; None, and nothing changed, when it is not a number."""
-        norm = float(self._gradients.norm())
+        norm = self._gradients.clip(self.spec.algorithm.gradient_clip)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return None
-        limit = self.spec.algorithm.gradient_clip
-        if norm > limit:
-            self._gradients.mul_(limit / norm)
         self._optimizer.step(rate)
         self.optimizer_steps += 1
         return norm
