@@ -105,6 +105,23 @@ def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
     assert losses_of_two == pytest.approx(losses_of_one, rel=1e-4)
 
 
+def test_kl_of_every_answer_comes_back_in_order_whatever_the_ranks(tmp_path: Path):
+    found = []
+    for replicas in (1, 2):
+        learners, reservation = launch(replicas, tmp_path)
+        learners.start_reinforcement()
+        learners.update(groups(0), np.ones(12), 0)
+        values, spans = learners.token_kl(groups(1))
+        assert [len(part) for part in values] == [n for group in groups(1) for n in group.meta.lengths]
+        assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
+        found.append(np.concatenate(values))
+        reservation.release()
+        for actor in learners.actors:
+            ray.kill(actor)
+    assert np.abs(found[0]).max() > 1e-4
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+
+
 def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):
     learners, reservation = launch(1, tmp_path)
     reference, _ = learners.publish(7)
