@@ -22,10 +22,10 @@ from rl_trainer.actors import answer
 from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
 
 INLINE_BYTES = 90_000  # of a chunk inside a call; from 100 KB on Ray would use the object store itself
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 64 * 1024 * 1024
 CHUNK_ITEMS = 1024
 SMALL_ITEMS = 200
-WINDOW_BYTES = 64 * 1024 * 1024
+WINDOW_BYTES = 128 * 1024 * 1024
 PUSHES_IN_FLIGHT = 2
 IDLE_SECONDS = 2.0
 
