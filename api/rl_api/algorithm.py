@@ -99,10 +99,10 @@ class ImportanceSpec(Model):
     The ratio is the learner's probability over the sampler's.
     """
 
-    kind: Literal["truncate", "mask", "off"] = Field(
+    kind: Literal["truncate", "mask", "none"] = Field(
         default="truncate",
         description="truncate: weigh with the ratio, limited to the bounds; mask: leave out what is outside the "
-        "bounds; off: neither.",
+        "bounds; none: neither.",
     )
     level: Literal["token", "sequence", "geometric"] = Field(
         default="token",

@@ -19,7 +19,7 @@ from rl_api.validation import check_document
 CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
     ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}],
-    ("algorithm", "importance"): [{}, {"kind": "mask", "low": 0.5}, {"low": 2}, {"high": 0.9}],
+    ("algorithm", "importance"): [{}, {"kind": "mask", "low": 0.5}, {"low": 2}, {"high": 0.9}, {"kind": "none"}],
     ("algorithm", "dynamicSampling"): [{}, {"maxRefills": 0}, {"maxRefills": -1}],
     ("algorithm", "overlong"): [{"buffer": 0.2, "maskTruncated": True}, {"buffer": 2}],
     ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],

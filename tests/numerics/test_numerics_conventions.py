@@ -28,7 +28,7 @@ def ours(batch: Batch, config: PolicyLossConfig | None = None, **inputs: Tensor)
         batch.token_advantages,
         batch.mask,
         LossDenominators.from_lengths(batch.lengths),
-        config or PolicyLossConfig(importance=ImportanceConfig(kind="off")),
+        config or PolicyLossConfig(importance=ImportanceConfig(kind="none")),
         old_log_probs=batch.old,
         sampler_log_probs=batch.sampler,
         **inputs,
@@ -53,7 +53,7 @@ def test_equal_rewards_have_advantage_0_where_verl_divides_their_rounding_by_eps
 def test_a_sequence_without_trained_tokens_leaves_the_count_where_trl_keeps_it() -> None:
     batch = random_batch(1, 2, 2, 6)
     batch.mask[3] = 0.0
-    config = PolicyLossConfig(aggregation="sequenceMean", importance=ImportanceConfig(kind="off"))
+    config = PolicyLossConfig(aggregation="sequenceMean", importance=ImportanceConfig(kind="none"))
     agree(ours(batch, config), 4 / 3 * trl_peer.grpo_loss(batch.log_probs, batch, loss_type="grpo"))
 
 

@@ -40,7 +40,7 @@ MEANS = (4.0 ** (1 / 3), 0.125**0.5)  # 1.5874, 0.35355
         ("truncate", "geometric", None, 1.5, [1.5] * 3 + [MEANS[1]] * 2),
         ("mask", "geometric", 0.3, 1.5, [0.0] * 3 + [1.0] * 2),
         ("mask", "geometric", 0.4, 1.6, [1.0] * 3 + [0.0] * 2),
-        ("off", "sequence", None, 2.0, [1.0] * 5),
+        ("none", "sequence", None, 2.0, [1.0] * 5),
     ],
 )
 def test_weights(
@@ -67,7 +67,7 @@ def test_misuse_is_named() -> None:
         importance_weights(torch.zeros(2), torch.zeros(2), every, ImportanceConfig(level="sequence"))
     with pytest.raises(ValueError, match="token, sequence or geometric"):
         importance_ratios(torch.zeros(2), torch.zeros(2), every, "group")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="truncate, mask or off"):
+    with pytest.raises(ValueError, match="truncate, mask or none"):
         importance_weights(
             torch.zeros(2),
             torch.zeros(2),

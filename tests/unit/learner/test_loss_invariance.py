@@ -117,7 +117,7 @@ configs = st.builds(
     entropy_coefficient=st.sampled_from([0.0, 0.05]),
     importance=st.builds(
         ImportanceConfig,
-        kind=st.sampled_from(["truncate", "mask", "off"]),
+        kind=st.sampled_from(["truncate", "mask", "none"]),
         level=st.sampled_from(["token", "sequence", "geometric"]),
         low=st.sampled_from([None, 0.8]),
         high=st.sampled_from([1.1, 2.0]),
@@ -219,6 +219,6 @@ def test_the_critics_loss(lengths: list[int], aggregation: Aggregation, seed: in
 def test_float32_log_probs_are_computed_in_float32_and_float64_in_float64() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         log_probs = torch.tensor([-1.0, -2.0], dtype=dtype)
-        config = PolicyLossConfig(importance=ImportanceConfig(kind="off"))
+        config = PolicyLossConfig(importance=ImportanceConfig(kind="none"))
         loss = policy_loss(log_probs, torch.ones(2), torch.ones(2), LossDenominators(2, 1), config).loss
         assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

@@ -26,7 +26,7 @@ from rl_trainer.learner.losses import (
 
 torch.set_num_threads(1)
 
-OFF = ImportanceConfig(kind="off")
+OFF = ImportanceConfig(kind="none")
 PLAIN = PolicyLossConfig(importance=OFF)
 ONE = LossDenominators(tokens=1, sequences=1, constant_length=1)
 

@@ -13,7 +13,7 @@ from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.losses import LossDenominators, PolicyLossConfig, policy_loss
 from rl_trainer.learner.policy_losses import LossInputs, ppo_clip, token_losses
 
-OFF = ImportanceConfig(kind="off")
+OFF = ImportanceConfig(kind="none")
 ONE = LossDenominators(tokens=1, sequences=1)
 
 

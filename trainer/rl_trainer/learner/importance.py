@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_trainer.learner.tokens import LOG_RATIO_LIMIT, limited_exp, sequence_means, sequence_sums
 
-ImportanceKind = Literal["truncate", "mask", "off"]
+ImportanceKind = Literal["truncate", "mask", "none"]
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 
 
@@ -24,7 +24,7 @@ class ImportanceConfig:
     """Which weight corrects for the distance between sampler and trainer; see `importance_weights`.
 
     Attributes:
-        kind: truncate (limit the weight to the bounds), mask (leave out what is outside them), off (weight 1).
+        kind: truncate (limit the weight to the bounds), mask (leave out what is outside them), none (weight 1).
         level: the weight's ratio: each token's, the product over its sequence, or that product's geometric mean.
         low: lower bound; None: none.
         high: upper bound.
@@ -79,7 +79,7 @@ def importance_weights(
       et al. 2025, "Your efficient RL framework secretly brings you off-policy training"); low is usually None.
     - mask: `rho` inside the bounds, 0 outside them (at token level "IcePop"; at sequence level the answer is left out
       as a whole); at level geometric 1 and 0: the geometric mean decides who is left out, and is no weight.
-    - off: 1.
+    - none: 1.
 
     What is masked stays in the denominators: leaving tokens out does not make the others count more.
 
@@ -95,7 +95,7 @@ def importance_weights(
     Raises:
         ValueError: see `importance_ratios`, or an unknown kind.
     """
-    if config.kind == "off":
+    if config.kind == "none":
         return torch.ones_like(old_log_probs)
     ratios = importance_ratios(old_log_probs, sampler_log_probs, trained, config.level, sequence_ids)
     if config.kind == "truncate":
@@ -103,7 +103,7 @@ def importance_weights(
     if config.kind == "mask":
         outside = outside_bounds(ratios, config)
         return torch.where(outside, 0.0, torch.ones_like(ratios) if config.level == "geometric" else ratios)
-    raise ValueError(f"kind is {config.kind!r}, must be truncate, mask or off")
+    raise ValueError(f"kind is {config.kind!r}, must be truncate, mask or none")
 
 
 def outside_bounds(ratios: Tensor, config: ImportanceConfig) -> Tensor:

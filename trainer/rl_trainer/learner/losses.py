@@ -86,7 +86,7 @@ class PolicyLossConfig:
     def weighs_importance(self) -> bool:
         """Whether an importance weight is applied. The ratio of dppo is to the sampler: it holds the weight already."""
         own = self.objective == "dppo" and self.user_objective is None
-        return self.importance.kind != "off" and not own
+        return self.importance.kind != "none" and not own
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def policy_loss(
       sampler. With `proximal` interpolated `l_old` lies between l_mu and l.
     - `w_kl` is the same weight between l and l_mu: it moves the KL term from the sampler's tokens to the policy's (1
       on-policy).
-    - With importance off both weights are 1.
+    - With importance none both weights are 1.
 
     Args:
         log_probs: [B, T] or [N], with gradient, at the sampling temperature.
