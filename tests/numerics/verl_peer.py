@@ -53,10 +53,15 @@ def policy_loss(
     weights: Tensor | None = None,
     mask: Tensor | None = None,
     horizon: int | None = None,
+    counts: dict[str, int] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The loss registered under `name`; `horizon` is the constant of seq-mean-token-sum-norm."""
+    """The loss registered under `name`.
+
+    `horizon` is the constant of seq-mean-token-sum-norm; `counts` are those of the whole batch, where this is a part.
+    """
     config = actor_config(**settings)
+    config.global_batch_info.update(counts or {})
     if horizon is not None:
         config.global_batch_info["loss_scale_factor"] = horizon
     loss, _ = core_algos.get_policy_loss_fn(name)(
