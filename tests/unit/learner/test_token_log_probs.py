@@ -106,10 +106,46 @@ def test_through_the_head(chunk: int | None) -> None:
     targets = torch.randint(0, 11, (7,), generator=generator)
     results = head_token_log_probs(hidden, weight, targets, 0.8, chunk)
     expected = exact(hidden @ weight.T, targets, 0.8)
-    ours = torch.autograd.grad(results[0].sum() + 2 * results[1].sum(), [hidden, weight])
-    theirs = torch.autograd.grad(expected[0].sum() + 2 * expected[1].sum(), [hidden, weight])
-    for result, truth in zip([*results, *ours], [*expected, *theirs], strict=True):
-        torch.testing.assert_close(result.double(), truth.double(), atol=1e-5, rtol=1e-5)
+    for result, truth in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.double(), truth, atol=1e-5, rtol=1e-5)
+    for factors in ((1.0, 0.0), (0.0, 1.0), (1.0, 2.0)):
+        ours = sum(factor * result.sum() for factor, result in zip(factors, results, strict=True) if factor)
+        theirs = sum(factor * truth.sum() for factor, truth in zip(factors, expected, strict=True))
+        for gradient, truth in zip(
+            torch.autograd.grad(ours, [hidden, weight], retain_graph=True),
+            torch.autograd.grad(theirs, [hidden, weight], retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(gradient, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_through_a_head_that_is_not_trained() -> None:
+    hidden = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight, targets = torch.eye(4), torch.tensor([0, 1, 2, 3, 0])
+    head_token_log_probs(hidden, weight, targets, chunk=2)[0].sum().backward()
+    expected = torch.autograd.grad(exact(hidden, targets, 1.0)[0].sum(), hidden)[0]
+    torch.testing.assert_close(hidden.grad, expected, atol=1e-5, rtol=1e-5)
+    assert weight.grad is None
+
+
+def test_through_the_head_in_the_type_of_autocast() -> None:
+    """Products in bfloat16, softmax in fp32, gradients in the parameters' fp32: chunked or not, the same numbers."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(8, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(32, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 32, (8,), generator=generator)
+    found = []
+    for chunk in (None, 4):
+        with torch.autocast("cpu", torch.bfloat16):
+            results = head_token_log_probs(hidden, weight, targets, 1.0, chunk)
+        gradients = torch.autograd.grad(results[0].sum() + results[1].sum(), [hidden, weight])
+        assert [gradient.dtype for gradient in gradients] == [torch.float32] * 2
+        found.append([*results, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+    assert torch.equal(found[0][0], found[1][0])
+    logits = (hidden.bfloat16() @ weight.bfloat16().T).detach()
+    torch.testing.assert_close(found[1][0].double(), exact(logits, targets, 1.0)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_bad_arguments_are_named() -> None:

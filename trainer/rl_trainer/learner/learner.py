@@ -99,6 +99,8 @@ class Learner:
         self.device = torch.device(device)
         # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
         self.model: nn.Module = load_model(folder, torch.float32, self.device)
+        if spec.learner.activation_checkpointing:
+            self.model.checkpoint_activations()  # type: ignore[operator]
         self.reference: nn.Module | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._gradients = FlatGradients(self.parameters, self.device)
@@ -278,8 +280,9 @@ class Learner:
             hidden = model.hidden_at(  # type: ignore[operator]
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
-            logits = model.lm_head(hidden)  # type: ignore[operator]
-        return losses.token_log_probs(logits, batch.targets, temperature)
+            if model.head_weight is None:
+                return losses.token_log_probs(hidden, batch.targets, temperature)
+            return losses.head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.spec.model.dtype == "bfloat16":

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 # fp32 numbers of one chunk. On a CPU 256 KiB, which stay in its cache (measured: twice as fast as 32 MiB).
 # On an accelerator, and through the output head, 64 MiB: enough to fill the device.
@@ -41,13 +40,11 @@ def token_log_probs(
     Raises:
         ValueError: the temperature is not above 0, or shapes do not fit.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}, must be above 0 to train")
+    _check_temperature(temperature)
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}")
     vocabulary = logits.shape[-1]
-    numbers = _CHUNK_CPU if logits.device.type == "cpu" else _CHUNK_LARGE
-    rows = chunk or max(1, numbers // max(1, vocabulary))
+    rows = chunk or _rows(logits.device, vocabulary)
     flat = logits.reshape(-1, vocabulary)
     log_probs, entropy = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
         flat, targets.reshape(-1).long(), float(temperature), rows
@@ -64,30 +61,42 @@ def head_token_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """`token_log_probs` of `hidden @ head_weight.T`, chunk by chunk: the logits never exist as a whole.
 
-    The head is computed twice (again in the backward pass). Worth it where `tokens * vocabulary` logits are
-    large: 16,384 tokens of a 152,000-token vocabulary are 5 GB in bf16.
+    Where they are more than one chunk the head is computed twice (again in the backward pass, where the gradient takes
+    the place of the logits), and what is held beside the inputs and their gradients is one chunk, whatever the
+    vocabulary and the number of tokens. 16,384 tokens of a 152,000-token vocabulary would be 10 GB of logits in fp32,
+    and as much again for their gradient. Under autocast the products are in its type, the rest in fp32.
 
     Args:
         hidden: [N, H] final hidden states of the positions that predict the targets.
-        head_weight: [V, H] weight of the output head, same type as `hidden`.
-        targets: [N]. temperature, chunk, returns, raises: as `token_log_probs`.
+        head_weight: [V, H] weight of the output head.
+        targets: [N]. temperature, returns, raises: as `token_log_probs`.
+        chunk: rows at a time; default: as many as make 64 MiB of fp32 logits.
     """
     if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be [N, H] and targets {tuple(targets.shape)} [N]"
         )
     rows = chunk or max(1, _CHUNK_LARGE // head_weight.shape[0])
-
-    def part(states: Tensor, weight: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return token_log_probs(F.linear(states, weight), tokens, temperature, chunk)
-
     if len(targets) <= rows:
-        return part(hidden, head_weight, targets)
-    parts: list[tuple[Tensor, Tensor]] = [
-        checkpoint(part, states, head_weight, tokens, use_reentrant=False, preserve_rng_state=False)
-        for states, tokens in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    ]
-    return torch.cat([first for first, _ in parts]), torch.cat([second for _, second in parts])
+        return token_log_probs(F.linear(hidden, head_weight), targets, temperature)
+    _check_temperature(temperature)
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    log_probs, entropy = _HeadTokenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, head_weight, targets.long(), float(temperature), rows, dtype
+    )
+    return log_probs, entropy
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}, must be above 0 to train")
+
+
+def _rows(device: torch.device, vocabulary: int) -> int:
+    """Rows of logits whose softmax is taken at once."""
+    numbers = _CHUNK_CPU if device.type == "cpu" else _CHUNK_LARGE
+    return max(1, numbers // max(1, vocabulary))
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -97,14 +106,9 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
-        count = len(targets)
-        log_probs = logits.new_empty(count, dtype=torch.float32)
-        entropy = logits.new_empty(count, dtype=torch.float32)
-        for start in range(0, count, rows):
-            part = slice(start, start + rows)
-            log_p = _log_softmax(logits[part], temperature)
-            log_probs[part] = log_p.gather(1, targets[part].unsqueeze(1)).squeeze(1)
-            entropy[part] = -(log_p.exp() * log_p.clamp_(min=_LOWEST)).sum(dim=1)
+        log_probs = logits.new_empty(len(targets), dtype=torch.float32)
+        entropy = torch.empty_like(log_probs)
+        _values(logits, targets, temperature, rows, log_probs, entropy)
         ctx.save_for_backward(logits, targets, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         ctx.set_materialize_grads(False)
@@ -117,24 +121,121 @@ class _TokenLogProbs(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return None, None, None, None
         grad_logits = torch.empty_like(logits)
-        for start in range(0, len(targets), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            log_p = _log_softmax(logits[part], ctx.temperature)
-            probabilities = log_p.exp()
-            if grad_entropy is None:
-                grad = probabilities
-            else:
-                grad = log_p.clamp_(min=_LOWEST).add_(entropy[part].unsqueeze(1))
-                grad.mul_(probabilities).mul_(-grad_entropy[part].unsqueeze(1))
-            if grad_log_probs is not None:
-                scale = grad_log_probs[part].unsqueeze(1)
-                if grad_entropy is None:
-                    grad.mul_(-scale)
-                else:
-                    grad.addcmul_(probabilities, scale, value=-1.0)
-                grad.scatter_add_(1, targets[part].unsqueeze(1), scale)
-            grad_logits[part] = grad.div_(ctx.temperature)
+        _gradients(
+            logits, targets, entropy, grad_log_probs, grad_entropy, ctx.temperature, ctx.rows, grad_logits
+        )
         return grad_logits, None, None, None
+
+
+class _HeadTokenLogProbs(torch.autograd.Function):
+    """The same through the head: logits of a chunk are made, used and, in the backward pass, made again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = hidden.new_empty(len(targets), dtype=torch.float32)
+        entropy = torch.empty_like(log_probs)
+        inner = _rows(hidden.device, len(weight))
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = weight.to(dtype)
+            for start in range(0, len(targets), rows):
+                part = slice(start, start + rows)
+                logits = F.linear(hidden[part].to(dtype), head)
+                _values(logits, targets[part], temperature, inner, log_probs[part], entropy[part])
+        ctx.save_for_backward(hidden, weight, targets, entropy)
+        ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, dtype
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
+        hidden, weight, targets, entropy = ctx.saved_tensors
+        if grad_log_probs is None and grad_entropy is None:
+            return (None,) * 6
+        inner = _rows(hidden.device, len(weight))
+        hidden_grad = torch.empty_like(hidden)
+        # Sums over chunks lose digits in half precision.
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = weight.to(ctx.dtype)
+            for start in range(0, len(targets), ctx.rows):
+                part = slice(start, start + ctx.rows)
+                states = hidden[part].to(ctx.dtype)
+                logits = F.linear(states, head)
+                _gradients(
+                    logits,
+                    targets[part],
+                    entropy[part],
+                    None if grad_log_probs is None else grad_log_probs[part],
+                    None if grad_entropy is None else grad_entropy[part],
+                    ctx.temperature,
+                    inner,
+                    logits,
+                )
+                hidden_grad[part] = logits @ head
+                if weight_grad is None:
+                    continue
+                if ctx.dtype == torch.float32:
+                    weight_grad.addmm_(logits.T, states)
+                else:
+                    weight_grad += logits.T @ states
+        return (
+            hidden_grad,
+            None if weight_grad is None else weight_grad.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _values(
+    logits: Tensor, targets: Tensor, temperature: float, rows: int, log_probs: Tensor, entropy: Tensor
+) -> None:
+    """Log-probs and entropies of logits [N, V] into `log_probs` and `entropy` [N]."""
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        log_p = _log_softmax(logits[part], temperature)
+        log_probs[part] = log_p.gather(1, targets[part].unsqueeze(1)).squeeze(1)
+        entropy[part] = -(log_p.exp() * log_p.clamp_(min=_LOWEST)).sum(dim=1)
+
+
+def _gradients(
+    logits: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    grad_log_probs: Tensor | None,
+    grad_entropy: Tensor | None,
+    temperature: float,
+    rows: int,
+    into: Tensor,
+) -> None:
+    """Gradient of the logits into `into` [N, V], which may be `logits`; one of the two given gradients is not None."""
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        log_p = _log_softmax(logits[part], temperature)
+        probabilities = log_p.exp()
+        if grad_entropy is None:
+            grad = probabilities
+        else:
+            grad = log_p.clamp_(min=_LOWEST).add_(entropy[part].unsqueeze(1))
+            grad.mul_(probabilities).mul_(-grad_entropy[part].unsqueeze(1))
+        if grad_log_probs is not None:
+            scale = grad_log_probs[part].unsqueeze(1)
+            if grad_entropy is None:
+                grad.mul_(-scale)
+            else:
+                grad.addcmul_(probabilities, scale, value=-1.0)
+            grad.scatter_add_(1, targets[part].unsqueeze(1), scale)
+        into[part] = grad.div_(temperature)
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
@@ -130,6 +131,7 @@ class Decoder(nn.Module):
         if not config.tied_embeddings:
             self.head = nn.Parameter(torch.zeros_like(self.embed))
         self._rotations = torch.empty(0, config.head_dim // 2, dtype=torch.complex64, device=device)
+        self._checkpointed = False
 
     def initialize(self, std: float, seed: int) -> None:
         """Normal weights of the given standard deviation, zero biases, unit norms; the same for a seed everywhere."""
@@ -177,7 +179,7 @@ class Decoder(nn.Module):
         )
         x = F.embedding(input_ids, self.embed)
         for layer in self.layers:
-            x = layer(x, rotations.unsqueeze(-2), mask)
+            x = self._run(layer, x, rotations.unsqueeze(-2), mask)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
     def hidden_at(
@@ -200,13 +202,34 @@ class Decoder(nn.Module):
             x = x.flatten(0, 1).index_select(0, packing.to_packed)
             places = packing.to_padded[places]
         for layer in self.layers[:-1]:
-            x = layer(x, rotations, None, packing)
-        x = self.layers[-1](x, rotations, None, packing, places)
+            x = self._run(layer, x, rotations, None, packing)
+        x = self._run(self.layers[-1], x, rotations, None, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
+
+    def checkpoint_activations(self) -> None:
+        """From now on the backward pass computes each layer again: only the input of every layer is kept for it.
+
+        Same gradients; memory for activations falls from all that a layer keeps to one [tokens, H] per layer, time
+        grows by one forward pass (Chen et al. 2016, arXiv 1604.06174, with a segment per layer).
+        """
+        self._checkpointed = True
+
+    def _run(self, layer: nn.Module, x: torch.Tensor, *arguments: object) -> torch.Tensor:
+        if self._checkpointed and torch.is_grad_enabled():
+            # Recomputing draws the same random numbers only where the generator's state is kept: dropout needs that.
+            result: torch.Tensor = checkpoint(layer, x, *arguments, use_reentrant=False)
+        else:
+            result = layer(x, *arguments)
+        return result
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
-        return F.linear(hidden, self.embed if self.head is None else self.head)
+        return F.linear(hidden, self.head_weight)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """Weight of the output head, [V, H]."""
+        return self.embed if self.head is None else self.head
 
     def rotations(self, length: int) -> torch.Tensor:
         """The first `length` (or more) rows of the rotary table, complex64 [>= length, D / 2]; grown on demand."""

@@ -97,6 +97,26 @@ class LibraryModel(nn.Module):
         """Its argument: `hidden` has applied the head."""
         return hidden
 
+    @property
+    def head_weight(self) -> None:
+        """None: `hidden` returns logits."""
+        return None
+
+    def checkpoint_activations(self) -> None:
+        """As `Decoder.checkpoint_activations`; ModelError for families whose layers the library cannot compute again."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [layer for layer in self.model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        if not layers or not self.model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"learner.activationCheckpointing: the library has no such thing for {type(self.model).__name__}; "
+                "set it to false"
+            )
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for layer in layers:
+            # The library looks at this flag of the layer itself; what is inside stays without dropout.
+            layer.training = True
+
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters under Hugging Face names, detached, tied ones once; they share memory with the model."""
         tied = self._tied()
