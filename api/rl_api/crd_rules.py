@@ -15,6 +15,8 @@ from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPES, recipe
 from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
+from rl_api.trainer import OWN_VARIABLES
+from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
 
 MUTABLE: Final = ("suspend", "sampler.replicas", "stop", "cleanup", "scheduling.priorityClass")
 """What may be changed on a run that exists; everything else belongs to a new run."""
@@ -46,9 +48,15 @@ def _or(path: str, default: str) -> str:
     return "self.?" + path.replace(".", ".?") + f".orValue({default})"
 
 
+def _loop_rule(rule: str, field: str, message: str) -> Rule:
+    """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
+    return _rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
+
+
 _SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
 _LEARNERS: Final = _or("learner.replicas", "1")
 _SAMPLERS: Final = "self.sampler.replicas"
+_SOURCE: Final = _or("model.source", "''")
 _TINY_POSITIONS: Final = _or("model.tiny.maxPositions", str(_POSITIONS))
 _ROOM: Final = (
     f"found {{LENGTH}}, allowed: a whole number < model.tiny.maxPositions = {{{_TINY_POSITIONS}}}, "
@@ -73,25 +81,25 @@ _KIND: Final = _chosen("loss", "kind")
 _BY_GROUP: Final = ", ".join(f"'{name}'" for name in GROUP_ESTIMATORS)
 
 SPEC_RULES: Final[list[Rule]] = [
-    _rule(
+    _loop_rule(
         f"!({_ESTIMATOR} in [{_BY_GROUP}]) || self.algorithm.groupSize >= 2",
         ".algorithm.groupSize",
         "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as advantage.estimator "
         f"{{{_ESTIMATOR}}} compares the answers of a group",
     ),
-    _rule(
+    _loop_rule(
         f"{_SEQUENCES} % {_LEARNERS} == 0",
         ".learner.replicas",
         f"found {{{_LEARNERS}}}, allowed: a divisor of algorithm.promptsPerStep * algorithm.groupSize = "
         f"{{{_SEQUENCES}}}",
     ),
-    _rule(
+    _loop_rule(
         f"{_SEQUENCES} % {_LEARNERS} != 0 || {_SEQUENCES} % ({_LEARNERS} * self.algorithm.miniBatches) == 0",
         ".algorithm.miniBatches",
         "found {self.algorithm.miniBatches}, allowed: a divisor of algorithm.promptsPerStep * "
         f"algorithm.groupSize / learner.replicas = {{{_SEQUENCES} / {_LEARNERS}}}",
     ),
-    _rule(
+    _loop_rule(
         "self.buffer.capacity >= self.algorithm.promptsPerStep",
         ".buffer.capacity",
         "found {self.buffer.capacity}, allowed: a whole number >= algorithm.promptsPerStep = "
@@ -110,27 +118,27 @@ SPEC_RULES: Final[list[Rule]] = [
             f".{role}.pools",
             "found a pool twice, allowed: each at most once",
         )
-        for role in ("sampler", "learner")
+        for role in ("sampler", "learner", "trainer")
     ),
-    _rule(
-        f"self.model.source != 'tiny' || !has(self.sampler.maxNewTokens) || "
+    _loop_rule(
+        f"{_SOURCE} != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",
         ".sampler.maxNewTokens",
         _ROOM.replace("LENGTH", "self.sampler.maxNewTokens"),
     ),
-    _rule(
-        "self.model.source != 'tiny' || !self.task.?evaluation.?maxNewTokens.hasValue() || "
+    _loop_rule(
+        f"{_SOURCE} != 'tiny' || !self.?task.?evaluation.?maxNewTokens.hasValue() || "
         f"self.task.evaluation.maxNewTokens < {_TINY_POSITIONS}",
         ".task.evaluation.maxNewTokens",
         _ROOM.replace("LENGTH", "self.task.evaluation.maxNewTokens"),
     ),
-    _rule(
+    _loop_rule(
         f"!has(self.algorithm.loss.constantLength) || {_AGGREGATION} == 'constant'",
         ".algorithm.loss.constantLength",
         f"found {{self.algorithm.loss.constantLength}}, allowed: null with aggregation {{{_AGGREGATION}}}, as only "
         "constant uses it",
     ),
-    _rule(
+    _loop_rule(
         f"!has(self.algorithm.loss.dualClip) || {_KIND} == 'ppoClip'",
         ".algorithm.loss.dualClip",
         f"found {{self.algorithm.loss.dualClip}}, allowed: null with kind {{{_KIND}}}, as only ppoClip uses it",
@@ -145,6 +153,19 @@ SPEC_RULES: Final[list[Rule]] = [
         "!self.?checkpoint.?storage.?s3.hasValue() || self.checkpoint.storage.s3.startsWith('s3://')",
         ".checkpoint.storage.s3",
         "found '{self.checkpoint.storage.s3}', allowed: s3://bucket/folder",
+    ),
+    *(
+        _rule(
+            f"has(self.{name}) || self.trainer.kind == 'command'",
+            f".{name}",
+            f"missing, required with trainer.kind {{self.trainer.kind}}: {needed}",
+        )
+        for name, needed in (("model", MODEL_NEEDED), ("task", TASK_NEEDED))
+    ),
+    _rule(
+        "!has(self.warmStart) || self.trainer.kind == 'rltrain'",
+        ".warmStart",
+        "found an object, allowed: null with trainer.kind {self.trainer.kind}, as only rltrain has a warm start",
     ),
     _rule(
         "self.workload != 'Service'",
@@ -227,6 +248,62 @@ REWARD_RULES: Final[list[Rule]] = [
 ]
 """Rules of one item of `spec.task.rewards`."""
 
+
+# Where an object has a default, its rules look at that first, before its fields have theirs.
+_KIND_OF_TRAINER: Final = _or("kind", "'rltrain'")
+
+
+def _size(field: str) -> str:
+    return f"(has(self.{field}) ? size(self.{field}) : 0)"
+
+
+def _only_command(field: str, given: str, found: str, none: str) -> Rule:
+    """`field` of `spec.trainer` is set with kind command only."""
+    return _rule(
+        f"{_KIND_OF_TRAINER} == 'command' || !({given})",
+        f".{field}",
+        f"found {found}, allowed: {none} with trainer.kind {{{_KIND_OF_TRAINER}}}, as only command uses it",
+    )
+
+
+TRAINER_CEL_RULES: Final[list[Rule]] = [
+    _rule(
+        f"{_KIND_OF_TRAINER} != 'command' || {_size('command')} > 0",
+        ".command",
+        "missing, required with trainer.kind command: a program and its arguments, such as [python, train.py]",
+    ),
+    _rule(
+        f"{_KIND_OF_TRAINER} == 'command' || {_size('command')} == 0",
+        ".command",
+        f"found a list, allowed: an empty list with trainer.kind {{{_KIND_OF_TRAINER}}}, which has its own program",
+    ),
+    _rule(
+        f"{_KIND_OF_TRAINER} != 'rltrain' || {_size('env')} == 0",
+        ".env",
+        "found a list, allowed: an empty list with trainer.kind rltrain, as only command and verl use it",
+    ),
+    _only_command("config", "has(self.config)", "an object", "null"),
+    _only_command("workers", f"{_size('workers')} > 0", "a list", "an empty list"),
+    _only_command("pools", f"{_size('pools')} > 0", "a list", "an empty list"),
+    _only_command("resources", "has(self.resources)", "an object", "null"),
+    _rule(
+        "!has(self.workers) || self.workers.all(one, self.workers.exists_one(other, other == one))",
+        ".workers",
+        "found a role twice, allowed: each at most once",
+    ),
+]
+"""Rules of `spec.trainer`."""
+
+ENV_RULES: Final[list[Rule]] = [
+    _rule(
+        " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWN_VARIABLES),
+        ".name",
+        f"found '{{self.name}}', allowed: a name that does not begin with {' or '.join(OWN_VARIABLES)}, as rltrain "
+        "sets those",
+    ),
+]
+"""Rules of one item of `spec.trainer.env`."""
+
 POOL_RULES: Final[list[Rule]] = [
     _rule(
         "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
@@ -297,6 +374,8 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
     "spec.model": MODEL_RULES,
     "spec.task": TASK_RULES,
     "spec.task.rewards[]": REWARD_RULES,
+    "spec.trainer": TRAINER_CEL_RULES,
+    "spec.trainer.env[]": ENV_RULES,
 }
 """Rules of an RLTrainingRun by the path of the object they look at."""
 

@@ -84,6 +84,10 @@ class TrainingDiverged(RLTrainError):
     """The loss was not a number several times in a row."""
 
 
+class ProgramFailed(RLTrainError):
+    """The program of `trainer.command` has ended, but not with exit code 0. The sentence has its last lines."""
+
+
 class Interrupted(RLTrainError):
     """The run was asked to stop (Ctrl-C or SIGTERM), wrote a checkpoint and can be resumed."""
 

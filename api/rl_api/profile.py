@@ -16,7 +16,7 @@ from rl_api.base import (
     forget_server_fields,
 )
 from rl_api.paths import Path
-from rl_api.rules import Problem
+from rl_api.problems import Problem
 
 PROFILE_GROUPS: Final = (
     "image",

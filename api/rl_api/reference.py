@@ -16,7 +16,7 @@ from rl_api.base import Allowed, Duration, Model, StatusModel
 from rl_api.describe import Type, fields_of, range_words, type_of
 from rl_api.profile import PROFILE_RULES, RLTrainingProfile
 from rl_api.progress import RunStatus
-from rl_api.rules import CLUSTER_RULES, RULES
+from rl_api.rules import CLUSTER_RULES, LOOP_RULES, RULES
 from rl_api.run import RLTrainingRun
 
 _HEAD = """\
@@ -141,7 +141,7 @@ def render() -> str:
         "## Rules across fields\n",
         "Checked by `rltrain validate`, before a run starts and on admission.\n",
     ]
-    lines += [f"- {rule.__doc__}" for rule in RULES]
+    lines += [f"- {rule.__doc__}" for rule in (*RULES, *LOOP_RULES)]
     lines += [f"- {rule.__doc__} (`rltrain validate --for cluster`)" for rule in CLUSTER_RULES]
     lines += [f"- In a profile: {rule.__doc__}" for rule in PROFILE_RULES]
     lines += ["", *_section(RLTrainingProfile, "", seen)]

@@ -10,31 +10,19 @@ import re
 import string
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
-from rl_api.paths import Path, parse_path
-from rl_api.run import RunSpec, TinyModelSpec
+from rl_api.problems import Problem, spec_problem
+from rl_api.run import RewardRule, RunSpec, TinyModelSpec
+from rl_api.trainer_rules import TRAINER_RULES
+from rl_api.verl import without_counterpart
 
 Target = Literal["local", "cluster"]
 """Where a run is checked for: this machine, or a Kubernetes cluster."""
 
 TEMPLATE_KEYS: Final = ("question", "answer", "metadata")
 """What `task.promptTemplate` and `task.answerTemplate` may refer to."""
-
-
-class Problem(NamedTuple):
-    """One thing that is wrong: the field, the sentence, and the other fields the rule looked at."""
-
-    path: Path
-    sentence: str
-    others: tuple[Path, ...] = ()
-
-
-def _problem(path: str, sentence: str, *others: str) -> Problem:
-    return Problem(
-        parse_path(f"spec.{path}"), sentence, tuple(parse_path(f"spec.{other}") for other in others)
-    )
 
 
 def _line(error: Exception) -> str:
@@ -46,7 +34,7 @@ def group_of_two(spec: RunSpec) -> Iterator[Problem]:
     algorithm = spec.algorithm
     estimator = algorithm.advantage.estimator
     if estimator in GROUP_ESTIMATORS and algorithm.group_size < 2:
-        yield _problem(
+        yield spec_problem(
             "algorithm.groupSize",
             f"found {algorithm.group_size}, allowed: a whole number >= 2, as advantage.estimator {estimator} "
             "compares the answers of a group",
@@ -61,7 +49,7 @@ def even_shares(spec: RunSpec) -> Iterator[Problem]:
     sequences = algorithm.sequences_per_step
     product = f"algorithm.promptsPerStep * algorithm.groupSize = {sequences}"
     if sequences % replicas:
-        yield _problem(
+        yield spec_problem(
             "learner.replicas",
             f"found {replicas}, allowed: a divisor of {product}",
             "algorithm.promptsPerStep",
@@ -71,7 +59,7 @@ def even_shares(spec: RunSpec) -> Iterator[Problem]:
         per_learner = (
             f"algorithm.promptsPerStep * algorithm.groupSize / learner.replicas = {sequences // replicas}"
         )
-        yield _problem(
+        yield spec_problem(
             "algorithm.miniBatches",
             f"found {algorithm.mini_batches}, allowed: a divisor of {per_learner}",
             "algorithm.promptsPerStep",
@@ -84,7 +72,7 @@ def room_for_a_step(spec: RunSpec) -> Iterator[Problem]:
     """`buffer.capacity` is >= `algorithm.promptsPerStep`: the buffer holds the groups of one step."""
     capacity, prompts = spec.buffer.capacity, spec.algorithm.prompts_per_step
     if capacity < prompts:
-        yield _problem(
+        yield spec_problem(
             "buffer.capacity",
             f"found {capacity}, allowed: a whole number >= algorithm.promptsPerStep = {prompts}, "
             "as the buffer must hold one step's groups",
@@ -96,7 +84,7 @@ def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
     """`sampler.minReplicas` is <= `sampler.replicas`."""
     sampler = spec.sampler
     if sampler.min_replicas > sampler.replicas:
-        yield _problem(
+        yield spec_problem(
             "sampler.minReplicas",
             f"found {sampler.min_replicas}, allowed: a whole number >= 1 and <= sampler.replicas = "
             f"{sampler.replicas}",
@@ -105,35 +93,37 @@ def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
 
 
 def pools_once(spec: RunSpec) -> Iterator[Problem]:
-    """`pools` of `sampler` and `learner` name each pool at most once."""
-    for role, pools in (("sampler", spec.sampler.pools), ("learner", spec.learner.pools)):
+    """`pools` of `sampler`, `learner` and `trainer` name each pool at most once."""
+    for role in ("sampler", "learner", "trainer"):
+        pools = getattr(spec, role).pools
         if len(set(pools)) < len(pools):
-            yield _problem(f"{role}.pools", "found a pool twice, allowed: each at most once")
+            yield spec_problem(f"{role}.pools", "found a pool twice, allowed: each at most once")
 
 
 def tiny_only_with_tiny(spec: RunSpec) -> Iterator[Problem]:
     """`model.tiny` is set only with `model.source` tiny."""
-    if spec.model.tiny is not None and spec.model.source != "tiny":
-        yield _problem(
+    model = spec.given_model
+    if model is not None and model.tiny is not None and model.source != "tiny":
+        yield spec_problem(
             "model.tiny",
-            f"found an object, allowed: null, as model.source is {spec.model.source!r}, not the preset tiny",
+            f"found an object, allowed: null, as model.source is {model.source!r}, not the preset tiny",
             "model.source",
         )
 
 
 def tiny_shape(spec: RunSpec) -> Iterator[Problem]:
     """`model.tiny.hiddenSize` is a multiple of 2 * `heads` (rotary pairs), and `heads` of `kvHeads`."""
-    tiny = spec.model.tiny
+    tiny = spec.given_model.tiny if spec.given_model is not None else None
     if tiny is None:
         return
     if tiny.hidden_size % (2 * tiny.heads):
-        yield _problem(
+        yield spec_problem(
             "model.tiny.hiddenSize",
             f"found {tiny.hidden_size}, allowed: a multiple of 2 * model.tiny.heads = {2 * tiny.heads}",
             "model.tiny.heads",
         )
     if tiny.heads % tiny.kv_heads:
-        yield _problem(
+        yield spec_problem(
             "model.tiny.kvHeads",
             f"found {tiny.kv_heads}, allowed: a divisor of model.tiny.heads = {tiny.heads}",
             "model.tiny.heads",
@@ -150,7 +140,7 @@ def answers_fit(spec: RunSpec) -> Iterator[Problem]:
         lengths["task.evaluation.maxNewTokens"] = spec.task.evaluation.max_new_tokens
     for path, length in lengths.items():
         if length >= positions:
-            yield _problem(
+            yield spec_problem(
                 path,
                 f"found {length}, allowed: a whole number < model.tiny.maxPositions = {positions}, "
                 "which must hold prompt and answer",
@@ -161,39 +151,45 @@ def answers_fit(spec: RunSpec) -> Iterator[Problem]:
 
 def task_source(spec: RunSpec) -> Iterator[Problem]:
     """`task.file` is set for prompts, not for reasoning-gym; `task.name` for reasoning-gym and tool-use."""
-    task = spec.task
+    task = spec.given_task
+    if task is None:
+        return
     environment = task.environment
     if environment == "prompts" and task.file is None:
-        yield _problem(
+        yield spec_problem(
             "task.file", "missing, required with task.environment prompts: a JSONL file", "task.environment"
         )
     if environment == "reasoning-gym" and task.file is not None:
-        yield _problem(
+        yield spec_problem(
             "task.file",
             f"found {task.file!r}, allowed: null with task.environment reasoning-gym, which makes prompts",
             "task.environment",
         )
     if environment != "prompts" and task.name is None:
         kind = "the generator, such as chain_sum" if environment == "reasoning-gym" else "such as calculator"
-        yield _problem(
+        yield spec_problem(
             "task.name", f"missing, required with task.environment {environment}: {kind}", "task.environment"
         )
 
 
+def _rewards(spec: RunSpec) -> tuple[RewardRule, ...]:
+    return spec.given_task.rewards if spec.given_task is not None else ()
+
+
 def reward_parts(spec: RunSpec) -> Iterator[Problem]:
     """A reward of rule regex has `pattern`, one of rule function has `function`, and no other has them."""
-    for index, reward in enumerate(spec.task.rewards):
+    for index, reward in enumerate(_rewards(spec)):
         path = f"task.rewards[{index}]"
         for field, rule, value, what in (
             ("pattern", "regex", reward.pattern, "a regular expression"),
             ("function", "function", reward.function, "module:function"),
         ):
             if reward.rule == rule and value is None:
-                yield _problem(
+                yield spec_problem(
                     f"{path}.{field}", f"missing, required with rule {rule}: {what}", f"{path}.rule"
                 )
             if reward.rule != rule and value is not None:
-                yield _problem(
+                yield spec_problem(
                     f"{path}.{field}",
                     f"found {value!r}, allowed: null with rule {reward.rule}, as only rule {rule} uses it",
                     f"{path}.rule",
@@ -209,7 +205,7 @@ _BROKEN_PATTERNS: Final = (
 
 def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
     """The brackets of a reward's `pattern` are balanced."""
-    for index, reward in enumerate(spec.task.rewards):
+    for index, reward in enumerate(_rewards(spec)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # about [[ and --, which regex gives a meaning
@@ -217,7 +213,7 @@ def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
         except re.error as error:
             # The trainer's regex package knows more syntax than re: only what is wrong in both is wrong.
             if error.msg in _BROKEN_PATTERNS:
-                yield _problem(
+                yield spec_problem(
                     f"task.rewards[{index}].pattern",
                     f"found {reward.pattern!r}, allowed: a regular expression ({_line(error)})",
                 )
@@ -227,10 +223,10 @@ def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
 
 def own_scorer(spec: RunSpec) -> Iterator[Problem]:
     """A reward of rule task needs an environment with a scorer of its own: reasoning-gym or tool-use."""
-    if spec.task.environment == "prompts":
-        for index, reward in enumerate(spec.task.rewards):
+    if spec.given_task is not None and spec.given_task.environment == "prompts":
+        for index, reward in enumerate(_rewards(spec)):
             if reward.rule == "task":
-                yield _problem(
+                yield spec_problem(
                     f"task.rewards[{index}].rule",
                     "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment "
                     "prompts has no scorer of its own",
@@ -241,30 +237,33 @@ def own_scorer(spec: RunSpec) -> Iterator[Problem]:
 def templates(spec: RunSpec) -> Iterator[Problem]:
     """`task.promptTemplate` and `task.answerTemplate` refer to question, answer and metadata only."""
     keys = ", ".join(f"{{{key}}}" for key in TEMPLATE_KEYS)
+    task = spec.given_task
+    if task is None:
+        return
     for path, template in (
-        ("task.promptTemplate", spec.task.prompt_template),
-        ("task.answerTemplate", spec.task.answer_template),
+        ("task.promptTemplate", task.prompt_template),
+        ("task.answerTemplate", task.answer_template),
     ):
         if template is None:
             continue
         try:
             names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
         except ValueError as error:
-            yield _problem(
+            yield spec_problem(
                 path,
                 f"found a broken template ({_line(error)}), allowed: {keys}; write {{{{ for a brace",
             )
             continue
         for name in names:
             if re.split(r"[.\[]", name)[0] not in TEMPLATE_KEYS:
-                yield _problem(path, f"found {f'{{{name}}}'!r}, allowed: {keys}; write {{{{ for a brace")
+                yield spec_problem(path, f"found {f'{{{name}}}'!r}, allowed: {keys}; write {{{{ for a brace")
 
 
 def constant_length(spec: RunSpec) -> Iterator[Problem]:
     """`algorithm.loss.constantLength` is set with aggregation constant only."""
     loss = spec.algorithm.loss
     if loss.aggregation != "constant" and loss.constant_length is not None:
-        yield _problem(
+        yield spec_problem(
             "algorithm.loss.constantLength",
             f"found {loss.constant_length}, allowed: null with aggregation {loss.aggregation}, as only "
             "constant uses it",
@@ -277,7 +276,7 @@ def dual_clip(spec: RunSpec) -> Iterator[Problem]:
     """`algorithm.loss.dualClip` is set with kind ppoClip only."""
     loss = spec.algorithm.loss
     if loss.kind != "ppoClip" and loss.dual_clip is not None:
-        yield _problem(
+        yield spec_problem(
             "algorithm.loss.dualClip",
             f"found {loss.dual_clip:g}, allowed: null with kind {loss.kind}, as only ppoClip uses it",
             "algorithm.loss.kind",
@@ -300,19 +299,19 @@ def one_storage(spec: RunSpec) -> Iterator[Problem]:
         if value is not None
     ]
     if len(chosen) != 1:
-        yield _problem(
+        yield spec_problem(
             "checkpoint.storage",
             f"found {' and '.join(chosen) or 'an empty object'}, allowed: exactly one of "
             "persistentVolumeClaim, s3 and path",
         )
     if storage.s3 is not None and not storage.s3.startswith("s3://"):
-        yield _problem("checkpoint.storage.s3", f"found {storage.s3!r}, allowed: s3://bucket/folder")
+        yield spec_problem("checkpoint.storage.s3", f"found {storage.s3!r}, allowed: s3://bucket/folder")
 
 
 def storage_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
     """On a cluster, `checkpoint` has `storage`, as pods lose their disks; or `checkpoint` is null."""
     if spec.checkpoint is not None and spec.checkpoint.storage is None:
-        yield _problem(
+        yield spec_problem(
             "checkpoint.storage",
             "missing, required on a cluster, whose pods lose their disks: persistentVolumeClaim, s3 or path "
             "(or checkpoint: null)",
@@ -321,22 +320,28 @@ def storage_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
 
 Rule = Callable[[RunSpec], Iterator[Problem]]
 
-RULES: Final[tuple[Rule, ...]] = (
+LOOP_RULES: Final[tuple[Rule, ...]] = (
     group_of_two,
     even_shares,
     room_for_a_step,
+    answers_fit,
+    constant_length,
+    dual_clip,
+    without_counterpart,
+)
+"""Rules of a training loop that we know: they hold but with `trainer.kind` command."""
+
+RULES: Final[tuple[Rule, ...]] = (
+    *TRAINER_RULES,
     fewer_samplers_to_start,
     pools_once,
     tiny_only_with_tiny,
     tiny_shape,
-    answers_fit,
     task_source,
     reward_parts,
     reward_patterns,
     own_scorer,
     templates,
-    constant_length,
-    dual_clip,
     one_storage,
 )
 """Rules that hold everywhere."""
@@ -348,4 +353,6 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (storage_on_a_cluster,)
 def check_rules(spec: RunSpec, target: Target = "local") -> list[Problem]:
     """All rules across fields that `spec` breaks, for `target`; an empty list when it keeps them."""
     rules = RULES + (CLUSTER_RULES if target == "cluster" else ())
+    if spec.trainer.kind != "command" and spec.given_model is not None and spec.given_task is not None:
+        rules += LOOP_RULES
     return [problem for rule in rules for problem in rule(spec)]

@@ -29,6 +29,7 @@ from rl_api.base import (
     Text,
     forget_server_fields,
 )
+from rl_api.errors import InvalidConfig
 from rl_api.progress import RunStatus
 from rl_api.roles import (
     BufferSpec,
@@ -39,6 +40,7 @@ from rl_api.roles import (
     WeightSyncSpec,
 )
 from rl_api.task import EvaluationSpec, RewardRule, TaskSpec, ToolLatencySpec
+from rl_api.trainer import EnvSpec, TrainerSpec
 
 __all__ = [
     "AdvantageSpec",
@@ -48,6 +50,7 @@ __all__ = [
     "CleanupSpec",
     "ClipSpec",
     "DynamicSamplingSpec",
+    "EnvSpec",
     "EvaluationSpec",
     "ImportanceSpec",
     "KlSpec",
@@ -71,6 +74,7 @@ __all__ = [
     "TaskSpec",
     "TinyModelSpec",
     "ToolLatencySpec",
+    "TrainerSpec",
     "WarmStartSpec",
     "WeightSyncSpec",
 ]
@@ -193,8 +197,15 @@ class RunSpec(Model):
     seed: int = Field(
         default=0, ge=0, le=2**32 - 1, description="Seed of everything random: model, prompts, sampling."
     )
-    model: ModelSpec = Field(description="The policy to start from.")
-    task: TaskSpec = Field(description="What to train on.")
+    trainer: TrainerSpec = Field(default_factory=TrainerSpec, description="Who trains.")
+    given_model: ModelSpec | None = Field(
+        default=None,
+        alias="model",
+        description="The policy to start from; required but for trainer.kind command.",
+    )
+    given_task: TaskSpec | None = Field(
+        default=None, alias="task", description="What to train on; required but for trainer.kind command."
+    )
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec, description="How the policy is improved.")
     warm_start: WarmStartSpec | None = Field(
         default=None, description="Supervised training before reinforcement learning; null: none."
@@ -219,6 +230,20 @@ class RunSpec(Model):
         default_factory=CleanupSpec, description="What is removed when the run is over."
     )
     server: ServerSpec = Field(default_factory=ServerSpec, description="The driver's status server.")
+
+    @property
+    def model(self) -> ModelSpec:
+        """The policy to start from. Raises InvalidConfig where there is none, as a run of kind command may have it."""
+        if self.given_model is None:
+            raise InvalidConfig(f"spec.model: missing, required with trainer.kind {self.trainer.kind}")
+        return self.given_model
+
+    @property
+    def task(self) -> TaskSpec:
+        """What to train on. Raises InvalidConfig where there is nothing, as in a run of kind command."""
+        if self.given_task is None:
+            raise InvalidConfig(f"spec.task: missing, required with trainer.kind {self.trainer.kind}")
+        return self.given_task
 
 
 class Metadata(Model):

@@ -17,8 +17,9 @@ from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
 from rl_api.paths import Path, render_path, touches
+from rl_api.problems import Problem
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
-from rl_api.rules import Problem, Target, check_rules
+from rl_api.rules import Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
 
 Resource = RLTrainingRun | RLTrainingProfile
@@ -92,7 +93,8 @@ def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Pro
         problems = [_field_problem(model, one) for one in errors if not _is_echo(one, errors)]
     rest = deepcopy(document)
     for problem in reversed(problems):
-        _remove(rest, problem.path)
+        if not _remove(rest, problem.path):
+            _remove(rest, problem.path[:-1])  # what lacks a field is as good as absent
     try:
         return model.model_validate(rest, by_alias=True, by_name=False), problems
     except ValidationError:
@@ -131,12 +133,14 @@ def allowed_key(model: type[BaseModel], location: Path) -> str:
     return allowed(kind.key) if kind is not None else "text"
 
 
-def _remove(document: Any, path: Path) -> None:
-    """Take the value at `path` out of `document`, if it is there."""
+def _remove(document: Any, path: Path) -> bool:
+    """Take the value at `path` out of `document`; whether it was there."""
     for part in path[:-1]:
         document = document[part] if _has(document, part) else None
-    if _has(document, path[-1]):
+    there = bool(path) and _has(document, path[-1])
+    if there:
         del document[path[-1]]
+    return there
 
 
 def _has(container: Any, part: str | int) -> bool:

@@ -23,6 +23,7 @@ _EXAMPLES: Final = """\
   rltrain render examples/quickstart-cluster.yaml
   rltrain render run.yaml --profile examples/profile-gpu.yaml --set sampler.replicas=4
   rltrain render run.yaml -n team-a | less
+  rltrain render --verl run.yaml --profile examples/profile-gpu.yaml
 """
 
 
@@ -37,6 +38,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_file_options(parser)
     parser.add_argument("--profile", metavar="FILE", help="file with the cluster's RLTrainingProfiles")
+    parser.add_argument(
+        "--verl",
+        action="store_true",
+        help="instead, write the configuration that verl would be given for a run of trainer.kind verl",
+    )
     parser.add_argument("-n", "--namespace", metavar="NS", help="namespace (default: the file's, or default)")
     parser.set_defaults(command=_render)
 
@@ -48,9 +54,37 @@ def _render(args: argparse.Namespace) -> int:
     profiles = read_profiles(args.profile) if args.profile else []
     run = place(plain(load_run(args.file, args.overrides)), args.namespace, "default")
     effective = as_planned(args.file, with_profile(run, profiles), profiles)
+    if args.verl:
+        sys.stdout.write(_verl(args.file, effective))
+        return 0
     for manifest in masked_objects(effective):
         sys.stdout.write(f"---\n{as_text(manifest)}")
     return 0
+
+
+def _verl(source: str, effective: Any) -> str:
+    """YAML of verl's configuration."""
+    from pathlib import PurePosixPath
+
+    from rl_api import dump_yaml
+    from rl_api.errors import InvalidConfig
+    from rl_api.verl import verl_config
+    from rl_operator.render.names import LEARNER
+    from rl_operator.render.pods import DATA_FOLDER
+
+    kind = effective.spec.trainer.kind
+    if kind != "verl":
+        raise InvalidConfig(f"{source}: spec.trainer.kind: found {kind!r}, allowed with --verl: verl")
+    storage = effective.spec.checkpoint.storage if effective.spec.checkpoint is not None else None
+    place = storage.path if storage is not None and storage.path is not None else "checkpoints"
+    return dump_yaml(
+        verl_config(
+            effective.spec,
+            name=effective.name,
+            checkpoints=str(PurePosixPath(DATA_FOLDER, "run", place)),
+            gpus_per_node=effective.role(LEARNER).accelerators,
+        )
+    )
 
 
 def as_text(manifest: dict[str, Any]) -> str:

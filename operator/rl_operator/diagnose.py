@@ -202,7 +202,11 @@ def _memory_advice(role: str) -> str:
     return {
         "sampler": "raise sampler.resources.memory, or lower sampler.maxSequences or sampler.maxNewTokens",
         "learner": "lower learner.tokensPerMicroBatch or ask your platform team for a pool with more memory",
-    }.get(role, "lower buffer.capacity or ask your platform team for more memory for heads")
+    }.get(
+        role,
+        "lower buffer.capacity or ask your platform team for more memory for heads (of a program of yours: raise "
+        "trainer.resources.memory)",
+    )
 
 
 def memory_sentence(world: World, attempt: int, said: str) -> str | None:

@@ -25,7 +25,9 @@ def end_attempt(turn: Turn, attempt: Attempt, end: Outcome) -> None:
 def close(turn: Turn, attempt: Attempt, end: Outcome) -> None:
     """The attempt is over: the run has succeeded, has failed, or gets another one."""
     conditions, ray = turn.conditions, turn.world.ray(attempt.number)
-    stop = turn.effective.spec.stop if turn.effective else None
+    spec = turn.effective.spec if turn.effective else None
+    # How many steps a program of the user's does is its own to know.
+    stop = spec.stop if spec is not None and spec.trainer.kind != "command" else None
     turn.progress = last_figures(turn.progress, ray, end.code == SUCCEEDED, stop, turn.now)
     end_attempt(turn, attempt, end)
     turn.roles = {

@@ -113,7 +113,12 @@ def role_statuses(
     roles: dict[str, RoleStatus] = {}
     pods = world.pods_of(attempt)
     effective = plan if isinstance(plan, Effective) else None
+    known = (
+        [plan.role for plan in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
+    )
     for role in (HEAD, LEARNER, SAMPLER):
+        if role not in known:
+            continue
         desired = old[role].desired if role in old else 1
         if effective is not None and (role not in old or (role == SAMPLER and effective.elastic)):
             desired = effective.role(role).replicas
@@ -154,8 +159,8 @@ def cluster_condition(
         if not missing:
             conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
             return
-        samplers, least = roles[SAMPLER], effective.role(SAMPLER).at_start if effective else None
-        if missing == [SAMPLER] and least is not None and samplers.ready >= least:
+        samplers = roles[SAMPLER] if missing == [SAMPLER] else None
+        if samplers and effective and samplers.ready >= effective.role(SAMPLER).at_start:
             share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
             conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
             return

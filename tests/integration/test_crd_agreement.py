@@ -19,7 +19,13 @@ from rl_api.validation import check_document
 CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
     ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}],
-    ("algorithm", "importance"): [{}, {"kind": "mask", "low": 0.5}, {"low": 2}, {"high": 0.9}, {"kind": "none"}],
+    ("algorithm", "importance"): [
+        {},
+        {"kind": "mask", "low": 0.5},
+        {"low": 2},
+        {"high": 0.9},
+        {"kind": "none"},
+    ],
     ("algorithm", "dynamicSampling"): [{}, {"maxRefills": 0}, {"maxRefills": -1}],
     ("algorithm", "overlong"): [{"buffer": 0.2, "maskTruncated": True}, {"buffer": 2}],
     ("algorithm", "groupSize"): [1, 2, 3, 8, 0, 7],
@@ -69,6 +75,25 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("seed",): [0, 2**32 - 1, 2**32, -1],
     ("warmStart",): [None, {}, {"untilScore": 2}],
     ("retry", "limit"): [0, -1],
+    ("trainer",): [
+        {"kind": "command", "command": ["a", "b"]},
+        {"kind": "command", "command": []},
+        {
+            "kind": "command",
+            "command": ["a"],
+            "config": {"x": [1]},
+            "workers": ["sampler"],
+            "pools": ["a", "b"],
+        },
+        {"kind": "command", "command": ["a"], "env": [{"name": "A", "value": ""}], "resources": {"cpu": 2}},
+        {"kind": "command", "command": ["a"], "env": [{"name": "RAY_ADDRESS", "value": "x"}]},
+        {"config": {}},
+        {"config": None, "resources": None},
+        {"kind": "verl"},
+        {"kind": "verl", "env": [{"name": "A", "value": "b"}], "workers": []},
+    ],
+    ("model",): [None],
+    ("task",): [None],
 }
 
 

@@ -16,11 +16,12 @@ from rl_trainer.run_folder import RunFolder
 from rl_trainer.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]
-# The rest is for clusters: applied by other tests, and the training is that of quickstart.yaml.
+# The rest is for clusters: applied by other tests, and the training is that of quickstart.yaml; or a program of its own.
+# (test_run_program.py)
 EXAMPLES = [
     path
     for path in sorted((ROOT / "examples").glob("*.yaml"))
-    if not path.stem.startswith(("profile-", "quickstart-"))
+    if not path.stem.startswith(("profile-", "quickstart-", "command"))
 ]
 STEPS, PROMPTS, GROUP, HELDOUT = 3, 4, 4, 8
 SHORT = (

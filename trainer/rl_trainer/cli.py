@@ -126,6 +126,11 @@ def _run(args: argparse.Namespace) -> int:
             buffer_capacity=spec.buffer.capacity,
         ) as console,
     ):
+        if spec.trainer.kind != "rltrain":
+            from rl_trainer.program.run import run_program
+
+            run_program(run, folder, console, stop)
+            return 0
         from rl_trainer.driver import train
 
         try:

@@ -30,6 +30,7 @@ _STOP_REASONS = {
     "targetReward": "Target reached",
     "maxSteps": "All steps done",
     "maxDuration": "Time limit reached",
+    "programEnded": "The program is done",
 }
 
 
@@ -347,7 +348,8 @@ def closing_rows(summary: Mapping[str, Any], report: Path | str | None) -> list[
     dropped = {reason: count for reason, count in summary.get("groups_dropped", {}).items() if count}
     lost = ", ".join(f"{words(reason)} {count:,}" for reason, count in dropped.items())
     lost = f"; dropped {sum(dropped.values()):,} ({lost})" if dropped else ", none dropped"
-    rows.append(("groups", f"{summary.get('groups_trained', 0):,} trained{lost}"))
+    if summary.get("stop_reason") != "programEnded" or summary.get("groups_trained"):
+        rows.append(("groups", f"{summary.get('groups_trained', 0):,} trained{lost}"))
     if report is not None:
         here = Path.cwd()
         inside = Path(report).is_relative_to(here)

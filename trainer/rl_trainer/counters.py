@@ -90,7 +90,7 @@ class Counters:
             reward=_shown(record.reward_mean, 3),
             heldout_score=_shown(self.heldout, 3),
             tokens_per_second=_shown(record.tokens_per_second),
-            buffer_fill=_shown(min(1.0, record.buffer_fill / spec.buffer.capacity), 3),
+            buffer_fill=_shown(min(record.buffer_fill / spec.buffer.capacity, 1.0), 3),
             staleness=_shown(record.staleness_mean, 2),
             eta_seconds=_shown(self.eta(spec)),
             updated_at=datetime.now(UTC),

@@ -30,6 +30,10 @@ _OWN = (
     "examples.json",
     "report.html",
     "run.yaml",
+    "run.json",
+    "program.jsonl",
+    "program.json",
+    "program.log",
     "driver.log",
 )
 
@@ -142,7 +146,7 @@ class RunFolder:
     def _holds_a_run(path: Path) -> bool:
         """Whether there is something to lose: a run that failed before its first step left nothing."""
         metrics = path / "metrics.jsonl"
-        return (metrics.exists() and metrics.stat().st_size > 0) or any(path.glob("checkpoints/step-*"))
+        return (metrics.exists() and metrics.stat().st_size > 0) or any(path.glob("checkpoints/[!.]*"))
 
     @property
     def checkpoints(self) -> Path:

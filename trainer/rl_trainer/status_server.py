@@ -75,7 +75,7 @@ class StatusServer:
         self._patience = patience
         self._acknowledged = threading.Condition()
         self._acknowledgements = 0
-        self._failure: str | None = None
+        self._failure: tuple[int, str] | None = None  # HTTP status and sentence
         self._closing = False
         self._last_read = -math.inf
         self.reading = 0  # counts what was shown
@@ -106,9 +106,9 @@ class StatusServer:
         self._changed()
         self._acknowledge(None)
 
-    def checkpoint_failed(self, reason: str) -> None:
-        """Answer those who wait for a checkpoint that it could not be written; `reason` is a sentence."""
-        self._acknowledge(reason)
+    def checkpoint_failed(self, reason: str, *, final: bool = False) -> None:
+        """Answer those who wait for a checkpoint that there is none, as `reason` says; `final`: nor will there be."""
+        self._acknowledge((409 if final else 500, reason))
 
     def close(self) -> None:
         """Stop serving and free the port; who still waits for a checkpoint is told. Safe to call twice.
@@ -181,10 +181,10 @@ class StatusServer:
             if self._acknowledgements == before:
                 return 503, {"error": "the run is ending; its last checkpoint is in the run folder"}
             if self._failure is not None:
-                return 500, {"error": self._failure}
+                return self._failure[0], {"error": self._failure[1]}
         return 200, {"checkpoint": self.status()["checkpoint"]}
 
-    def _acknowledge(self, failure: str | None) -> None:
+    def _acknowledge(self, failure: tuple[int, str] | None) -> None:
         with self._acknowledged:
             self._acknowledgements += 1
             self._failure = failure

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rl_api.paths import Path, render_path
+from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile, merge
-from rl_api.rules import Problem
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.validation import check_document
 from rl_operator.render.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest
 from rl_operator.render.pools import choose_pools, head_pool, wrong_pools
+from rl_operator.render.roles import RolePlan, plan_roles, worker_roles
 from rl_operator.settings import Settings
 
 BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
@@ -24,39 +25,6 @@ RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 """Ports of the Ray head."""
 
 _LONGEST_MESSAGE: Final = 2000
-
-
-@dataclass(frozen=True)
-class RolePlan:
-    """One role of a run: how many pods, where, of what size."""
-
-    role: str
-    replicas: int
-    pools: tuple[PoolSpec, ...]
-    """Where its pods may go, the most wanted first. They are alike but for their nodes and limits."""
-    image: str
-    cpu: str
-    ray_cpus: int
-    """CPU cores that Ray may hand out on one pod."""
-    memory: str
-    accelerators: int = 0
-    least: int | None = None
-    """Pods that an attempt begins with, where others may follow; None: all."""
-
-    @property
-    def pool(self) -> PoolSpec:
-        """What stands for all of its pools where they are alike."""
-        return self.pools[0]
-
-    @property
-    def where(self) -> str:
-        """Its pools for people: `pool h100`, or `pools h100, h100-spot`."""
-        return f"pool{'s' * (len(self.pools) > 1)} {', '.join(pool.name for pool in self.pools)}"
-
-    @property
-    def at_start(self) -> int:
-        """Pods that an attempt begins with."""
-        return self.replicas if self.least is None else self.least
 
 
 @dataclass(frozen=True)
@@ -72,17 +40,21 @@ class Effective:
     digest: str
     """Short hash of the spec, without `suspend`, which does not change what is trained."""
     roles: tuple[RolePlan, ...]
-    """Head, learner, sampler."""
+    """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
     settings: Settings
 
     def role(self, name: str) -> RolePlan:
         """The plan of one role."""
         return next(plan for plan in self.roles if plan.role == name)
 
+    def has(self, role: str) -> bool:
+        """Whether the run has pods of this role: a program of the user's may do without workers."""
+        return any(plan.role == role for plan in self.roles)
+
     @property
     def elastic(self) -> bool:
         """Whether the number of samplers may change while an attempt runs. A queue has admitted a fixed number of pods."""
-        return self.role(SAMPLER).least is not None
+        return self.has(SAMPLER) and self.role(SAMPLER).least is not None
 
     @property
     def claim(self) -> str | None:
@@ -135,15 +107,18 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
     spec = resource.spec
     if problems := list(_unsupported(spec)):
         return Refused("Unsupported", sentences(problems))
-    pools: dict[str, tuple[PoolSpec, ...]] = {HEAD: (head_pool(profile),)}
-    problems = []
+    problems = list(wrong_pools(profile, _title(profile_name), "trainer", spec.trainer.pools))
+    pools: dict[str, tuple[PoolSpec, ...]] = {
+        HEAD: choose_pools(profile, spec.trainer.pools) if spec.trainer.pools else (head_pool(profile),)
+    }
     for role, names in ((LEARNER, spec.learner.pools), (SAMPLER, spec.sampler.pools)):
-        problems += wrong_pools(profile, _title(profile_name), role, names)
-        pools[role] = choose_pools(profile, names)
+        if role in worker_roles(spec):
+            problems += wrong_pools(profile, _title(profile_name), role, names)
+            pools[role] = choose_pools(profile, names)
     if problems:
         return Refused("InvalidSpec", sentences(problems))
     queued = (spec.scheduling.queue or profile.queue) is not None
-    roles = tuple(_roles(spec, profile, pools, settings, queued))
+    roles = tuple(plan_roles(spec, profile, pools, settings, queued))
     if problems := list(_misplaced(spec, roles)):
         return Refused("InvalidSpec", sentences(problems))
     if problems := list(_over_limits(profile_name, profile, roles)):
@@ -230,59 +205,6 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def _roles(
-    spec: RunSpec,
-    profile: ProfileSpec,
-    pools: Mapping[str, tuple[PoolSpec, ...]],
-    settings: Settings,
-    queued: bool,
-) -> Iterator[RolePlan]:
-    def image(pool: PoolSpec) -> str:
-        if spec.image is not None:
-            return spec.image
-        if pool.accelerator_resource is None:
-            return profile.images.cpu or settings.image_cpu
-        return profile.images.gpu or settings.image_gpu
-
-    def memory(pool: PoolSpec) -> str:
-        return settings.worker_memory if pool.accelerator_resource is None else settings.accelerator_memory
-
-    def cpu(pool: PoolSpec, threads: int) -> str:
-        return settings.worker_cpu if pool.accelerator_resource is None else str(threads)
-
-    pool = pools[HEAD][0]
-    # One CPU for Ray to hand out: the buffer asks for a hundredth of one.
-    yield RolePlan(HEAD, 1, pools[HEAD], image(pool), settings.head_cpu, 1, settings.head_memory)
-    pool, learner = pools[LEARNER][0], spec.learner
-    yield RolePlan(
-        LEARNER,
-        learner.replicas,
-        pools[LEARNER],
-        image(pool),
-        cpu(pool, learner.threads),
-        learner.threads,
-        memory(pool),
-        accelerators=0 if pool.accelerator_resource is None else 1,
-    )
-    pool, sampler = pools[SAMPLER][0], spec.sampler
-    asked = sampler.resources
-    cores = asked.cpu if asked is not None and asked.cpu is not None else None
-    accelerators = asked.accelerators if asked is not None and asked.accelerators is not None else None
-    if accelerators is None:
-        accelerators = 0 if pool.accelerator_resource is None else sampler.tensor_parallel_size
-    yield RolePlan(
-        SAMPLER,
-        sampler.replicas,
-        pools[SAMPLER],
-        image(pool),
-        cpu(pool, sampler.threads) if cores is None else f"{round(cores * 1000)}m",
-        max(sampler.threads, -int(-(cores or 0) // 1)),
-        asked.memory if asked is not None and asked.memory is not None else memory(pool),
-        accelerators=accelerators,
-        least=None if queued else sampler.min_replicas,
-    )
-
-
 def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
     """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
     if spec.server.port in RAY_PORTS.values():
@@ -291,7 +213,20 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
             ("spec", "server", "port"),
             f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
         )
-    sampler = next(plan for plan in roles if plan.role == SAMPLER)
+    head = next(plan for plan in roles if plan.role == HEAD)
+    if head.accelerators:
+        yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)
+    if spec.trainer.kind == "verl":
+        learner = next(plan for plan in roles if plan.role == LEARNER)
+        if learner.pool.accelerator_resource is None:
+            yield Problem(
+                ("spec", "learner", "pools"),
+                f"found {learner.where}, without accelerators, allowed with trainer.kind verl: pools with accelerators, "
+                "as verl trains on GPUs only",
+            )
+    sampler = next((plan for plan in roles if plan.role == SAMPLER), None)
+    if sampler is None:
+        return
     resource = sampler.pool.accelerator_resource
     explicit = spec.sampler.resources is not None and spec.sampler.resources.accelerators is not None
     path: Path = (
@@ -299,20 +234,22 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
         if explicit
         else ("spec", "sampler", "tensorParallelSize")
     )
-    if sampler.accelerators and resource is None:
-        yield Problem(
-            path,
-            f"found {sampler.accelerators}, allowed: 0 on {sampler.where}, without accelerators",
-        )
-    for pool in sampler.pools:
-        per_node = pool.accelerators_per_node
-        if per_node is not None and sampler.accelerators > per_node:
-            yield Problem(
-                path,
-                f"found {sampler.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
-            )
+    yield from _no_room(path, sampler)
     if spec.sampler.engine == "vllm" and sampler.accelerators == 0 and resource is not None:
         yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
+
+
+def _no_room(path: Path, plan: RolePlan) -> Iterator[Problem]:
+    """More accelerators per pod than the nodes of its pools have."""
+    if plan.accelerators and plan.pool.accelerator_resource is None:
+        yield Problem(path, f"found {plan.accelerators}, allowed: 0 on {plan.where}, without accelerators")
+    for pool in plan.pools:
+        per_node = pool.accelerators_per_node
+        if per_node is not None and plan.accelerators > per_node:
+            yield Problem(
+                path,
+                f"found {plan.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
+            )
 
 
 def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
@@ -320,7 +257,7 @@ def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePla
     title, limits = _title(name), profile.limits
     by_role = {plan.role: plan for plan in roles}
     for role, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
-        replicas = by_role[role].replicas
+        replicas = by_role[role].replicas if role in by_role else 0
         if limit is not None and replicas > limit:
             yield Problem(
                 ("spec", role, "replicas"),
@@ -368,11 +305,12 @@ def _resolve(
     """The run with everything written out that profile and operator decided."""
     spec = run.spec
     pools = {plan.role: tuple(pool.name for pool in plan.pools) for plan in roles}
+    images = {plan.role: plan.image for plan in roles}
+    groups = {role: getattr(spec, role) for role in (LEARNER, SAMPLER) if role in pools}
     changes: dict[str, Any] = {
         "profile": profile_name,
-        "image": spec.image or next(plan.image for plan in roles if plan.role == LEARNER),
-        "learner": spec.learner.model_copy(update={"pools": pools[LEARNER]}),
-        "sampler": spec.sampler.model_copy(update={"pools": pools[SAMPLER]}),
+        "image": spec.image or images.get(LEARNER, images[HEAD]),
+        **{role: group.model_copy(update={"pools": pools[role]}) for role, group in groups.items()},
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
         "suspend": False,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
-from rl_operator.render.effective import RAY_PORTS, Effective, RolePlan
-from rl_operator.render.names import HEAD, Manifest, attempt_name, pod_labels, secret_name
+from rl_operator.render.effective import RAY_PORTS, Effective
+from rl_operator.render.names import HEAD, LEARNER, Manifest, attempt_name, pod_labels, secret_name
 from rl_operator.render.pools import accelerator_resources, pod_placement
+from rl_operator.render.roles import RolePlan
 
 CONFIG_FOLDER: Final = "/etc/rltrain"
 DATA_FOLDER: Final = "/var/lib/rltrain"
@@ -63,7 +64,22 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
         spec["priorityClassName"] = effective.spec.scheduling.priority_class
     if plan.role == HEAD:
         _add_head_parts(effective, attempt, spec, container)
+    # verl's workers write its checkpoints themselves: the claim must be one that several nodes can mount.
+    if plan.role == HEAD or (effective.spec.trainer.kind == "verl" and effective.claim is not None):
+        _add_storage(effective, spec, container)
     return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _add_storage(effective: Effective, spec: Manifest, container: Manifest) -> None:
+    data: Manifest = {"name": "data", "mountPath": DATA_FOLDER}
+    if effective.claim is not None:
+        # Of its own for each run, so that several can share a claim, and a later run of the same name starts anew.
+        data["subPath"] = f"{effective.name}-{effective.uid[:8]}"
+    storage: Manifest = (
+        {"persistentVolumeClaim": {"claimName": effective.claim}} if effective.claim else {"emptyDir": {}}
+    )
+    container["volumeMounts"].append(data)
+    spec["volumes"].append({"name": "data", **storage})
 
 
 def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, container: Manifest) -> None:
@@ -72,27 +88,16 @@ def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, containe
     spec["restartPolicy"] = "Never"
     ports = RAY_PORTS | {"status": effective.status_port}
     container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
-    data: Manifest = {"name": "data", "mountPath": DATA_FOLDER}
-    if effective.claim is not None:
-        # Of its own for each run, so that several can share a claim, and a later run of the same name starts anew.
-        data["subPath"] = f"{effective.name}-{effective.uid[:8]}"
-    container["volumeMounts"] += [
-        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-        data,
-    ]
-    storage: Manifest = (
-        {"persistentVolumeClaim": {"claimName": effective.claim}} if effective.claim else {"emptyDir": {}}
-    )
-    spec["volumes"] += [
+    container["volumeMounts"].append({"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True})
+    spec["volumes"].append(
         {
             "name": "config",
             "configMap": {
                 "name": attempt_name(effective.name, attempt),
                 "items": [{"key": CONFIG_KEY, "path": CONFIG_KEY}],
             },
-        },
-        {"name": "data", **storage},
-    ]
+        }
+    )
 
 
 def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Manifest]:
@@ -106,6 +111,8 @@ def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Man
     if plan.role != HEAD:
         return [{"name": name, "value": value} for name, value in values.items()]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
+    if effective.spec.trainer.kind == "verl":
+        values["RLTRAIN_ACCELERATORS"] = str(effective.role(LEARNER).accelerators)  # of one node
     token: Manifest = {"secretKeyRef": {"name": secret_name(effective.name), "key": TOKEN_KEY}}
     return [
         *({"name": name, "value": value} for name, value in values.items()),

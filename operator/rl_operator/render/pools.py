@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec, TolerationSpec
-from rl_api.rules import Problem
 
 # A pod on a node that stopped answering is given up after half a minute instead of Kubernetes' five: its run waits.
 _LOST_NODE_SECONDS = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rl_operator.render.effective import Effective, RolePlan
+from rl_operator.render.effective import Effective
 from rl_operator.render.names import (
     HEAD,
     LEARNER,
@@ -16,6 +16,7 @@ from rl_operator.render.names import (
     owner,
 )
 from rl_operator.render.pods import pod_template
+from rl_operator.render.roles import RolePlan
 
 
 def cluster_spec(effective: Effective, attempt: int) -> Manifest:
@@ -28,7 +29,9 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
             "template": pod_template(effective, head, attempt),
         },
         "workerGroupSpecs": [
-            _worker_group(effective, effective.role(role), attempt) for role in (LEARNER, SAMPLER)
+            _worker_group(effective, effective.role(role), attempt)
+            for role in (LEARNER, SAMPLER)
+            if effective.has(role)
         ],
     }
 

@@ -19,7 +19,7 @@ from rl_api.crd_schema import SchemaWriter
 from rl_api.describe import fields_of, type_of
 from rl_api.documents import dump_yaml, load_documents
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile
-from rl_api.run import RLTrainingRun, RunSpec, SamplerSpec
+from rl_api.run import ModelSpec, RLTrainingRun, RunSpec, SamplerSpec
 
 CHART = Path(__file__).parents[3] / "charts" / "rltrain" / "templates" / "crds"
 Schema = dict[str, Any]
@@ -94,7 +94,7 @@ def test_unknown_fields_are_kept_in_free_objects_only() -> None:
         for path, schema in walk(schema_of(name))
         if schema.get("x-kubernetes-preserve-unknown-fields")
     ]
-    assert free == ["spec.task.args"]
+    assert free == ["spec.trainer.config", "spec.task.args"]
 
 
 def names_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -149,6 +149,7 @@ def test_defaults_stand_where_a_profile_has_no_say() -> None:
     assert groups == {"workload", "seed", "model", "task", "algorithm", "warmStart", "sampler", "buffer"} | {
         "stop",
         "suspend",
+        "trainer",
     }
     assert {path for path in defaulted if path.startswith("sampler")} == {"sampler", "sampler.replicas"}
     assert "Default: 64." in at(schema, "spec.sampler.maxSequences")["description"]
@@ -243,4 +244,4 @@ def test_status_is_not_bounded() -> None:
     assert "maxItems" not in at(status, "attempts")
     assert at(status, "attempts")["x-kubernetes-list-map-keys"] == ["number"]
     assert at(status, "conditions[].lastTransitionTime")["format"] == "date-time"
-    assert SchemaWriter().write(RunSpec, "spec")["required"] == ["model", "task"]
+    assert SchemaWriter().write(ModelSpec, "spec.model")["required"] == ["source"]

@@ -80,7 +80,8 @@ EXIT = "Job entrypoint command failed with exit code {}, last available logs:\nr
             (make_pod("head", phase="Failed", ready=False, containers=KILLED),),
             "OutOfMemory",
             "head: pod sums-1-head-0 was killed because it used more than its memory limit of 1536Mi; lower "
-            "buffer.capacity or ask your platform team for more memory for heads",
+            "buffer.capacity or ask your platform team for more memory for heads (of a program of yours: raise "
+            "trainer.resources.memory)",
             True,
         ),
         (

@@ -113,7 +113,7 @@ class StepRecord:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(StepRecord))
-_FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if field.type == "float")
+FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if field.type == "float")
 # One TensorBoard group per question a person asks; what is not listed stays in metrics.jsonl only.
 TENSORBOARD_TAGS = {
     "reward/mean": "reward_mean",
@@ -236,6 +236,17 @@ class MetricsWriter:
         self._file.truncate(content.rfind(b"\n") + 1)
 
 
+def position_of_step(path: Path | str, step: int) -> int:
+    """Return the bytes before the first step record or event of a `metrics.jsonl` that is at `step` or after it."""
+    position = 0
+    for text in Path(path).read_bytes().splitlines(keepends=True):
+        line = json.loads(text)
+        if line["step"] >= step and line.get("event") != "resumed":
+            break
+        position += len(text)
+    return position
+
+
 def read_metrics(path: Path | str) -> list[StepRecord]:
     """Return the step records of a `metrics.jsonl`, in the order written; no file means no records.
 
@@ -266,7 +277,7 @@ def heldout_curve(path: Path | str) -> list[tuple[int, float]]:
 def _record(line: dict[str, Any]) -> StepRecord:
     fields: dict[str, Any] = {name: line[name] for name in FIELDS if name in line}
     for name, value in fields.items():
-        if value is None and name in _FLOATS:
+        if value is None and name in FLOATS:
             fields[name] = NAN
     return StepRecord(**fields)
 

@@ -1,0 +1,93 @@
+"""`trainer.kind: verl`: what verl has no counterpart for. What it has is checked with verl itself (tests/numerics)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from rl_api import RLTrainingRun, check_document
+from rl_api.paths import parse_path, render_path
+from rl_api.verl import hydra_overrides, verl_config
+
+GOOD: dict[str, Any] = {
+    "trainer": {"kind": "verl"},
+    "model": {"source": "org/model"},
+    "task": {
+        "environment": "prompts",
+        "file": "train.parquet",
+        "rewards": [{"rule": "function", "function": "rewards:score"}],
+    },
+    "sampler": {"engine": "vllm"},
+}
+
+
+def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
+    spec = deepcopy(GOOD)
+    if path is not None:
+        *parents, last = parse_path(path)
+        inside: Any = spec
+        for part in parents:
+            inside = inside[part] if isinstance(part, int) else inside.setdefault(part, {})
+        inside[last] = value
+    document = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": {"name": "a"}}
+    run, problems = check_document(document | {"spec": spec})
+    return run, [f"{render_path(problem.path)}: {problem.sentence}" for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (
+            "model.source",
+            "tiny",
+            "spec.model.source: found tiny, allowed with trainer.kind verl: a folder or a hub id",
+        ),
+        ("model.revision", "main", "found main, allowed with trainer.kind verl: null"),
+        ("task.promptTemplate", "{question}", "found {question}, allowed with trainer.kind verl: null"),
+        (
+            "task.evaluation",
+            {},
+            "spec.task.evaluation: found an object, allowed with trainer.kind verl: null",
+        ),
+        ("task.file", "prompts.csv", "a .parquet, .json or .jsonl file"),
+        ("task.rewards", [{}], "found exactMatch, allowed with trainer.kind verl: one part of rule function"),
+        ("task.rewards[0].right", 5, "spec.task.rewards[0]: found weight, right or wrong"),
+        ("algorithm.name", "my_module:loss", "spec.algorithm.name: found my_module:loss"),
+        ("algorithm.loss.kind", "reinforce", "allowed with trainer.kind verl: ppoClip or gspo or cispo"),
+        ("algorithm.advantage.estimator", "maxRl", "spec.algorithm.advantage.estimator: found maxRl"),
+        ("algorithm.advantage.epsilon", 1e-3, "allowed with trainer.kind verl: 1e-06"),
+        ("algorithm.importance", {"kind": "mask"}, "spec.algorithm.importance.low: found null"),
+        ("algorithm.importance.low", 0.5, "spec.algorithm.importance.low: found 0.5"),
+        ("algorithm.miniBatches", 64, "a divisor of algorithm.promptsPerStep = 32"),
+        ("algorithm.overlong.buffer", 0.5, "found 0.5, allowed with trainer.kind verl: 0.0"),
+        ("algorithm.ratioBound", 4, "found 4.0, allowed with trainer.kind verl: null"),
+        ("sampler.engine", "torch", "found torch, allowed with trainer.kind verl: vllm"),
+        ("sampler.stop", ["x"], "found a list, allowed with trainer.kind verl: an empty list"),
+        ("buffer.maxStaleness", 1, "found 1, allowed with trainer.kind verl: 0"),
+        ("stop.targetReward", 0.5, "found 0.5, allowed with trainer.kind verl: null"),
+        ("checkpoint", {"storage": {"s3": "s3://a"}}, "spec.checkpoint.storage.s3: found s3://a"),
+    ],
+)
+def test_it_is_refused_with_a_sentence(path: str, value: Any, sentence: str) -> None:
+    run, problems = check(path, value)
+    assert run is None
+    assert len(problems) == 1
+    assert sentence in problems[0]
+
+
+def test_hydra_gets_every_leaf_once_and_quoted() -> None:
+    run, problems = check()
+    assert isinstance(run, RLTrainingRun), problems
+    config = verl_config(run.spec, name="it's", checkpoints="/a b", gpus_per_node=2)
+    overrides = hydra_overrides(config)
+    names = [override.partition("=")[0] for override in overrides]
+    assert len(set(names)) == len(names) > 50
+    assert "trainer.experiment_name='it\\'s'" in overrides
+    assert "trainer.default_local_dir='/a b'" in overrides
+    assert "trainer.n_gpus_per_node=2" in overrides
+    assert "trainer.val_before_train=false" in overrides
+    assert "actor_rollout_ref.actor.loss_scale_factor=null" in overrides
+    assert "data.train_files=['train.parquet']" in overrides
+    assert "actor_rollout_ref.actor.optim.override_optimizer_config={eps:1e-08}" in overrides

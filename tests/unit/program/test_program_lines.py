@@ -1,0 +1,89 @@
+"""What a program's lines say: steps, events, and lines that say nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rl_trainer.program.lines import BadLine, Event, Line, Tail, parse_line
+from rl_trainer.report.metrics import FIELDS, StepRecord
+
+
+def parse(text: str) -> Line:
+    return parse_line(text, now=1000.0, wall_seconds=2.5)
+
+
+def test_the_least_a_step_says() -> None:
+    record = parse('{"step": 3}')
+    assert isinstance(record, StepRecord)
+    assert (record.step, record.time, record.wall_seconds) == (3, 1000.0, 2.5)
+    assert math.isnan(record.reward_mean)
+    assert record.heldout_score is None
+
+
+def test_what_a_step_says_is_kept_and_the_rest_is_left_alone() -> None:
+    said = {"step": 3, "time": 7.0, "wall_seconds": 1, "reward_mean": 0.5, "heldout_score": 0.25}
+    said |= {"kl": 1e-3, "completion_tokens": 12, "samplers": 2, "loss/policy": "high", "prompts": "no"}
+    record = parse(json.dumps(said))
+    assert isinstance(record, StepRecord)
+    assert {name: getattr(record, name) for name in said if name in FIELDS and name != "prompts"} == {
+        name: value for name, value in said.items() if name in FIELDS and name != "prompts"
+    }
+    assert record.prompts == []
+
+
+def test_null_and_nan_are_numbers_that_were_not_measured() -> None:
+    record = parse('{"step": 1, "reward_mean": NaN, "kl": null, "time": NaN}')
+    assert isinstance(record, StepRecord)
+    assert math.isnan(record.reward_mean)
+    assert math.isnan(record.kl)
+    assert record.time == 1000.0
+
+
+def test_an_event() -> None:
+    found = parse('{"event": "checkpoint", "step": 0, "time": 5, "path": "a/b"}')
+    assert found == Event("checkpoint", 0, {"path": "a/b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("step 5", "no JSON object"),
+        ("[1]", "no JSON object"),
+        ('{"loss": 1}', "step is None"),
+        ('{"step": 0}', "allowed: a whole number >= 1"),
+        ('{"step": 1.5}', "step is 1.5"),
+        ('{"step": true}', "step is True"),
+        ('{"step": 1, "reward_mean": "high"}', "reward_mean is 'high'"),
+        ('{"step": 1, "samplers": 1.5}', "samplers is 1.5"),
+        ('{"step": 1, "event": 5}', "event is 5"),
+    ],
+)
+def test_a_line_that_says_nothing(text: str, why: str) -> None:
+    found = parse(text)
+    assert isinstance(found, BadLine)
+    assert why in found.why
+
+
+def test_whole_lines_only_and_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    tail = Tail(path)
+    assert tail.read() == []
+    path.write_text("one\ntw")
+    assert tail.read() == ["one"]
+    with path.open("a") as file:
+        file.write("o\n\nthree\n")
+    assert tail.read() == ["two", "three"]
+    assert tail.read() == []
+
+
+def test_a_file_that_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    tail = Tail(path)
+    path.write_text("a long first line\n")
+    tail.read()
+    path.write_text("new\n")
+    assert tail.read() == ["new"]

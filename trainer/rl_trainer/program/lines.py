@@ -1,0 +1,117 @@
+"""Lines that a program writes about its progress, as step records and events. Pure, but for `Tail`, which reads them.
+
+A line is a JSON object with `step` (a whole number > 0) and any fields of `StepRecord`, or with `step`, `event` and what
+belongs to the event. Other fields are left alone. Lines of verl's log (an object `data` beside `step`) are taken as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rl_trainer.program.verl import from_verl
+from rl_trainer.report.metrics import FIELDS, FLOATS, NAN, StepRecord
+
+# Fields of a step record that are whole numbers.
+_COUNTS: Final = (
+    "samplers",
+    "completion_tokens",
+    "groups_trained",
+    "zero_variance_groups",
+    "skipped_steps",
+    "weight_version",
+)
+_LONGEST_LINE: Final = 1 << 20
+
+
+class Event(NamedTuple):
+    """Something that is not a step."""
+
+    kind: str
+    step: int
+    fields: dict[str, Any]
+
+
+class BadLine(NamedTuple):
+    """A line that says nothing, and why, as a part of a sentence."""
+
+    why: str
+
+
+Line = StepRecord | Event | BadLine
+
+
+def parse_line(text: str, *, now: float, wall_seconds: float) -> Line:
+    """What one line says.
+
+    Args:
+        text: the line.
+        now: time of a step that does not say its own, seconds since the epoch.
+        wall_seconds: length of such a step, likewise.
+    """
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return BadLine("it is no JSON object")
+    if not isinstance(line, dict):
+        return BadLine("it is no JSON object")
+    if isinstance(line.get("data"), dict):
+        line = from_verl(line)
+    step = line.get("step")
+    event = line.get("event")
+    least = 1 if event is None else 0
+    if isinstance(step, bool) or not isinstance(step, int) or step < least:
+        return BadLine(f"step is {step!r:.40}, allowed: a whole number >= {least}")
+    if event is not None:
+        if not isinstance(event, str) or not event:
+            return BadLine(f"event is {event!r:.40}, allowed: text, not empty")
+        return Event(event, step, {key: line[key] for key in line.keys() - {"event", "step", "time"}})
+    fields: dict[str, Any] = {"time": now, "wall_seconds": wall_seconds, "reward_mean": NAN}
+    for name in FIELDS:
+        value = line.get(name)
+        if value is None:
+            continue
+        if name in FLOATS or name == "heldout_score":
+            number = _number(value)
+            if number is None:
+                return BadLine(f"{name} is {value!r:.40}, allowed: a number or null")
+            if name not in ("time", "wall_seconds") or math.isfinite(number):
+                fields[name] = number
+        elif name in _COUNTS:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                return BadLine(f"{name} is {value!r:.40}, allowed: a whole number >= 0")
+            fields[name] = value
+    return StepRecord(step=step, **fields)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+class Tail:
+    """Reads the lines that are added to a file, whole ones only."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` need not be there yet."""
+        self._path, self._position, self._rest = path, 0, b""
+
+    def read(self) -> list[str]:
+        """The lines since the last call. Of a file that has become shorter, those from its beginning on."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._position:
+                    self._position, self._rest = 0, b""
+                file.seek(self._position)
+                content = file.read()
+        except OSError:
+            return []
+        self._position += len(content)
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest = b""
+        return [line.decode(errors="replace") for line in lines if line.strip()]
