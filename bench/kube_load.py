@@ -121,10 +121,10 @@ def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], r
     guarded = {**identity, "metadata": identity["metadata"] | {"finalizers": [FINALIZER]}}
     ours = path("RLTrainingRun", "default", NAME)
     create = [["POST", path(one["kind"], "default"), json.dumps(one)] for one in objects]
-    first = [*create[:-1], ["PATCH", ours, json.dumps(guarded)]]
-    last = [["PATCH", f"{ours}/status", json.dumps({**identity, "status": status})]]
+    last = [["PATCH", ours, json.dumps(guarded)]]
     last += [["POST", path("Event", "default"), json.dumps(event)] for event in events]
-    (folder / "writes.json").write_text(json.dumps({"first": first, "job": create[-1:], "last": last}))
+    last += [["PATCH", f"{ours}/status", json.dumps({**identity, "status": status})]]
+    (folder / "writes.json").write_text(json.dumps({"first": create[:-1], "job": create[-1:], "last": last}))
 
 
 async def bare_operator(server: str, token: str, certificate: Path, folder: Path) -> None:

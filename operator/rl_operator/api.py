@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -87,6 +88,9 @@ class Api:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration, persist_config=False)
+        # Looked up once: for each request aiohttp would do it in a thread, and read ~/.netrc in another.
+        configuration.proxy = configuration.proxy or proxy_of(str(configuration.host))
+        configuration.client_session_kwargs = {"trust_env": False}
         return cls(client.ApiClient(configuration), metrics, timeout)
 
     async def close(self) -> None:
@@ -229,6 +233,14 @@ class Api:
                 return False
             raise
         return any(resource.get("name") == api.plural for resource in found.get("resources") or ())
+
+
+def proxy_of(url: str) -> str | None:
+    """Proxy that the environment names for a URL; None: none."""
+    parts = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 def path(kind: str, namespace: str | None = None, name: str = "", subresource: str = "") -> str:

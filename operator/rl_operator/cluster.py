@@ -221,13 +221,8 @@ class Cluster:
         namespace = str(world.metadata["namespace"])
         if decision.create:
             first, last = decision.create[:-1], decision.create[-1]
-            work = [self._create(manifest, memory) for manifest in first]
-            if decision.finalizer:
-                work.append(self._set_finalizer(world, True))
-            await _all(work)
+            await _all([self._create(manifest, memory) for manifest in first])
             await self._create(last, memory)
-        elif decision.finalizer:
-            await self._set_finalizer(world, True)
         for manifest in decision.apply:
             self.store.put(await self.api.apply(manifest))
         for target in decision.delete:
@@ -238,14 +233,19 @@ class Cluster:
             memory.scale_refusal = ""
 
     async def tell(self, world: World, decision: Decision) -> None:
-        """Write the events and the status; raises as `act` does.
+        """Write the finalizer, the events and the status; raises as `act` does.
 
-        The events first: an operator that is killed between the two decides the same again, and an event that is there
-        already is not written twice. The other way round it would be lost.
+        The finalizer is there for a last checkpoint, which a RayJob that was just made has none to give: it need not wait
+        for it, and a run that is deleted in between takes its RayJob along. Events come before the status: an operator that
+        is killed between the two decides the same again, and what is there already is not written twice. The other way
+        round it would be lost.
         """
         attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
         events = [run_event(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
-        await _all([self._note(event) for event in events])
+        work = [self._note(event) for event in events]
+        if decision.finalizer:
+            work.append(self._set_finalizer(world, True))
+        await _all(work)
         await self._write_status(world, decision)
         if decision.finalizer is False:
             await self._set_finalizer(world, False)

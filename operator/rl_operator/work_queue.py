@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 
-_IN_TURN: Final = 4
+_IN_TURN: Final = 8
 """Of so many keys that are taken at least one is no urgent one: urgent work must not starve the rest."""
 
 

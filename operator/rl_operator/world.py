@@ -364,12 +364,10 @@ class Pull:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now. Done in the order of the fields."""
+    """What to do now. Done in the order of the fields, the status after the notes."""
 
     status: RunStatus
     """Status as it should be; written only when it is not so already."""
-    finalizer: bool | None = None
-    """True: add ours to the run; False: take it away; None: as it should be."""
     create: tuple[Manifest, ...] = ()
     """Objects that are missing."""
     apply: tuple[Manifest, ...] = ()
@@ -377,6 +375,8 @@ class Decision:
     delete: tuple[Target, ...] = ()
     scale: Scale | None = None
     """Another number of samplers to ask KubeRay for."""
+    finalizer: bool | None = None
+    """True: add ours to the run; False: take it away; None: as it should be."""
     notes: tuple[Note, ...] = ()
     pull: Pull | None = None
     """Driver to ask for its progress now and then; None: none."""

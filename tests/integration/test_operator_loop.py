@@ -338,11 +338,15 @@ def test_a_conflict_is_tried_again(kube: KubeApi, namespace: str) -> None:
         workers = asyncio.create_task(controller.run(2))
         try:
             await awaited(lambda: conflicts(controller) >= 1)
-            assert kube.get("rayjobs", "-n", namespace)["items"] == []
+            (job,) = kube.get("rayjobs", "-n", namespace)["items"]
+            assert job["metadata"]["ownerReferences"][0]["uid"] == old["metadata"]["uid"]
             assert "finalizers" not in kube.get("rlrun", "twice", "-n", namespace)["metadata"]
+            assert "status" not in kube.get("rlrun", "twice", "-n", namespace)
             # What the garbage collector does, and the watch.
+            kube.kubectl("delete", "rayjob/twice-1", "-n", namespace)
             for what in ("configmap/twice-1", "secret/twice-status", "networkpolicy/twice", "pdb/twice"):
                 kube.kubectl("delete", what, "-n", namespace)
+            controller.seen("RayJob", "DELETED", job)
             controller.seen("RLTrainingRun", "DELETED", old)
             controller.seen("RLTrainingRun", "ADDED", new)
             (job,) = await awaited(lambda: kube.get("rayjobs", "-n", namespace)["items"])

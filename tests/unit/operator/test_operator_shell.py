@@ -14,6 +14,7 @@ from aiohttp import web
 from operator_worlds import make_profile, make_run
 from prometheus_client import generate_latest
 
+from rl_operator.api import proxy_of
 from rl_operator.handlers import Watches
 from rl_operator.health import Health, queue_problem
 from rl_operator.logs import JsonFormatter, TextFormatter
@@ -72,9 +73,8 @@ class TestQueue:
             queue.add("new-0")
             assert queue.pressed
             taken = [await queue.get() for _ in range(queue.depth)]
-            assert taken[:4] == ["new-0", "new-1", "new-2", "old-0"]
-            assert taken[4:8] == ["new-3", "new-4", "new-5", "old-1"]
-            assert sorted(taken[8:]) == ["new-6", "new-7", "old-2"]
+            assert taken[:8] == [*(f"new-{number}" for number in range(7)), "old-0"]
+            assert taken[8:] == ["new-7", "old-2", "old-1"]
             assert not queue.pressed
             queue.add("old-1")
             queue.add("new-0", urgent=True)
@@ -371,6 +371,25 @@ class TestHealth:
     def test_workers_that_stand_still(self) -> None:
         assert queue_problem(0.0, -1e9) == ""
         assert "a run has been waiting for 500 s" in queue_problem(500.0, -1e9)
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy"),
+    [
+        ("https://api.example.com:6443", "http://proxy.example.com:3128"),
+        ("https://10.0.0.1", None),
+        ("http://api.example.com", None),
+        ("", None),
+    ],
+)
+def test_the_proxy_of_the_environment_counts(
+    monkeypatch: pytest.MonkeyPatch, url: str, proxy: str | None
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy.example.com:3128")
+    monkeypatch.setenv("no_proxy", "10.0.0.1,localhost")
+    assert proxy_of(url) == proxy
 
 
 def test_logs_have_run_and_attempt() -> None:
