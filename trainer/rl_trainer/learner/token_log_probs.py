@@ -149,6 +149,7 @@ class _HeadTokenLogProbs(torch.autograd.Function):
                 part = slice(start, start + rows)
                 logits = F.linear(hidden[part].to(dtype), head)
                 _values(logits, targets[part], temperature, inner, log_probs[part], entropy[part])
+                del logits  # before the next chunk's exist
         ctx.save_for_backward(hidden, weight, targets, entropy)
         ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, dtype
         ctx.set_materialize_grads(False)
@@ -181,12 +182,11 @@ class _HeadTokenLogProbs(torch.autograd.Function):
                     logits,
                 )
                 hidden_grad[part] = logits @ head
-                if weight_grad is None:
-                    continue
-                if ctx.dtype == torch.float32:
+                if weight_grad is not None and ctx.dtype == torch.float32:
                     weight_grad.addmm_(logits.T, states)
-                else:
+                elif weight_grad is not None:
                     weight_grad += logits.T @ states
+                del logits
         return (
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
