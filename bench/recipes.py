@@ -1,0 +1,116 @@
+"""Learning curves: the quickstart with every recipe, several seeds each. A table, JSON, and docs/images/recipes.png.
+
+    python bench/recipes.py [--recipes grpo,dapo] [--seeds 1,2,3] [--steps 120]
+
+Every run starts from the same warm start of its seed and trains all the steps (no target ends it early). Runs that are
+there already, of this many steps or more, are not repeated: runs/recipes/RECIPE-SEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import table
+
+from rl_api.recipes import RECIPES
+from rl_trainer.report.metrics import heldout_curve
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FOLDER = REPOSITORY / "runs" / "recipes"
+PICTURE = REPOSITORY / "docs" / "images" / "recipes.png"
+RISE = 0.3  # what a recipe must gain on held-out prompts, at least, in the middle one of its seeds
+
+Curve = list[tuple[int, float]]
+
+
+def train(recipe: str, seed: int, steps: int) -> Curve:
+    """Held-out score by step of one run, trained now unless it is there."""
+    out = FOLDER / f"{recipe}-{seed}"
+    if (out / "summary.json").exists() and (curve := heldout_curve(out / "metrics.jsonl"))[-1][0] >= steps:
+        return curve
+    settings = {
+        "algorithm.name": recipe,
+        "seed": seed,
+        "stop.maxSteps": steps,
+        "stop.targetReward": "null",
+        "stop.maxDuration": "30m",
+    }
+    command = [str(Path(sys.executable).with_name("rltrain")), "run", "examples/quickstart.yaml"]
+    command += ["--out", str(out), "--overwrite"]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=2400)
+    if done.returncode:
+        raise SystemExit(f"{recipe}, seed {seed}: {done.stderr.strip()}")
+    return heldout_curve(out / "metrics.jsonl")
+
+
+def plot(curves: dict[str, list[Curve]]) -> None:
+    """One panel per recipe: the seeds, and their median."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = 4
+    rows = -(-len(curves) // columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(2.6 * columns, 2.2 * rows), sharex=True, sharey=True, layout="constrained"
+    )
+    for place in axes.flat[len(curves) :]:
+        place.set_axis_off()
+    for place, (recipe, seeds) in zip(axes.flat, curves.items(), strict=False):
+        for curve in seeds:
+            place.plot(*zip(*curve, strict=True), color="#9bb8d3", linewidth=1)
+        median = [
+            (points[0][0], statistics.median(score for _, score in points))
+            for points in zip(*seeds, strict=False)
+        ]
+        place.plot(*zip(*median, strict=True), color="#1f5a92", linewidth=2)
+        place.set_title(recipe, fontsize=10)
+        place.grid(alpha=0.25)
+        place.set_ylim(0, 1.02)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("held-out exact match", fontsize=9)
+    figure.savefig(PICTURE, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> int:
+    """Train, print, plot; the exit status says whether every recipe learns."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipes", default=",".join(RECIPES), help="names, with commas")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--steps", type=int, default=120)
+    options = parser.parse_args()
+    curves: dict[str, list[Curve]] = {}
+    rows, checks = [], []
+    for recipe in options.recipes.split(","):
+        curves[recipe] = [train(recipe, int(seed), options.steps) for seed in options.seeds.split(",")]
+        starts = [curve[0][1] for curve in curves[recipe]]
+        ends = [curve[-1][1] for curve in curves[recipe]]
+        to_80 = [next((step for step, score in curve if score >= 0.8), None) for curve in curves[recipe]]
+        rows.append(
+            [
+                recipe,
+                table.spread(starts),
+                table.spread(ends),
+                ", ".join("-" if step is None else str(step) for step in to_80),
+            ]
+        )
+        rise = statistics.median(end - start for start, end in zip(starts, ends, strict=True))
+        checks.append(table.at_least(f"{recipe}: rise of the held-out score", rise, RISE, ""))
+        print(f"{recipe}: {table.spread(starts)} -> {table.spread(ends)}", flush=True)
+    plot(curves)
+    columns = ["recipe", "held-out, start", f"after {options.steps} steps", "steps to 0.8"]
+    return 0 if table.report("recipes", columns, rows, checks=checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
