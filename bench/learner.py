@@ -7,6 +7,10 @@ the same folder, and the losses of their first steps are compared: if a gradient
 
 TRL pads to the longest prompt and the longest answer, and its GRPO has no packing and no padding-free option (1.16.0). It is
 measured with the whole batch in one pass and in eight (`gradient_accumulation_steps`), and the better figure counts.
+
+The second table: memory of the log-probs of 1,024 tokens by vocabulary, forward and backward through an output head of width
+64, by the learner's function and by `log_softmax(hidden @ weight.T)`: the highest resident memory above inputs and their
+gradients. The third: memory of a training step of a deeper model (12 layers) with `activationCheckpointing`.
 """
 
 from __future__ import annotations
@@ -19,11 +23,15 @@ from pathlib import Path
 import learner_batch
 from loop import TRL_REQUIREMENTS
 from peers import BENCH, Worker, environment
-from table import Check, Spread, at_least, report, spread
+from table import Check, Spread, at_least, at_most, report, spread
 
 STEPS_COMPARED = 3
 RATE = 1e-4
 PARTS = (1, 8)
+# Freed memory goes back to the system at once, so that what is resident is what is in use.
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+HEAD_TOKENS, HEAD_WIDTH = 1024, 64
+VOCABULARIES = tuple(1024 * 2**power for power in range(8))
 
 
 def measure(
@@ -79,15 +87,99 @@ def measure(
     return row, checks
 
 
+def memory() -> bool:
+    """The table of memory by vocabulary."""
+    rows: list[list[object]] = []
+    peaks: dict[str, list[float]] = {"plain": [], "chunked": []}
+    with Worker(
+        "learner-head",
+        sys.executable,
+        BENCH / "worker_head.py",
+        str(HEAD_TOKENS),
+        str(HEAD_WIDTH),
+        env=RETURN_MEMORY,
+    ) as worker:
+        for vocabulary in VOCABULARIES:
+            found = {path: worker({"vocabulary": vocabulary, "path": path}) for path in peaks}
+            for path, answer in found.items():
+                peaks[path].append(answer["bytes"] / 2**20)
+            plain, chunked = found["plain"], found["chunked"]
+            rows.append(
+                [
+                    f"{vocabulary:,}",
+                    HEAD_TOKENS * vocabulary * 4 / 2**20,
+                    peaks["plain"][-1],
+                    peaks["chunked"][-1],
+                    plain["seconds"],
+                    chunked["seconds"],
+                    max(abs(plain[key] / chunked[key] - 1) for key in ("mean", "gradient")),
+                ]
+            )
+    columns = [
+        "vocabulary",
+        "logits, MiB",
+        "log_softmax, MiB",
+        "ours, MiB",
+        "log_softmax, s",
+        "ours, s",
+        "relative difference",
+    ]
+    largest = max(float(str(row[-1])) for row in rows)
+    checks = [
+        at_most("memory at the largest vocabulary", peaks["chunked"][-1], 200, " MiB"),
+        at_least("log_softmax / ours there", peaks["plain"][-1] / peaks["chunked"][-1], 8),
+        Check("largest relative difference", largest <= 1e-5, f"{largest:.1e}", "<= 1e-05"),
+    ]
+    meta = {"tokens": HEAD_TOKENS, "width": HEAD_WIDTH, "what": __doc__}
+    return report("learner-memory", columns, rows, meta, checks)
+
+
+def checkpointing() -> bool:
+    """The table of activation checkpointing: a deeper model, on the passes of the long-tailed batch."""
+    from rl_trainer.model.presets import DefaultTiny, write_tiny
+
+    batch = learner_batch.make(learner_batch.SHAPES[0])
+    trained = sum(len(one) for one in batch["completions"])
+    rows: list[list[object]] = []
+    peaks: list[float] = []
+    losses: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as scratch:
+        folder = Path(scratch) / "model"
+        shape = DefaultTiny(
+            hidden_size=128, layers=12, intermediate_size=512, max_positions=learner_batch.LONGEST
+        )
+        write_tiny(folder, shape)
+        for options in ((), ("checkpointing",)):
+            arguments = (str(folder), "1", str(RATE), *options)
+            with Worker(
+                "learner-memory", sys.executable, BENCH / "worker_learner.py", *arguments, env=RETURN_MEMORY
+            ) as worker:
+                worker({**batch, "fresh": True, "steps": 1})  # the optimizer's moments
+                answer = worker({**batch, "fresh": False, "steps": 2})
+            peaks.append(answer["bytes"] / 2**20)
+            losses.append(answer["losses"][-1])
+            seconds = min(answer["seconds"])
+            rows.append(["again in backward" if options else "kept", peaks[-1], seconds, trained / seconds])
+    checks = [
+        at_least("memory of kept activations / computed again", peaks[0] / peaks[1], 2),
+        Check("same loss after three steps", losses[0] == losses[1], f"{losses}", "equal"),
+    ]
+    columns = ["activations", "highest, MiB", "s/step", "trained tok/s"]
+    return report("learner-checkpointing", columns, rows, {"what": __doc__}, checks)
+
+
 def main() -> bool:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="torch threads of each side")
+    parser.add_argument("--memory", action="store_true", help="only the tables of memory")
     parser.add_argument("--case", action="append", choices=[shape.name for shape in learner_batch.SHAPES])
     options = parser.parse_args()
 
+    if options.memory:
+        return bool(memory() & checkpointing())
     from rl_trainer.model.presets import DefaultTiny, write_tiny
 
     rows: list[list[object]] = []
@@ -121,7 +213,8 @@ def main() -> bool:
         "loss, largest difference",
     ]
     meta = {"repetitions": options.repetitions, "threads": options.threads, "what": __doc__}
-    return report("learner", columns, rows, meta, checks)
+    passed = report("learner", columns, rows, meta, checks)
+    return passed if options.case else bool(passed & memory() & checkpointing())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Our learner behind `peer_loop`: worker_learner.py MODEL-FOLDER THREADS LEARNING-RATE."""
+"""Our learner behind `peer_loop`: worker_learner.py MODEL-FOLDER THREADS LEARNING-RATE [checkpointing].
+
+An answer has the seconds and the loss of each step, and by how much the resident memory rose in these steps at its highest.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from peer_loop import serve
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     import numpy as np
     import torch
+    from worker_head import resident, start_high_water
 
     from rl_api import RunSpec
     from rl_trainer.learner.batch import Sample
@@ -32,6 +36,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
                 "importance": {"kind": "none"},
                 "gradientClip": 1.0,
             },
+            "learner": {"activationCheckpointing": "checkpointing" in sys.argv},
             "stop": {"maxSteps": 1_000_000},
         }
     )
@@ -56,12 +61,13 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
             )
         denominators = LossDenominators.from_lengths([len(one) for one in request["completions"]])
         seconds, losses = [], []
+        before = start_high_water()
         for _ in range(request["steps"]):
             start = time.perf_counter()
             result = state["learner"].update([MiniBatch(samples, denominators)])
             seconds.append(time.perf_counter() - start)
             losses.append(result.metrics["loss"])
-        return {"seconds": seconds, "losses": losses}
+        return {"seconds": seconds, "losses": losses, "bytes": resident("VmHWM") - before}
 
     return run
 
