@@ -25,11 +25,12 @@ AlgorithmName = Annotated[
 class AdvantageSpec(Model):
     """How rewards become advantages. Groups whose rewards are all equal have advantage 0 (and groups of one)."""
 
-    estimator: Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized"] = Field(
+    estimator: Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized", "gae"] = Field(
         default="groupMean",
         description="groupMean: reward minus the group's mean; leaveOneOut: minus the mean of the others; maxRl: minus "
         "the mean, over the mean, for rewards >= 0; batchNormalized: the return of every token, normalised over all "
-        "tokens of the batch.",
+        "tokens of the batch; gae: generalised advantage estimation of every token from a critic's values, normalised "
+        "over all tokens of the batch.",
     )
     normalize_by_std: bool = Field(
         default=True,
@@ -42,7 +43,38 @@ class AdvantageSpec(Model):
         default=1.0,
         gt=0.0,
         le=1.0,
-        description="For batchNormalized: discount per token, from the reward at the answer's end.",
+        description="For batchNormalized and gae: discount per token, from the reward at the answer's end.",
+    )
+    lam: float = Field(
+        default=1.0,
+        alias="lambda",
+        ge=0.0,
+        le=1.0,
+        description="For gae: weight of later rewards against the critic's values; 1: the return minus the value, 0: "
+        "the error of one step.",
+    )
+
+
+class CriticSpec(Model):
+    """The critic of estimator gae: a model like the policy with a value for every token, trained beside it.
+
+    It begins as a copy of the policy with a value head of zeros. Its optimizer is an AdamW of its own, with the options
+    of `optimizer`.
+    """
+
+    learning_rate: float = Field(
+        default=1e-5, ge=0.0, le=1.0, description="Learning rate of the critic's AdamW after the warm-up."
+    )
+    value_clip: float = Field(
+        default=0.2,
+        ge=0.0,
+        description="How far a value may move in one training step before it stops learning; 0: no limit.",
+    )
+    gradient_clip: float = Field(
+        default=1.0, gt=0.0, description="Largest norm of the critic's gradient; larger ones are scaled."
+    )
+    warmup_steps: int = Field(
+        default=0, ge=0, description="First training steps, in which the critic learns and the policy stays."
     )
 
 
@@ -205,6 +237,10 @@ class AlgorithmSpec(Model):
     advantage: AdvantageSpec = Field(
         default_factory=AdvantageSpec, description="How advantages are computed."
     )
+    critic: CriticSpec | None = Field(
+        default=None,
+        description="The critic of advantage.estimator gae, with null the defaults. Not allowed with other estimators.",
+    )
     loss: LossSpec = Field(
         default_factory=LossSpec, description="The objective, and how token losses are combined."
     )
@@ -252,6 +288,13 @@ class AlgorithmSpec(Model):
     def sequences_per_step(self) -> int:
         """Completions one training step learns from: promptsPerStep times groupSize."""
         return self.prompts_per_step * self.group_size
+
+    @property
+    def value_model(self) -> CriticSpec | None:
+        """The critic, where the estimator has one."""
+        if self.advantage.estimator != "gae":
+            return None
+        return self.critic or CriticSpec()
 
     @property
     def own_objective(self) -> str | None:

@@ -133,6 +133,11 @@ SPEC_RULES: Final[list[Rule]] = [
         _ROOM.replace("LENGTH", "self.task.evaluation.maxNewTokens"),
     ),
     _loop_rule(
+        f"!has(self.algorithm.critic) || {_ESTIMATOR} == 'gae'",
+        ".algorithm.critic",
+        f"found an object, allowed: null with advantage.estimator {{{_ESTIMATOR}}}, as only gae has a critic",
+    ),
+    _loop_rule(
         f"!has(self.algorithm.loss.constantLength) || {_AGGREGATION} == 'constant'",
         ".algorithm.loss.constantLength",
         f"found {{self.algorithm.loss.constantLength}}, allowed: null with aggregation {{{_AGGREGATION}}}, as only "

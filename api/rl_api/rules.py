@@ -259,6 +259,19 @@ def templates(spec: RunSpec) -> Iterator[Problem]:
                 yield spec_problem(path, f"found {f'{{{name}}}'!r}, allowed: {keys}; write {{{{ for a brace")
 
 
+def critic_of_gae(spec: RunSpec) -> Iterator[Problem]:
+    """`algorithm.critic` is set with `algorithm.advantage.estimator` gae only."""
+    algorithm = spec.algorithm
+    estimator = algorithm.advantage.estimator
+    if algorithm.critic is not None and estimator != "gae":
+        yield spec_problem(
+            "algorithm.critic",
+            f"found an object, allowed: null with advantage.estimator {estimator}, as only gae has a critic",
+            "algorithm.advantage.estimator",
+            "algorithm.name",
+        )
+
+
 def constant_length(spec: RunSpec) -> Iterator[Problem]:
     """`algorithm.loss.constantLength` is set with aggregation constant only."""
     loss = spec.algorithm.loss
@@ -325,6 +338,7 @@ LOOP_RULES: Final[tuple[Rule, ...]] = (
     even_shares,
     room_for_a_step,
     answers_fit,
+    critic_of_gae,
     constant_length,
     dual_clip,
     without_counterpart,

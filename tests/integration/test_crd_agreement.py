@@ -18,7 +18,8 @@ from rl_api.validation import check_document
 
 CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
-    ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}],
+    ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}, {"estimator": "gae"}],
+    ("algorithm", "critic"): [None, {}, {"valueClip": 0}, {"warmupSteps": -1}],
     ("algorithm", "importance"): [
         {},
         {"kind": "mask", "low": 0.5},

@@ -16,6 +16,7 @@ from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.channel.payload import Trajectory, pack_group
 from rl_trainer.channel.state import GroupMeta, TakenGroup
 from rl_trainer.learner.actor import Learners
+from rl_trainer.learner.value_targets import value_targets
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve
@@ -24,7 +25,7 @@ from rl_trainer.weights.payload import unpack_weights
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def spec(replicas: int) -> RunSpec:
+def spec(replicas: int, **algorithm: object) -> RunSpec:
     return RunSpec.model_validate(
         {
             "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
@@ -34,6 +35,7 @@ def spec(replicas: int) -> RunSpec:
                 "groupSize": 4,
                 "promptsPerStep": 3,
                 "kl": {"coefficient": 0.05},
+                **algorithm,
             },
             "learner": {"replicas": replicas, "tokensPerMicroBatch": 64},
         }
@@ -65,8 +67,8 @@ def groups(seed: int) -> list[TakenGroup]:
     return made
 
 
-def launch(replicas: int, cache: Path) -> tuple[Learners, Any]:
-    run = spec(replicas)
+def launch(replicas: int, cache: Path, **algorithm: object) -> tuple[Learners, Any]:
+    run = spec(replicas, **algorithm)
     reservation = reserve([Bundle(f"learner {rank}", 1) for rank in range(replicas)], "PACK", 30)
     learners = Learners.launch(run, reservation)
     learners.start(share_folder(resolve_model("tiny", cache, run.model.tiny, 0, None)))
@@ -105,13 +107,50 @@ def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
     assert losses_of_two == pytest.approx(losses_of_one, rel=1e-4)
 
 
+def test_two_learners_give_the_critic_of_one(tmp_path: Path):
+    found = []
+    for replicas in (1, 2):
+        learners, reservation = launch(
+            replicas, tmp_path, name="ppo", miniBatches=2, critic={"learningRate": 1e-3, "warmupSteps": 1}
+        )
+        learners.start_reinforcement()
+        initial, _, _ = learners.state()
+        for step in range(3):
+            batch = groups(step)
+            values = learners.token_estimates(batch)[0].values
+            assert values is not None
+            rewards = [np.eye(len(part))[-1] * (index % 3) for index, part in enumerate(values)]
+            targets = value_targets(rewards, values, gamma=1.0, lam=0.9)
+            result, _, _ = learners.update(batch, targets, step)
+            assert {"value_loss", "explained_variance", "value_mean"} <= result.metrics.keys()
+            if step == 0:  # the critic's warm-up
+                assert result.optimizer_steps == 0
+                assert all(
+                    np.array_equal(value, initial[name]) for name, value in learners.state()[0].items()
+                )
+        critic = learners.critic_state()
+        assert critic is not None
+        assert critic["steps"] == 6
+        found.append((critic, learners.state()[0], np.concatenate(values)))
+        reservation.release()
+        for actor in learners.actors:
+            ray.kill(actor)
+    assert np.abs(found[0][2]).max() > 1e-3
+    np.testing.assert_allclose(found[1][2], found[0][2], rtol=0, atol=1e-5)
+    for index in (0, 1):
+        for name, value in found[0][index].items():
+            np.testing.assert_allclose(found[1][index][name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
 def test_kl_of_every_answer_comes_back_in_order_whatever_the_ranks(tmp_path: Path):
     found = []
     for replicas in (1, 2):
-        learners, reservation = launch(replicas, tmp_path)
+        learners, reservation = launch(replicas, tmp_path, kl={"coefficient": 0.05, "placement": "reward"})
         learners.start_reinforcement()
         learners.update(groups(0), np.ones(12), 0)
-        values, spans = learners.token_kl(groups(1))
+        estimates, spans = learners.token_estimates(groups(1))
+        values = estimates.kl
+        assert values is not None
         assert [len(part) for part in values] == [n for group in groups(1) for n in group.meta.lengths]
         assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         found.append(np.concatenate(values))

@@ -88,3 +88,21 @@ def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path
         14 * PROMPTS * GROUP
     )
     files.assert_nothing_lost_or_twice()
+
+
+def test_a_run_with_a_critic_goes_on_bit_by_bit_and_says_how_it_does(tmp_path: Path):
+    changes = {
+        "algorithm": {"name": "ppo", "groupSize": 1, "promptsPerStep": 4, "critic": {"learningRate": 1e-2}},
+        "stop": {"maxSteps": 4},
+    }
+    straight = trained(RunFiles(tmp_path / "straight", **changes))
+    parts = trained(RunFiles(tmp_path / "parts", **changes), "--set", "stop.maxSteps=2")
+    parts.run("--resume", "--set", "stop.maxSteps=4").assert_well()
+    assert parts.summary["resumed_from"] == 2
+    assert parts.weights == straight.weights
+    assert parts.critic == straight.critic
+    critic = [(r.value_loss, r.value_mean, r.return_mean, r.explained_variance) for r in straight.steps]
+    assert [(r.value_loss, r.value_mean, r.return_mean, r.explained_variance) for r in parts.steps] == critic
+    assert critic[0][1] == 0.0
+    assert len(set(critic)) == 4
+    assert "Explained variance" in (straight.out / "report.html").read_text()

@@ -141,6 +141,13 @@ class RunFiles:
         return (self.out / "final" / "model.safetensors").read_bytes()
 
     @property
+    def critic(self) -> bytes:
+        """Weights and optimizer of the critic in the last checkpoint, bit by bit."""
+        last = CheckpointStore(self.out / "checkpoints", read_only=True).load_latest()
+        assert last is not None
+        return last.file("critic.safetensors").read_bytes()
+
+    @property
     def checkpoints(self) -> list[int]:
         """Steps of the finished checkpoints."""
         store = CheckpointStore(self.out / "checkpoints", read_only=True)

@@ -16,6 +16,7 @@ from rl_api.recipes import RECIPES
 from rl_trainer.learner.batch_advantages import batch_advantages, kl_in_reward
 from rl_trainer.learner.learner import policy_loss_config
 from rl_trainer.learner.losses import LossDenominators, policy_loss
+from rl_trainer.learner.value_targets import ValueTargets
 
 # verl's estimator with its options, objective, aggregation, and coefficient of the KL in the reward
 VERL = {
@@ -24,6 +25,7 @@ VERL = {
     "dr_grpo": ("grpo", {"norm_adv_by_std_in_grpo": False}, "vanilla", "seq-mean-token-sum-norm", 0.0),
     "grpo": ("grpo", {}, "vanilla", "token-mean", 0.0),
     "gspo": ("grpo", {}, "gspo", "seq-mean-token-mean", 0.0),
+    "ppo": ("gae", {"gamma": 1.0, "lam": 0.95}, "vanilla", "token-mean", 0.0),
     "reinforce_pp": (
         "reinforce_plus_plus",
         {"config": SimpleNamespace(gamma=1.0)},
@@ -50,9 +52,12 @@ def our_loss(log_probs: Tensor, batch: Batch, spec: RunSpec) -> Tensor:
     token_kl = None
     if kl_in_reward(spec):
         token_kl = [row[m].numpy() for row, m in zip(batch.old - batch.reference, kept, strict=True)]
-    advantages, _ = batch_advantages(spec, groups, token_kl)
+    values = [row[m].numpy() for row, m in zip(batch.values, kept, strict=True)]
+    advantages, _ = batch_advantages(spec, groups, token_kl, values)
     on_tokens = torch.zeros_like(batch.mask)
     for row, advantage in enumerate(advantages):
+        if isinstance(advantage, ValueTargets):
+            advantage = advantage.advantages
         on_tokens[row, kept[row]] = torch.as_tensor(advantage, dtype=torch.float64)
     config = policy_loss_config(spec)
     return policy_loss(
@@ -76,11 +81,15 @@ def verl_loss(log_probs: Tensor, batch: Batch, recipe: str, limit: int) -> Tenso
         penalties = verl_peer.overlong_penalties(batch.lengths, limit, limit // 5, 1.0)
         rewards[torch.arange(len(last)), last] += penalties
     rewards = verl_peer.compute_rewards(rewards, batch.old, batch.reference, kl_coefficient) * batch.mask
+    if estimator == "gae":
+        advantages, _ = verl_peer.gae(rewards, batch.values, batch.mask, **options)
+    else:
+        advantages = verl_peer.advantages(estimator, batch, rewards, **options)
     return verl_peer.policy_loss(
         objective,
         log_probs,
         batch,
-        advantages=verl_peer.advantages(estimator, batch, rewards, **options),
+        advantages=advantages,
         aggregation=aggregation,
         weights=verl_peer.importance_weights(batch.old - batch.sampler, batch.mask, "token", 2.0),
         horizon=limit,

@@ -7,6 +7,7 @@ are cut off.
 
     model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
     optimizer.safetensors    AdamW moments by parameter
+    critic.safetensors       weights, AdamW moments and steps of the critic, where there is one
     groups.npz               payloads of the groups that were ready
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
     initial/, metrics.jsonl  only where checkpoints are kept outside the run folder, whose disk may be lost with a node
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # these import torch
     from rl_trainer.channel.buffer import Buffer
     from rl_trainer.learner.actor import Learners
 
+CRITIC = "critic.safetensors"
 # What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
 # or other weight versions.
 _FIXED = (
@@ -106,6 +108,7 @@ class Checkpoints:
         self.folder.check_owner()
         snapshot, payloads = buffer.snapshot()
         weights, moments, optimizer_steps = learners.state()
+        critic = learners.critic_state()
         generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}
         state = {
             "counters": counters.dump(),
@@ -119,6 +122,7 @@ class Checkpoints:
             {
                 "model": lambda target: _write_model(weights, model_folder, target),
                 "optimizer.safetensors": lambda target: _write_tensors(moments, target),
+                **({CRITIC: lambda target: _write_tensors(critic, target)} if critic is not None else {}),
                 "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
                 **generators,
                 **self._lost_with_a_disk(metrics),
@@ -167,7 +171,8 @@ class Checkpoints:
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in checkpoint.info.files else None for name in names]
         reference = share_folder(self.folder.initial) if self.spec.algorithm.kl.coefficient else None
-        learners.restore(moments, state["optimizer_steps"], reference, generators)
+        critic = load_file(checkpoint.file(CRITIC)) if CRITIC in checkpoint.info.files else None
+        learners.restore(moments, state["optimizer_steps"], reference, critic, generators)
         payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
         buffer.restore(state["buffer"], payloads)
         metrics.truncate(state["metrics_position"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_api import RLTrainingRun
 from rl_trainer.console import Console
-from rl_trainer.learner.batch_advantages import batch_advantages, kl_in_reward
+from rl_trainer.learner.batch_advantages import batch_advantages
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.session import Session
 from rl_trainer.stopping import RESUME_HINT, StopRequest, check_divergence
@@ -41,8 +41,8 @@ def train(
         reason = session.stop_reason()
         while reason is None and not stop.requested:
             batch = session.next_batch()
-            token_kl = session.token_kl(batch) if kl_in_reward(run.spec) else None
-            advantages, rewards = batch_advantages(run.spec, [group.meta for group in batch.groups], token_kl)
+            groups = [group.meta for group in batch.groups]
+            advantages, rewards = batch_advantages(run.spec, groups, *session.token_estimates(batch))
             update = session.update(batch, advantages)
             session.evaluate_if_due()
             session.finish_step(batch, rewards, update)

@@ -26,6 +26,7 @@ from rl_trainer.checkpointing import Checkpoints
 from rl_trainer.console import Console
 from rl_trainer.counters import Counters, step_record
 from rl_trainer.inputs import load_inputs
+from rl_trainer.learner.batch_advantages import kl_in_reward
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.bundles import bundles, check_supported
 from rl_trainer.placement.places import place_run
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from rl_trainer.learner.learner import UpdateResult
     from rl_trainer.sampler.actor import Answer
 
+# Of every answer one number for each sampled token.
+TokenArrays = list[npt.NDArray[np.float64]]
 # No batch for this long: samplers hang.
 STALL_SECONDS = 3600.0
 EXAMPLES = 16
@@ -196,12 +199,15 @@ class Session:
             self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
         return batch
 
-    def token_kl(self, batch: Batch) -> list[npt.NDArray[np.float64]]:
-        """Of every answer the KL estimate of each token, where the penalty is part of the reward."""
-        values, spans = self.learners.token_kl(batch.groups)
+    def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:
+        """Of every answer KL estimate and value of each token, where the advantages need them."""
+        if not kl_in_reward(self.spec) and self.spec.algorithm.value_model is None:
+            return None, None
+        found, spans = self.learners.token_estimates(batch.groups)
         self._step_spans.extend(spans)
-        self._kl = float(np.concatenate(values).mean())
-        return values
+        if found.kl is not None:
+            self._kl = float(np.concatenate(found.kl).mean())
+        return found.kl, found.values
 
     def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
         """One training step. The weights come along if it is their turn."""

@@ -286,6 +286,8 @@ _RECORD_GAUGES = {
     "learning_rate": "Learning rate of the last step",
     "ratio_max": "Largest importance ratio",
     "mismatch_kl": "KL divergence between sampler and trainer per token, nats",
+    "value_loss": "Loss of the critic",
+    "explained_variance": "Share of the variance of the returns that the critic explains",
     "staleness_max": "Weight versions the oldest group was behind",
     "buffer_fill": "Groups in the buffer",
     "buffer_in_rate": "Groups put into the buffer per second",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rl_api.recipes
-from rl_api.algorithm import AlgorithmSpec, DynamicSamplingSpec
+from rl_api.algorithm import AlgorithmSpec, CriticSpec, DynamicSamplingSpec
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPE_GROUPS, RECIPES, recipe
 from rl_api.validation import parse_run
@@ -27,7 +27,7 @@ def algorithm(**fields: Any) -> AlgorithmSpec:
 
 
 def test_the_recipes_are_the_files() -> None:
-    assert RECIPES == ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "reinforce_pp", "rloo")
+    assert RECIPES == ("cispo", "dapo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -51,6 +51,7 @@ def test_a_recipe_cites_its_paper_and_sets_only_what_it_may(name: str) -> None:
         ("rloo", "leaveOneOut", False, "reinforce", "sequenceSum", (0.2, 0.2), (0.05, "reward")),
         ("gspo", "groupMean", True, "gspo", "sequenceMean", (3e-4, 4e-4), (0.0, "loss")),
         ("cispo", "groupMean", True, "cispo", "tokenMean", (1.0, 4.0), (0.0, "loss")),
+        ("ppo", "gae", True, "ppoClip", "tokenMean", (0.2, 0.2), (0.0, "loss")),
         ("reinforce_pp", "batchNormalized", True, "ppoClip", "tokenMean", (0.2, 0.2), (0.01, "reward")),
     ],
 )
@@ -83,6 +84,15 @@ def test_python_names_and_whole_objects_count_as_said() -> None:
     assert (chosen.dynamic_sampling.max_refills, chosen.group_size, chosen.clip.high) == (0, 4, 0.28)
     assert AlgorithmSpec(name="dapo", clip=AlgorithmSpec().clip).clip.high == 0.2
     assert AlgorithmSpec.model_validate(chosen) is chosen
+
+
+def test_a_critic_comes_with_its_estimator() -> None:
+    assert algorithm(name="grpo").value_model is None
+    assert (algorithm(name="ppo").critic, algorithm(name="ppo").value_model) == (None, CriticSpec())
+    chosen = algorithm(name="ppo", critic={"learningRate": 0.5}, advantage={"lambda": 0.5})
+    assert chosen.value_model == CriticSpec(learning_rate=0.5)
+    assert (chosen.advantage.estimator, chosen.advantage.lam) == ("gae", 0.5)
+    assert algorithm(name="ppo", groupSize=1).group_size == 1
 
 
 def test_a_recipe_is_not_what_the_file_says() -> None:

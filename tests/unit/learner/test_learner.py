@@ -183,9 +183,12 @@ def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
     batch.append(Sample(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32)))
     learner = Learner(folder, spec(kl={"coefficient": 0.1, "placement": "reward", "estimator": "k3"}))
     learner.start_reinforcement()
-    assert all(not part.any() for part in learner.token_kl(batch))  # the policy is the reference still
+    first = learner.token_estimates(batch)
+    assert first.kl is not None
+    assert all(not part.any() for part in first.kl)  # the policy is the reference still
     learner.supervise(batch[:7], denominators(batch[:7]), 1e-2)
-    values = learner.token_kl(batch)
+    values = learner.token_estimates(batch).kl
+    assert values is not None
     assert [len(part) for part in values] == [int(sample.sampled.sum()) for sample in batch]
     assert values[7].tolist() == [0.0]
     as_loss = Learner(folder, spec(kl={"coefficient": 0.1}))
@@ -223,8 +226,10 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     with torch.no_grad():
         own = learner._log_probs(learner.model, micro, 1.0)[0]
     counts = np.cumsum([len(one.log_probs) for one in batch])[:-1]
+    nothing = [np.zeros(len(one.log_probs)) for one in batch]  # for the critic of ppo
     batch = [
-        replace(one, log_probs=part) for one, part in zip(batch, np.split(own.numpy(), counts), strict=True)
+        replace(one, log_probs=part, returns=zeros, values=zeros)
+        for one, part, zeros in zip(batch, np.split(own.numpy(), counts), nothing, strict=True)
     ]
     lengths = [len(one.log_probs) for one in batch]
     learner.update([MiniBatch(batch, LossDenominators.from_lengths(lengths, run.sampler.max_new_tokens))])

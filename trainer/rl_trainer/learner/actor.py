@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from rl_trainer.channel.state import TakenGroup
 from rl_trainer.checkpoint_state import capture_rng, restore_rng
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.batch_advantages import Advantage
-from rl_trainer.learner.learner import Learner, MiniBatch, UpdateResult
+from rl_trainer.learner.learner import Learner, MiniBatch, TokenEstimates, UpdateResult
 from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
 from rl_trainer.learner.policy_losses import LossInputs, UserObjective
+from rl_trainer.learner.value_targets import ValueTargets, value_metrics
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.report.timeline import Span, SpanRecorder
@@ -87,13 +88,14 @@ class LearnerActor:
         optimizer: Mapping[str, npt.NDArray[Any]],
         steps: int,
         reference: SharedFolder | None,
+        critic: Mapping[str, npt.NDArray[Any]] | None,
         generators: bytes | None,
     ) -> None:
-        """Optimizer state, KL reference and random generators of a checkpoint; the weights came with `start`."""
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in optimizer.items()}
-        self.learner.load_optimizer_state(tensors, steps)
+        """Optimizer state, KL reference, critic and random generators of a checkpoint; the weights came with `start`."""
+        self.learner.load_optimizer_state(_tensors(optimizer), steps)
         if reference is not None:
             self.learner.load_reference(reference.open())
+        self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -111,10 +113,11 @@ class LearnerActor:
         plan: Sequence[tuple[Sequence[Member], LossDenominators]],
         trained: int,
         version: int | None,
+        train_policy: bool,
     ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """One training step on this rank's members of `groups`; then `publish`, unless `version` is None.
 
-        `trained`: the version of the weights that are trained.
+        `trained`: the version of the weights that are trained. `train_policy`: see `Learner.update`.
         """
         with self.spans.span("train"):
             trajectories = _trajectories(groups, [member for members, _ in plan for member in members])
@@ -122,9 +125,7 @@ class LearnerActor:
             batches = [
                 MiniBatch(
                     [
-                        Sample(
-                            t.tokens, t.mask, t.logprobs, m.advantage, trained - t.versions if aged else None
-                        )
+                        _sample(t, m.advantage, trained - t.versions if aged else None)
                         for m in members
                         for t in [trajectories[m.group][m.member]]
                     ],
@@ -132,22 +133,18 @@ class LearnerActor:
                 )
                 for members, denominators in plan
             ]
-            result = self.learner.update(batches)
+            result = self.learner.update(batches, train_policy=train_policy)
         weights = [] if version is None else self._put_weights(version)
         return result, weights, self.spans.drain()
 
-    def token_kl(
+    def token_estimates(
         self, groups: Sequence[TakenGroup], members: Sequence[Member]
-    ) -> tuple[list[npt.NDArray[np.float64]], list[Span]]:
-        """See `Learner.token_kl`, for these members of `groups`."""
+    ) -> tuple[TokenEstimates, list[Span]]:
+        """See `Learner.token_estimates`, for these members of `groups`."""
         with self.spans.span("train"):
             trajectories = _trajectories(groups, members)
-            found = self.learner.token_kl(
-                [
-                    Sample(t.tokens, t.mask, t.logprobs)
-                    for m in members
-                    for t in [trajectories[m.group][m.member]]
-                ]
+            found = self.learner.token_estimates(
+                [_sample(trajectories[m.group][m.member], m.advantage, None) for m in members]
             )
         return found, self.spans.drain()
 
@@ -166,6 +163,13 @@ class LearnerActor:
         weights = {name: value.cpu().numpy().copy() for name, value in self._weights().items()}
         moments = {name: value.numpy().copy() for name, value in self.learner.optimizer_state().items()}
         return weights, moments, self.learner.optimizer_steps
+
+    def critic_state(self) -> dict[str, npt.NDArray[Any]] | None:
+        """See `Critic.state`; None without a critic; asked of rank 0."""
+        critic = self.learner.critic
+        if critic is None:
+            return None
+        return {name: value.numpy().copy() for name, value in critic.state().items()}
 
     def _weights(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.learner.model.hf_state_dict()  # type: ignore[operator]
@@ -207,11 +211,13 @@ class Learners:
         optimizer: Mapping[str, npt.NDArray[Any]],
         steps: int,
         reference: SharedFolder | None,
+        critic: Mapping[str, npt.NDArray[Any]] | None,
         generators: Sequence[bytes | None],
     ) -> None:
         """See `LearnerActor.restore`; `generators` by rank."""
         shared = ray.put(dict(optimizer))
-        arguments = [(shared, steps, reference, data) for data in generators]
+        shared_critic = None if critic is None else ray.put(dict(critic))
+        arguments = [(shared, steps, reference, shared_critic, data) for data in generators]
         self._all("restore", arguments, "restoring the optimizer")
 
     def random_states(self) -> list[bytes]:
@@ -238,6 +244,8 @@ class Learners:
         """
         algorithm = self.spec.algorithm
         trained = step // self.spec.weight_sync.every_steps
+        critic = algorithm.value_model
+        train_policy = critic is None or step >= critic.warmup_steps
         plan = plan_update(
             [group.meta.extra["total_lengths"] for group in groups],
             [group.meta.lengths for group in groups],
@@ -256,16 +264,18 @@ class Learners:
         results = self._all(
             "update",
             [
-                (groups, _rank_plan(plan, rank), trained, version if rank == 0 else None)
+                (groups, _rank_plan(plan, rank), trained, version if rank == 0 else None, train_policy)
                 for rank in range(len(self.actors))
             ],
             "training",
         )
         update, weights, _ = results[0]
+        targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
+        update = replace(update, metrics=update.metrics | value_metrics(targets))
         return update, weights, [span for _, _, spans in results for span in spans]
 
-    def token_kl(self, groups: Sequence[TakenGroup]) -> tuple[list[npt.NDArray[np.float64]], list[Span]]:
-        """Of every member of `groups`, in order, the KL estimate of each sampled token."""
+    def token_estimates(self, groups: Sequence[TakenGroup]) -> tuple[TokenEstimates, list[Span]]:
+        """See `Learner.token_estimates`; of every member of `groups`, in order."""
         members = [
             Member(group, member, 0.0)
             for group, taken in enumerate(groups)
@@ -274,15 +284,12 @@ class Learners:
         lengths = [length for taken in groups for length in taken.meta.extra["total_lengths"]]
         parts = split_over_ranks(lengths, len(self.actors))
         arguments = [(groups, [members[index] for index in part]) for part in parts]
-        results = self._all("token_kl", arguments, "computing the KL penalty")
-        found = dict(
-            pair
-            for part, (values, _) in zip(parts, results, strict=True)
-            for pair in zip(part, values, strict=True)
+        results = self._all("token_estimates", arguments, "computing KL and values")
+        whole = TokenEstimates(
+            _in_order(parts, [found.kl for found, _ in results]),
+            _in_order(parts, [found.values for found, _ in results]),
         )
-        return [found[index] for index in range(len(members))], [
-            span for _, spans in results for span in spans
-        ]
+        return whole, [span for _, spans in results for span in spans]
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """Weights of `version` as a wrapped reference."""
@@ -296,6 +303,16 @@ class Learners:
         """See `LearnerActor.state`."""
         reply: tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int] = answer(
             self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
+        )
+        return reply
+
+    def critic_state(self) -> dict[str, npt.NDArray[Any]] | None:
+        """See `LearnerActor.critic_state`."""
+        reply: dict[str, npt.NDArray[Any]] | None = answer(
+            self.actors[0].critic_state.remote(),
+            "learner 0",
+            "reading the critic for a checkpoint",
+            self.timeout,
         )
         return reply
 
@@ -347,6 +364,38 @@ def _trajectories(groups: Sequence[TakenGroup], members: Sequence[Member]) -> di
     return {
         index: unpack_group(payload).trajectories() for index, payload in zip(needed, payloads, strict=True)
     }
+
+
+def _sample(trajectory: Trajectory, advantage: Advantage, staleness: npt.NDArray[np.int32] | None) -> Sample:
+    """What the learner learns from of one trajectory.
+
+    All of a training batch comes together here: responses and what of them was sampled (`tokens`, `mask`), the sampler's
+    log-probs, advantages, and with a critic its values and returns. Log-probs of the policy and of the reference are not
+    part of it: the learner computes them for its micro-batches.
+    """
+    tokens, mask, log_probs = trajectory.tokens, trajectory.mask, trajectory.logprobs
+    if isinstance(advantage, ValueTargets):
+        return Sample(
+            tokens, mask, log_probs, advantage.advantages, staleness, advantage.returns, advantage.values
+        )
+    return Sample(tokens, mask, log_probs, advantage, staleness)
+
+
+def _in_order(
+    parts: Sequence[Sequence[int]], found: Sequence[Sequence[npt.NDArray[np.float64]] | None]
+) -> list[npt.NDArray[np.float64]] | None:
+    """Every rank's arrays at the positions `parts` of the whole; None where the ranks have none."""
+    whole: dict[int, npt.NDArray[np.float64]] = {}
+    for part, arrays in zip(parts, found, strict=True):
+        if arrays is None:
+            return None
+        whole.update(zip(part, arrays, strict=True))
+    return [whole[index] for index in range(len(whole))]
+
+
+def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+    """Copies: what comes through the object store is read-only."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:

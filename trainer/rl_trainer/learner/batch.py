@@ -22,6 +22,8 @@ class Sample:
         log_probs: float32 [sampled.sum()], the sampler's log-probs of the sampled tokens, in order.
         advantage: one number for all its tokens, or float [sampled.sum()]: one for each sampled token.
         staleness: int32 [sampled.sum()], versions the learner is ahead of each sampled token; None: not needed.
+        returns: float [sampled.sum()], what a critic learns for each sampled token; None: there is no critic.
+        values: float [sampled.sum()], what the critic said of it before; None: there is no critic.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -29,6 +31,8 @@ class Sample:
     log_probs: npt.NDArray[np.float32]
     advantage: float | npt.NDArray[np.floating[Any]] = 0.0
     staleness: npt.NDArray[np.int32] | None = None
+    returns: npt.NDArray[np.floating[Any]] | None = None
+    values: npt.NDArray[np.floating[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class MicroBatch:
             nothing: itself, 0); None: no row does.
         staleness: int64 [N], versions the learner is ahead of the token; None: not needed.
         old_log_probs: float32 [N] from before the batch's first update; None: one update, the current ones serve.
+        returns: float32 [N], what the critic learns; None: there is no critic.
+        old_values: float32 [N], the critic's from before the batch's first update; None: there is no critic.
     """
 
     input_ids: Tensor
@@ -59,6 +65,8 @@ class MicroBatch:
     shared: Tensor | None = None
     staleness: Tensor | None = None
     old_log_probs: Tensor | None = None
+    returns: Tensor | None = None
+    old_values: Tensor | None = None
 
 
 def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> MicroBatch:
@@ -74,6 +82,7 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
     log_probs = np.zeros((len(samples), longest), dtype=np.float32)
     advantages = np.zeros((len(samples), longest), dtype=np.float32)
     staleness = np.zeros((len(samples), longest), dtype=np.int64)
+    returns, values = np.zeros_like(advantages), np.zeros_like(advantages)
     for row, sample in enumerate(samples):
         length = len(sample.tokens)
         ids[row, :length] = sample.tokens
@@ -83,10 +92,14 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         advantages[row, :length][sample.sampled] = sample.advantage
         if sample.staleness is not None:
             staleness[row, :length][sample.sampled] = sample.staleness
+        if sample.returns is not None and sample.values is not None:
+            returns[row, :length][sample.sampled] = sample.returns
+            values[row, :length][sample.sampled] = sample.values
     trained[:, 0] = False
     shared = _shared_prompts(samples)
     rows, columns = np.nonzero(trained)
     aged = any(sample.staleness is not None for sample in samples)
+    valued = any(sample.returns is not None for sample in samples)
 
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -101,6 +114,8 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         sequence_ids=tensor(rows),
         shared=tensor(shared) if shared[:, 1].any() else None,
         staleness=tensor(staleness[rows, columns]) if aged else None,
+        returns=tensor(returns[rows, columns]) if valued else None,
+        old_values=tensor(values[rows, columns]) if valued else None,
     )
 
 

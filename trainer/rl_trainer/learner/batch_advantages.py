@@ -22,12 +22,13 @@ from rl_trainer.learner.reward_shaping import (
     token_returns,
     token_rewards,
 )
+from rl_trainer.learner.value_targets import ValueTargets, value_targets
 
 if TYPE_CHECKING:
     from rl_trainer.channel.groups import GroupMeta
 
-Advantage = float | npt.NDArray[np.float64]
-"""Of one answer: one number for all its tokens, or one for each sampled token."""
+Advantage = float | npt.NDArray[np.float64] | ValueTargets
+"""Of one answer: one number for all its tokens, or one for each sampled token, with a critic also what that learns."""
 
 
 def kl_in_reward(spec: RunSpec) -> bool:
@@ -36,7 +37,10 @@ def kl_in_reward(spec: RunSpec) -> bool:
 
 
 def batch_advantages(
-    spec: RunSpec, groups: Sequence[GroupMeta], token_kl: Sequence[npt.NDArray[np.float64]] | None = None
+    spec: RunSpec,
+    groups: Sequence[GroupMeta],
+    token_kl: Sequence[npt.NDArray[np.float64]] | None = None,
+    values: Sequence[npt.NDArray[np.float64]] | None = None,
 ) -> tuple[list[Advantage], AdvantageStats]:
     """Advantages of all answers of `groups`, in their order.
 
@@ -46,6 +50,7 @@ def batch_advantages(
         spec: the run.
         groups: of the batch.
         token_kl: of each answer the KL estimate of every sampled token, [S_i]; needed where `kl_in_reward`.
+        values: of each answer the critic's value of every sampled token, [S_i]; needed with estimator gae.
 
     Returns:
         One advantage per answer, and the statistics: mean and standard deviation of the rewards as the task gave
@@ -53,7 +58,7 @@ def batch_advantages(
 
     Raises:
         RewardError: a reward is not finite, too large, or not allowed with the estimator.
-        ValueError: the KL estimates are missing.
+        ValueError: the KL estimates or the values are missing.
     """
     algorithm = spec.algorithm
     choices = algorithm.advantage
@@ -69,19 +74,24 @@ def batch_advantages(
     coefficient = algorithm.kl.coefficient if kl_in_reward(spec) else 0.0
     if coefficient and token_kl is None:
         raise ValueError("the KL penalty is part of the reward, so token_kl is needed")
-    if choices.estimator == "batchNormalized":
+    advantages: list[Advantage]
+    if choices.estimator == "batchNormalized" or choices.estimator == "gae":
         per_token = token_rewards(shaped, lengths, token_kl if coefficient else None, coefficient)
-        advantages: list[Advantage] = list(
-            batch_normalized_advantages(token_returns(per_token, choices.gamma), choices.epsilon)
-        )
+        if choices.estimator == "batchNormalized":
+            returns = token_returns(per_token, choices.gamma)
+            advantages = [*batch_normalized_advantages(returns, choices.epsilon)]
+        elif values is not None:
+            advantages = [*value_targets(per_token, values, gamma=choices.gamma, lam=choices.lam)]
+        else:
+            raise ValueError("the estimator is gae, so values are needed")
         return advantages, given
     if coefficient and token_kl is not None:
         shaped = penalized_rewards(shaped, token_kl, coefficient)
-    values, seen = group_advantages(
+    by_group, seen = group_advantages(
         shaped,
         ids,
         estimator=choices.estimator,
         normalize_by_std=choices.normalize_by_std,
         epsilon=choices.epsilon,
     )
-    return values.tolist(), replace(given, zero_variance_groups=seen.zero_variance_groups)
+    return by_group.tolist(), replace(given, zero_variance_groups=seen.zero_variance_groups)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from rl_trainer.learner import losses
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
 from rl_trainer.learner.batch_advantages import kl_in_reward
 from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
+from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.importance import ImportanceConfig
 from rl_trainer.learner.losses import LossDenominators, LossOutput, PolicyLossConfig
 from rl_trainer.learner.optimizer import AdamW
@@ -80,6 +81,22 @@ def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) ->
     )
 
 
+_NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class TokenEstimates:
+    """What the learners say of sampled tokens before the advantages, for each answer an array [S_i].
+
+    Attributes:
+        kl: estimate of the KL against the reference; None where that is not part of the reward.
+        values: the critic's values; None where there is no critic.
+    """
+
+    kl: list[npt.NDArray[np.float64]] | None = None
+    values: list[npt.NDArray[np.float64]] | None = None
+
+
 class Learner:
     """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
 
@@ -102,6 +119,7 @@ class Learner:
         if spec.learner.activation_checkpointing:
             self.model.checkpoint_activations()  # type: ignore[operator]
         self.reference: nn.Module | None = None
+        self.critic: Critic | None = None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._gradients = FlatGradients(self.parameters, self.device)
         self.optimizer_steps = 0
@@ -109,16 +127,23 @@ class Learner:
         self._loss = policy_loss_config(spec, objective)
 
     def start_reinforcement(self) -> None:
-        """Forgets the warm start's optimizer and keeps the policy as KL reference if the run has a penalty."""
+        """Forgets the warm start's optimizer; the policy becomes KL reference and critic, where the run has them."""
         self.optimizer_steps = 0
         self._new_optimizer()
         if self.spec.algorithm.kl.coefficient:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        self._new_critic()
 
     def load_reference(self, folder: Path) -> None:
         """Opens the KL reference of a resumed run, if it has a penalty."""
         if self.spec.algorithm.kl.coefficient:
             self.reference = load_model(folder, torch.float32, self.device).requires_grad_(False)
+
+    def load_critic(self, tensors: Mapping[str, Tensor] | None) -> None:
+        """The critic of a resumed run, if it has one. None: the run began without one, and the policy becomes it now."""
+        self._new_critic()
+        if self.critic is not None and tensors is not None:
+            self.critic.load(tensors)
 
     def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
@@ -131,9 +156,24 @@ class Learner:
         self._step(metrics["loss"], rate)
         return metrics["loss"]
 
-    def update(self, plan: Sequence[MiniBatch]) -> UpdateResult:
-        """One training step: one optimizer step per mini-batch of `plan`, in order."""
+    def update(self, plan: Sequence[MiniBatch], *, train_policy: bool = True) -> UpdateResult:
+        """One training step: one optimizer step per mini-batch of `plan`, in order; of the critic too, where there is one.
+
+        `train_policy` False: only the critic learns.
+        """
         prepared = [self._cut(part.samples) for part in plan]
+        result = self._update_policy(plan, prepared) if train_policy else _NO_UPDATE
+        if self.critic is None:
+            return result
+        denominators = [part.denominators for part in plan]
+        critic = self.critic.update(list(zip(prepared, denominators, strict=True)))
+        return replace(
+            result, metrics=result.metrics | critic.metrics, skipped=result.skipped + critic.skipped
+        )
+
+    def _update_policy(
+        self, plan: Sequence[MiniBatch], prepared: Sequence[Sequence[MicroBatch]]
+    ) -> UpdateResult:
         if len(plan) > 1 and self._loss.proximal == "recomputed":
             prepared = [[self._with_old_log_probs(batch) for batch in batches] for batches in prepared]
         merged: list[dict[str, float]] = []
@@ -179,6 +219,12 @@ class Learner:
             weight_decay=options.weight_decay,
         )
 
+    def _new_critic(self) -> None:
+        if self.spec.algorithm.value_model is not None:
+            self.critic = Critic(
+                self.model, self.spec, device=self.device, ranks=self.ranks, precision=self._precision
+            )
+
     def _rate(self, steps_per_batch: int) -> float:
         algorithm = self.spec.algorithm
         return learning_rate(
@@ -214,25 +260,32 @@ class Learner:
         return loss
 
     @torch.no_grad()
-    def token_kl(self, samples: Sequence[Sample]) -> list[npt.NDArray[np.float64]]:
-        """Of each sample the KL estimate against the reference of every sampled token, [S_i], with the weights as they are.
+    def token_estimates(self, samples: Sequence[Sample]) -> TokenEstimates:
+        """What the advantages of `samples` need of every sampled token, with the weights as they are.
 
-        For `algorithm.kl.placement` reward. A sampled first token, which nothing predicts, has 0.
+        A sampled first token, which nothing predicts, has 0.
         """
-        assert self.reference is not None, "the run has a KL penalty, so start_reinforcement kept a reference"
-        found = [np.zeros(int(sample.sampled.sum())) for sample in samples]
-        temperature = self.spec.sampler.temperature
+        algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
+        kl = [np.zeros(int(sample.sampled.sum())) for sample in samples]
+        values = [np.zeros_like(part) for part in kl]
         for cut in self._micro_batches(samples):
             batch = collate([samples[index] for index in cut], self.device)
-            log_probs, _ = self._log_probs(self.model, batch, temperature)
-            reference, _ = self._log_probs(self.reference, batch, temperature)
-            values = kl_estimates(
-                log_probs.cpu().numpy(), reference.cpu().numpy(), self.spec.algorithm.kl.estimator
-            )
             counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
-            for index, part in zip(cut, np.split(values, np.cumsum(counts)[:-1]), strict=True):
-                found[index][len(found[index]) - len(part) :] = part
-        return found
+            ends = np.cumsum(counts)[:-1]
+            if kl_in_reward(self.spec):
+                assert self.reference is not None, (
+                    "there is a KL penalty, so start_reinforcement kept a reference"
+                )
+                log_probs, _ = self._log_probs(self.model, batch, temperature)
+                reference, _ = self._log_probs(self.reference, batch, temperature)
+                found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
+                _fill_last([kl[index] for index in cut], np.split(found, ends))
+            if self.critic is not None:
+                found = self.critic.values(batch).cpu().numpy().astype(np.float64)
+                _fill_last([values[index] for index in cut], np.split(found, ends))
+        return TokenEstimates(
+            kl if kl_in_reward(self.spec) else None, values if self.critic is not None else None
+        )
 
     @torch.no_grad()
     def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
@@ -288,3 +341,9 @@ class Learner:
         if self.spec.model.dtype == "bfloat16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+
+def _fill_last(arrays: Sequence[npt.NDArray[np.float64]], parts: Sequence[npt.NDArray[np.float64]]) -> None:
+    """Writes each part to the end of its array."""
+    for array, part in zip(arrays, parts, strict=True):
+        array[len(array) - len(part) :] = part

@@ -222,6 +222,21 @@ class Decoder(nn.Module):
             result = layer(x, *arguments)
         return result
 
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the hidden states."""
+        return self.config.hidden_size
+
+    def states_at(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        places: torch.Tensor,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The hidden states [M, H] that a value head reads: those of `hidden_at`."""
+        return self.hidden_at(input_ids, attention_mask, places, shared)
+
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
         return F.linear(hidden, self.head_weight)

@@ -93,6 +93,24 @@ class LibraryModel(nn.Module):
         """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
         return self.hidden(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
 
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    def states_at(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        places: torch.Tensor,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rows `places` [M] of the flattened last hidden states, [M, H]: what a value head reads."""
+        states: torch.Tensor = self.model.get_decoder()(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+        return states.flatten(0, 1).index_select(0, places)
+
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Its argument: `hidden` has applied the head."""
         return hidden

@@ -131,6 +131,34 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
         ),
     ),
     (
+        "Critic",
+        (
+            Chart(
+                "values",
+                "Values",
+                "",
+                "What the critic expected, and what came",
+                (Series("value_mean", "value"), Series("return_mean", "return", "orange")),
+                floor=False,
+            ),
+            Chart(
+                "value-loss",
+                "Value loss",
+                "",
+                "How far values are from returns, squared",
+                (Series("value_loss", "loss", "teal"),),
+            ),
+            Chart(
+                "explained-variance",
+                "Explained variance",
+                "",
+                "1: every return foreseen; 0: no better than a constant",
+                (Series("explained_variance", "explained", "violet"),),
+                floor=False,
+            ),
+        ),
+    ),
+    (
         "Optimizer",
         (
             Chart(

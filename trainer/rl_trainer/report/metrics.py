@@ -48,6 +48,11 @@ class StepRecord:
         ratio_mean: mean importance ratio of the policy to the policy before the step.
         ratio_max: its maximum.
         mismatch_kl: mean per-token KL divergence between the sampler's log-probs and the trainer's, nats.
+        value_loss: value of the critic's loss; like the next four NaN without a critic.
+        value_clip_fraction: share of tokens whose value left the clip range, 0 to 1.
+        explained_variance: share of the variance of the returns that the critic's values explain, at most 1.
+        value_mean: mean value of the sampled tokens, before the update.
+        return_mean: mean return of the sampled tokens.
         staleness_mean: mean age of the groups trained on, weight versions.
         staleness_max: age of the oldest, weight versions.
         buffer_fill: groups in the buffer at the end of the step.
@@ -89,6 +94,11 @@ class StepRecord:
     ratio_mean: float = NAN
     ratio_max: float = NAN
     mismatch_kl: float = NAN
+    value_loss: float = NAN
+    value_clip_fraction: float = NAN
+    explained_variance: float = NAN
+    value_mean: float = NAN
+    return_mean: float = NAN
     staleness_mean: float = NAN
     staleness_max: float = NAN
     buffer_fill: float = NAN
@@ -129,6 +139,11 @@ TENSORBOARD_TAGS = {
     "policy/ratio_mean": "ratio_mean",
     "policy/ratio_max": "ratio_max",
     "policy/mismatch_kl": "mismatch_kl",
+    "critic/value_loss": "value_loss",
+    "critic/value_clip_fraction": "value_clip_fraction",
+    "critic/explained_variance": "explained_variance",
+    "critic/value_mean": "value_mean",
+    "critic/return_mean": "return_mean",
     "optimizer/loss": "loss",
     "optimizer/grad_norm": "grad_norm",
     "optimizer/learning_rate": "learning_rate",
