@@ -197,6 +197,16 @@ def test_sharded_weights(folder, tmp_path):
     assert "b.safetensors, named in model.safetensors.index.json, is missing" in refused(folder, tmp_path)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_value_head_reads_what_the_output_head_reads(family, family_folder):
+    model = LibraryModel.open(family_folder(family))
+    tokens = torch.randint(2, 61, (2, 6))
+    mask, places = torch.ones_like(tokens), torch.tensor([1, 5, 8])
+    states = model.states_at(tokens, mask, places)
+    assert states.shape == (3, model.hidden_size)
+    torch.testing.assert_close(model.model.lm_head(states), model.hidden_at(tokens, mask, places))
+
+
 def test_other_families_go_to_the_library(family_folder, tmp_path):
     folder = family_folder("gpt2")
     model = load_model(resolve_model(str(folder), tmp_path))
