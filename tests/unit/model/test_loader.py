@@ -111,7 +111,7 @@ def test_paths_that_are_no_folders(tmp_path):
 
 
 def test_hub_ids_without_network(tmp_path, monkeypatch):
-    import huggingface_hub
+    import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -32,7 +32,8 @@ class ValueModel(nn.Module):
         super().__init__()
         self.body = copy.deepcopy(policy)
         if getattr(self.body, "head", None) is not None:
-            self.body.register_parameter("head", None)  # logits are of no use here, and an untied head is large
+            # Logits are of no use here, and an untied head is large.
+            self.body.register_parameter("head", None)
         width: int = policy.hidden_size  # type: ignore[assignment]
         self.value_head = nn.Parameter(torch.zeros(width, device=device))
 
