@@ -1,4 +1,4 @@
-"""One quiet local Ray per test module that asks for it, one kube-apiserver for all."""
+"""One quiet local Ray and one kube-apiserver for all tests that ask for them (of a process of pytest)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     with ray_session(4):
         yield

@@ -25,23 +25,33 @@ def node(role: str) -> dict[str, Any]:
     return {"num_cpus": 1, "resources": {role: 1}, "object_store_memory": 80 * 2**20}
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def standing() -> Iterator[Cluster]:
     """A head, and a node for the learner."""
-    # Ray gives a silent node half a minute; here its processes are just gone.
-    monkeypatch.setenv("RAY_health_check_initial_delay_ms", "1000")
-    monkeypatch.setenv("RAY_health_check_period_ms", "1000")
-    monkeypatch.setenv("RAY_health_check_failure_threshold", "5")
-    # What a local Ray of an earlier test left behind: the run would not know this cluster's token.
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    made = Cluster()
-    try:
-        with patient():
-            made.add_node(**node("head"), include_dashboard=False)
-            made.add_node(**node("learner"))
-            yield made
-    finally:
-        made.shutdown()
+    with pytest.MonkeyPatch.context() as environment:
+        # Ray gives a silent node half a minute; here its processes are just gone.
+        environment.setenv("RAY_health_check_initial_delay_ms", "1000")
+        environment.setenv("RAY_health_check_period_ms", "1000")
+        environment.setenv("RAY_health_check_failure_threshold", "5")
+        # What a local Ray of an earlier test left behind: the run would not know this cluster's token.
+        environment.delenv("RAY_AUTH_MODE", raising=False)
+        made = Cluster()
+        try:
+            with patient():
+                made.add_node(**node("head"), include_dashboard=False)
+                made.add_node(**node("learner"))
+                yield made
+        finally:
+            made.shutdown()
+
+
+@pytest.fixture
+def cluster(standing: Cluster) -> Iterator[Cluster]:
+    """The same, and without nodes for samplers again afterwards."""
+    lasting = set(standing.list_all_nodes())
+    yield standing
+    for other in set(standing.list_all_nodes()) - lasting:
+        standing.remove_node(other, allow_graceful=False)
 
 
 def sampler_processes() -> list[psutil.Process]:
