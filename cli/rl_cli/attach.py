@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from rl_cli.execute import open_channels, outcome, socket_errors
+from rl_cli.execute import ERROR, STDERR, STDOUT, open_channels, outcome, socket_errors
 from rl_cli.failures import ClusterError
 
-_STDOUT, _STDERR, _ERROR, _RESIZE = 1, 2, 3, 4
+_RESIZE: Final = 4
+"""Channel that takes the size of the terminal."""
+
 _PIECE: Final = 4096
 """Bytes of input sent at once: fewer than fit into a socket that takes any, so that sending never waits."""
 
@@ -100,9 +102,9 @@ def _exchange(channels: Any, source: int | None, pod: str, terminal: int | None)
 def _show_all(channels: Any) -> bytes:
     """Show what has come; returns what was said of the command's end."""
     channels.update(timeout=0)
-    _show(sys.stdout, channels.read_channel(_STDOUT))
-    _show(sys.stderr, channels.read_channel(_STDERR))
-    ended: bytes = channels.read_channel(_ERROR)
+    _show(sys.stdout, channels.read_channel(STDOUT))
+    _show(sys.stderr, channels.read_channel(STDERR))
+    ended: bytes = channels.read_channel(ERROR)
     return ended
 
 

@@ -12,7 +12,7 @@ from rl_cli.failures import ClusterError, failure
 
 _CONNECT_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 1.0
-_STDOUT, _STDERR, _ERROR = 1, 2, 3
+STDOUT, STDERR, ERROR = 1, 2, 3
 
 
 class CommandFailed(ClusterError):
@@ -46,19 +46,19 @@ def execute(
     try:
         while channels.is_open():
             channels.update(timeout=_POLL_SECONDS)
-            output = channels.read_channel(_STDOUT)
-            errors += channels.read_channel(_STDERR)
-            result += channels.read_channel(_ERROR)
+            output = channels.read_channel(STDOUT)
+            errors += channels.read_channel(STDERR)
+            result += channels.read_channel(ERROR)
             if output:
                 heard = time.monotonic()
                 yield output
             elif idle is not None and time.monotonic() - heard > idle:
                 raise ClusterError(f"pod {pod} has said nothing for {idle:.0f} s: {' '.join(command)}")
         # Reading one channel may take in what belongs to another, and the end.
-        if output := channels.read_channel(_STDOUT):
+        if output := channels.read_channel(STDOUT):
             yield output
-        errors += channels.read_channel(_STDERR)
-        result += channels.read_channel(_ERROR)
+        errors += channels.read_channel(STDERR)
+        result += channels.read_channel(ERROR)
     except (OSError, socket_errors()) as error:
         raise ClusterError(f"the connection to pod {pod} broke: {error}") from error
     finally:

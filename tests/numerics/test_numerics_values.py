@@ -7,19 +7,13 @@ import pytest
 import torch
 import verl_peer
 from numerics_batches import Batch, agree, same_function
+from numerics_loss import AGGREGATIONS, HORIZON
 
 from rl_trainer.learner.gae import gae, whiten
 from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.value_loss import clipped_value_loss
 
 DISCOUNTS = [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)]
-HORIZON = 50
-AGGREGATIONS = [
-    ("tokenMean", "token-mean"),
-    ("sequenceMean", "seq-mean-token-mean"),
-    ("sequenceSum", "seq-mean-token-sum"),
-    ("constant", "seq-mean-token-sum-norm"),
-]
 
 
 @pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)

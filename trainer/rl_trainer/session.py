@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_api import CheckpointStatus, RLTrainingRun
+from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
-from rl_api.progress import Phase, Progress
+from rl_api.progress import Progress
+from rl_trainer.attempt import Attempt
 from rl_trainer.channel.buffer import Batch, Buffer
 from rl_trainer.channel.state import BufferConfig
 from rl_trainer.checkpointing import Checkpoints
 from rl_trainer.console import Console
-from rl_trainer.counters import Counters, step_record
+from rl_trainer.counters import step_record
 from rl_trainer.inputs import load_inputs
 from rl_trainer.learner.batch_advantages import kl_in_reward
 from rl_trainer.model.shared_folder import share_folder
@@ -33,11 +30,8 @@ from rl_trainer.placement.places import place_run
 from rl_trainer.ray_session import ray_session
 from rl_trainer.report.examples import Example, read_examples, write_examples
 from rl_trainer.report.metrics import MetricsWriter
-from rl_trainer.report.page import write_report
-from rl_trainer.report.summary import write_summary
 from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
 from rl_trainer.run_folder import RunFolder
-from rl_trainer.status_server import StatusServer
 from rl_trainer.stopping import stop_reason
 
 if TYPE_CHECKING:
@@ -53,13 +47,12 @@ STALL_SECONDS = 3600.0
 EXAMPLES = 16
 
 
-class Session:
+class Session(Attempt):
     """One run under way."""
 
     def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console, *, debug: bool = False):
-        self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
+        super().__init__(run, folder, console)
         self.debug = debug
-        self.counters = Counters()
         self.resumed = False
         self.spans = SpanRecorder("driver")
         self._step_spans: list[Span] = []
@@ -69,47 +62,19 @@ class Session:
         self._taking: Any = None
         self._kl: float | None = None  # mean over the batch's tokens, where it is part of the reward
         self._alarms: set[str] = set()
-        self._progress = Progress()
-        self._checkpoint: CheckpointStatus | None = None
         self._checkpoint_wanted = threading.Event()
-        self._stack = ExitStack()
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Session:
-        try:
-            self._open()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.timeline.write(self.spans.drain())
-            write_report(self.folder.path)
-        except RLTrainError as problem:
-            if error is None:  # else that says why: the same disk is full
-                self.console.warning(str(problem))
-        finally:
-            self._stack.close()
+    def _close(self) -> None:
+        self.timeline.write(self.spans.drain())
 
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
         self.checkpoints = Checkpoints(spec, self.folder)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
-        self.server = self._stack.enter_context(
-            StatusServer(
-                self.run.name,
-                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
-                port=spec.server.port,
-                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
-                on_checkpoint=self._checkpoint_wanted.set,
-            )
-        )
+        self._serve(self._checkpoint_wanted.set)
         self._progress = Progress(step=checkpoint.step if checkpoint else 0, max_steps=spec.stop.max_steps)
         self.show_phase("Starting")
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
@@ -313,25 +278,12 @@ class Session:
         self.buffer.stop()
         self.checkpoints.export(self.learners, self.model_folder, self.folder.final)
         self.timeline.write(self.spans.drain())
-        summary = write_summary(
-            self.folder.path,
-            name=self.run.name,
-            seed=self.spec.seed,
-            stop_reason=reason,
-            resumed_from=self.counters.resumed_from,
-            wall_seconds=self.counters.elapsed,
-        )
-        write_report(self.folder.path)
+        summary = self._summarize(reason)
         self.server.update(
             self._progress.model_copy(update={"phase": "Succeeded", "heldout_score": summary["heldout_end"]})
         )
         self.console.finish(summary, self.folder.path / "report.html")
         return summary
-
-    def show_phase(self, phase: Phase) -> None:
-        """What /status says the run is doing; the numbers stay."""
-        self._progress = self._progress.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC)})
-        self.server.update(self._progress)
 
     def sampled_score(self, label: int) -> float:
         """Exact matches of sampled (not greedy) held-out answers, with the learners' weights as they are now."""

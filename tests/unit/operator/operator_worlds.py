@@ -9,8 +9,9 @@ from typing import Any
 
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.reconcile import reconcile
-from rl_operator.render.effective import Effective, plan
+from rl_operator.render.effective import Effective, Refused, plan
 from rl_operator.render.objects import run_objects
+from rl_operator.render.rayjob import ray_job
 from rl_operator.settings import Settings
 from rl_operator.world import (
     Container,
@@ -245,3 +246,23 @@ def kinds(decision: Decision) -> list[str]:
 
 def deleted(decision: Decision) -> list[tuple[str, str]]:
     return [(target.kind, target.name) for target in decision.delete]
+
+
+def refused(spec: dict[str, Any], *profiles: dict[str, Any]) -> Refused:
+    """Why the operator refuses a run of this spec under these profiles."""
+    found = plan(make_run(spec), profiles, SETTINGS)
+    assert isinstance(found, Refused), found
+    return found
+
+
+def groups(effective: Effective) -> dict[str, dict[str, Any]]:
+    """Head and worker groups of the first attempt's RayJob, by name."""
+    spec = ray_job(effective, 1)["spec"]["rayClusterSpec"]
+    return {"head": spec["headGroupSpec"]} | {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    """The only container of a group's pods."""
+    (only,) = group["template"]["spec"]["containers"]
+    found: dict[str, Any] = only
+    return found

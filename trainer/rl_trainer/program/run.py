@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from rl_api import CheckpointStatus, RLTrainingRun
-from rl_api.errors import RLTrainError
-from rl_api.progress import Phase, Progress
+from rl_trainer.attempt import Attempt
 from rl_trainer.console import Console
-from rl_trainer.counters import Counters
 from rl_trainer.program.environment import checkpoint_place, program_environment
 from rl_trainer.program.lines import BadLine, Event, Tail, parse_line
 from rl_trainer.program.process import Program
 from rl_trainer.program.verl import LOG_VARIABLE, verl_command
 from rl_trainer.report.files import dump_json, read_json, write_atomic
 from rl_trainer.report.metrics import MetricsWriter, StepRecord, position_of_step
-from rl_trainer.report.page import write_report
-from rl_trainer.report.summary import write_summary
 from rl_trainer.run_folder import RunFolder
-from rl_trainer.status_server import StatusServer
 from rl_trainer.stopping import RESUME_HINT, StopRequest
 
 CONFIG_FILE: Final = "run.json"
@@ -51,40 +44,20 @@ def run_program(run: RLTrainingRun, folder: RunFolder, console: Console, stop: S
         return session.to_its_end()
 
 
-class ProgramRun:
+class ProgramRun(Attempt):
     """One attempt of a program: what it writes, and what is shown of it."""
 
     def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console, stop: StopRequest):
-        self.run, self.spec, self.folder, self.console, self.stop = run, run.spec, folder, console, stop
-        self.counters = Counters()
-        self._progress = Progress(max_steps=run.spec.stop.max_steps)
+        super().__init__(run, folder, console)
+        self.stop = stop
         self._place = checkpoint_place(self.spec, folder.path)
-        self._checkpoint: CheckpointStatus | None = None  # that this attempt has told of
         self._asked = False
         self._reason: str | None = None  # why we stopped the program
-        self._stack = ExitStack()
 
-    def __enter__(self) -> ProgramRun:
-        try:
-            self._open()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.program.close()
-            self.folder.check_owner()  # or what is written here would be another process's
-            self._keep_state()
-            write_report(self.folder.path)
-        except RLTrainError as problem:
-            if error is None:
-                self.console.warning(str(problem))
-        finally:
-            self._stack.close()
+    def _close(self) -> None:
+        self.program.close()
+        self.folder.check_owner()  # or what is written here would be another process's
+        self._keep_state()
 
     def _open(self) -> None:
         spec, path = self.spec, self.folder.path
@@ -93,15 +66,7 @@ class ProgramRun:
         self._attempt = int(os.environ.get("RLTRAIN_ATTEMPT") or earlier.get("attempt", 0) + 1)
         self.counters.earlier_seconds = float(earlier.get("seconds", 0.0))
         self.counters.step = int(earlier.get("step", 0))
-        self.server = self._stack.enter_context(
-            StatusServer(
-                self.run.name,
-                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
-                port=spec.server.port,
-                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
-                on_checkpoint=self._ask,
-            )
-        )
+        self._serve(self._ask)
         self.metrics = self._stack.enter_context(MetricsWriter(path))
         if earlier:
             self.counters.resumed_from = self.counters.step
@@ -145,7 +110,7 @@ class ProgramRun:
         self.counters.start_clock()
         self._step_ended = self._cared = time.monotonic()
         self._keep_state()
-        self._show_phase("Training")
+        self.show_phase("Training")
         self.console.phase("training")
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -181,7 +146,7 @@ class ProgramRun:
             self._reason = "maxDuration"
             self.console.message("stop.maxDuration is over: the program is told to stop (SIGTERM)")
         if self._reason is not None:
-            self._show_phase("Stopping")
+            self.show_phase("Stopping")
             self.program.stop(self.spec.scheduling.preemption_grace_period.seconds)
 
     def _acknowledge(self) -> None:
@@ -194,22 +159,14 @@ class ProgramRun:
             self.server.checkpoint_failed(
                 "the program has stopped, and told of no checkpoint: see docs/backends.md", final=True
             )
-        self._show_phase("Stopping")
+        self.show_phase("Stopping")
         deadline = time.monotonic() + _END_SECONDS
         while not self.stop.requested and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
     def _finish(self, reason: str) -> dict[str, Any]:
-        summary = write_summary(
-            self.folder.path,
-            name=self.run.name,
-            seed=self.spec.seed,
-            stop_reason=reason,
-            resumed_from=self.counters.resumed_from,
-            wall_seconds=self.counters.elapsed,
-        )
-        write_report(self.folder.path)
-        self._show_phase("Succeeded")
+        summary = self._summarize(reason)
+        self.show_phase("Succeeded")
         self.console.finish(summary, self.folder.path / "report.html")
         return summary
 
@@ -295,7 +252,3 @@ class ProgramRun:
                 f"a line of RLTRAIN_METRICS is left out, as {line.why}; so are others like it"
             )
         self.counters.skipped += 1
-
-    def _show_phase(self, phase: Phase) -> None:
-        self._progress = self._progress.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC)})
-        self.server.update(self._progress)
