@@ -62,6 +62,23 @@ class SamplerSpec(Model):
     )
 
 
+class LoraSpec(Model):
+    """Low-rank adaptation: the model's own weights stay, of each of its matrices a change of low rank is learned."""
+
+    rank: int = Field(
+        default=16, ge=1, le=512, description="Rank of the change: numbers learned per row and column."
+    )
+    alpha: int = Field(
+        default=32, ge=1, description="The change is multiplied by alpha / rank, as in the peft library."
+    )
+    target_modules: tuple[Text, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        strict=False,
+        description="The linear modules that are adapted, by the last part of their names.",
+    )
+
+
 class LearnerSpec(Model):
     """The role that computes gradients and owns the weights."""
 
@@ -83,6 +100,11 @@ class LearnerSpec(Model):
         default=False,
         description="Compute the activations of each layer again in the backward pass instead of keeping them: less "
         "memory, about a third more time, the same gradients.",
+    )
+    lora: LoraSpec | None = Field(
+        default=None,
+        description="Learn low-rank adapters instead of all weights: less memory for gradients and optimizer. Samplers and "
+        "checkpoints get the merged weights; checkpoints hold the adapters too. null: learn all weights.",
     )
     threads: int = Field(default=1, ge=1, description="CPU threads per learner.")
 

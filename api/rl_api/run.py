@@ -34,6 +34,7 @@ from rl_api.progress import RunStatus
 from rl_api.roles import (
     BufferSpec,
     LearnerSpec,
+    LoraSpec,
     PlacementSpec,
     ResourcesSpec,
     SamplerSpec,
@@ -55,6 +56,7 @@ __all__ = [
     "ImportanceSpec",
     "KlSpec",
     "LearnerSpec",
+    "LoraSpec",
     "LossSpec",
     "Metadata",
     "ModelSpec",

@@ -174,7 +174,7 @@ def verl_config(spec: RunSpec, *, name: str, checkpoints: str, gpus_per_node: in
             "seed": spec.seed,
         },
         "actor_rollout_ref": {
-            "model": {"path": spec.model.source},
+            "model": _model(spec),
             "actor": _actor(spec),
             "ref": {"fsdp_config": _fsdp(spec)},
             "rollout": _rollout(spec),
@@ -227,6 +227,21 @@ def _algorithm(spec: RunSpec) -> dict[str, Any]:
             "rollout_is_threshold": threshold,
         },
     }
+    return found
+
+
+def _model(spec: RunSpec) -> dict[str, Any]:
+    lora = spec.learner.lora
+    found: dict[str, Any] = {
+        "path": spec.model.source,
+        "enable_gradient_checkpointing": spec.learner.activation_checkpointing,
+    }
+    if lora is not None:
+        found |= {
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "target_modules": list(lora.target_modules),
+        }
     return found
 
 

@@ -88,10 +88,10 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             assert [ray.get(weights).version for weights in published] == ([step + 1] if step else [])
             losses.append(result.metrics["loss"])
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
-        weights, moments, steps = learners.state()
-        assert steps == 3
-        assert moments
-        return weights, losses
+        learned = learners.state()
+        assert learned.optimizer_steps == 3
+        assert learned.optimizer
+        return dict(learned.weights), losses
     finally:
         reservation.release()
         for actor in learners.actors:
@@ -114,7 +114,7 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             replicas, tmp_path, name="ppo", miniBatches=2, critic={"learningRate": 1e-3, "warmupSteps": 1}
         )
         learners.start_reinforcement()
-        initial, _, _ = learners.state()
+        initial = learners.state().weights
         for step in range(3):
             batch = groups(step)
             values = learners.token_estimates(batch)[0].values
@@ -126,12 +126,12 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             if step == 0:  # the critic's warm-up
                 assert result.optimizer_steps == 0
                 assert all(
-                    np.array_equal(value, initial[name]) for name, value in learners.state()[0].items()
+                    np.array_equal(value, initial[name]) for name, value in learners.state().weights.items()
                 )
-        critic = learners.critic_state()
+        critic = learners.state().critic
         assert critic is not None
         assert critic["steps"] == 6
-        found.append((critic, learners.state()[0], np.concatenate(values)))
+        found.append((critic, learners.state().weights, np.concatenate(values)))
         reservation.release()
         for actor in learners.actors:
             ray.kill(actor)
@@ -166,7 +166,7 @@ def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Pa
     reference, _ = learners.publish(7)
     payload = ray.get(reference[0])
     assert payload.version == 7
-    weights, _, _ = learners.state()
+    weights = learners.state().weights
     for name, value in unpack_weights(payload).items():
         assert np.array_equal(value.numpy(), weights[name]), name
     reservation.release()

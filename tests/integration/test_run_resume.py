@@ -90,8 +90,9 @@ def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path
     files.assert_nothing_lost_or_twice()
 
 
-def test_a_run_with_a_critic_goes_on_bit_by_bit_and_says_how_it_does(tmp_path: Path):
+def test_a_run_with_critic_and_adapters_goes_on_bit_by_bit_and_says_how_it_does(tmp_path: Path):
     changes = {
+        "learner": {"lora": {"rank": 4}},
         "algorithm": {"name": "ppo", "groupSize": 1, "promptsPerStep": 4, "critic": {"learningRate": 1e-2}},
         "stop": {"maxSteps": 4},
     }
@@ -101,6 +102,7 @@ def test_a_run_with_a_critic_goes_on_bit_by_bit_and_says_how_it_does(tmp_path: P
     assert parts.summary["resumed_from"] == 2
     assert parts.weights == straight.weights
     assert parts.critic == straight.critic
+    assert parts.adapter == straight.adapter
     critic = [(r.value_loss, r.value_mean, r.return_mean, r.explained_variance) for r in straight.steps]
     assert [(r.value_loss, r.value_mean, r.return_mean, r.explained_variance) for r in parts.steps] == critic
     assert critic[0][1] == 0.0

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from rl_trainer.checkpoint import CheckpointStore
+from rl_trainer.checkpoint import Checkpoint, CheckpointStore
 from rl_trainer.cli import main
 from rl_trainer.report.metrics import StepRecord, read_events, read_metrics
 
@@ -143,9 +143,17 @@ class RunFiles:
     @property
     def critic(self) -> bytes:
         """Weights and optimizer of the critic in the last checkpoint, bit by bit."""
+        return self._last_checkpoint().file("critic.safetensors").read_bytes()
+
+    @property
+    def adapter(self) -> bytes:
+        """LoRA's adapters in the last checkpoint, bit by bit."""
+        return self._last_checkpoint().file("adapter/adapter_model.safetensors").read_bytes()
+
+    def _last_checkpoint(self) -> Checkpoint:
         last = CheckpointStore(self.out / "checkpoints", read_only=True).load_latest()
         assert last is not None
-        return last.file("critic.safetensors").read_bytes()
+        return last
 
     @property
     def checkpoints(self) -> list[int]:

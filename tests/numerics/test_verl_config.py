@@ -108,6 +108,19 @@ def test_the_batch() -> None:
     assert (found.trainer.nnodes, found.trainer.n_gpus_per_node) == (2, 8)
 
 
+def test_lora_and_activations() -> None:
+    model = composed(
+        learner={
+            "lora": {"rank": 8, "alpha": 24, "targetModules": ["q_proj", "v_proj"]},
+            "activationCheckpointing": True,
+        }
+    ).actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, list(model.target_modules)) == (8, 24, ["q_proj", "v_proj"])
+    assert model.enable_gradient_checkpointing is True
+    plain = composed().actor_rollout_ref.model
+    assert (plain.lora_rank, plain.enable_gradient_checkpointing) == (0, False)
+
+
 def test_model_task_and_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = composed()
     assert found.actor_rollout_ref.model.path == "Qwen/Qwen2.5-0.5B-Instruct"

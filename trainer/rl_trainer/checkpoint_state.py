@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides weights, as bytes: arrays of groups, states of random generators."""
+"""What a checkpoint holds: the state of the learners; as bytes, arrays of groups and states of random generators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,25 @@ _UNREADABLE = (
     ValueError,
     zipfile.BadZipFile,
 )
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """What a checkpoint holds of the learners.
+
+    Attributes:
+        weights: fp32, by Hugging Face name; LoRA's merged.
+        optimizer: moments by parameter.
+        optimizer_steps: taken since reinforcement learning began.
+        adapter: of LoRA, under the names of the `peft` library; None where all weights learn.
+        critic: see `Critic.state`; None without one.
+    """
+
+    weights: Arrays
+    optimizer: Arrays
+    optimizer_steps: int
+    adapter: Arrays | None
+    critic: Arrays | None
 
 
 def pack_groups(groups: Sequence[Arrays]) -> bytes:

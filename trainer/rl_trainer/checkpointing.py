@@ -7,6 +7,7 @@ are cut off.
 
     model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
     optimizer.safetensors    AdamW moments by parameter
+    adapter/                 with LoRA: the adapters, opened by `peft.PeftModel.from_pretrained`
     critic.safetensors       weights, AdamW moments and steps of the critic, where there is one
     groups.npz               payloads of the groups that were ready
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
@@ -24,13 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rl_api import CheckpointStatus, RunSpec
+from rl_api import CheckpointStatus, LoraSpec, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore, Writer
 from rl_trainer.checkpoint_manifest import reason
-from rl_trainer.checkpoint_state import pack_groups, unpack_groups
+from rl_trainer.checkpoint_state import Arrays, LearnerState, pack_groups, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.inputs import heldout_count
 from rl_trainer.model.shared_folder import share_folder
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # these import torch
     from rl_trainer.channel.buffer import Buffer
     from rl_trainer.learner.actor import Learners
 
-CRITIC = "critic.safetensors"
+OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
 # What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
 # or other weight versions.
 _FIXED = (
@@ -50,6 +50,7 @@ _FIXED = (
     "model",
     *(f"task.{name}" for name in ("environment", "name", "args", "file", "promptField", "answerField")),
     *(f"task.{name}" for name in ("promptTemplate", "answerTemplate", "systemPrompt")),
+    "learner.lora",
     "algorithm.groupSize",
     "algorithm.promptsPerStep",
     "weightSync.everySteps",
@@ -107,22 +108,21 @@ class Checkpoints:
         """
         self.folder.check_owner()
         snapshot, payloads = buffer.snapshot()
-        weights, moments, optimizer_steps = learners.state()
-        critic = learners.critic_state()
+        learned = learners.state()
         generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}
         state = {
             "counters": counters.dump(),
             "buffer": snapshot,
-            "optimizer_steps": optimizer_steps,
+            "optimizer_steps": learned.optimizer_steps,
             "metrics_position": metrics.position(),
             "fixed": self._fixed(),
         }
         info = self.store.save(
             counters.step,
             {
-                "model": lambda target: _write_model(weights, model_folder, target),
-                "optimizer.safetensors": lambda target: _write_tensors(moments, target),
-                **({CRITIC: lambda target: _write_tensors(critic, target)} if critic is not None else {}),
+                "model": lambda target: _write_model(learned.weights, model_folder, target),
+                OPTIMIZER: lambda target: _write_tensors(learned.optimizer, target),
+                **self._optional(learned),
                 "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
                 **generators,
                 **self._lost_with_a_disk(metrics),
@@ -137,7 +137,7 @@ class Checkpoints:
         """Puts into the run folder what a resumed run needs there; returns a model folder that outlives the checkpoint.
 
         Raises:
-            CheckpointError: the run folder cannot be written, or the KL reference is nowhere.
+            CheckpointError: the run folder cannot be written, or the policy that the run began with is nowhere.
         """
         folder, model = self.folder, self.folder.path / "model" / "resumed"
         try:
@@ -152,11 +152,13 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
             ) from error
-        if self.spec.algorithm.kl.coefficient and not folder.initial.exists():
-            raise CheckpointError(
-                f"{folder.initial}: this folder holds the policy that the KL penalty refers to, and it is missing; bring it "
-                "back, or set algorithm.kl.coefficient to 0"
+        if self._needs_initial() and not folder.initial.exists():
+            use = (
+                "that LoRA's adapters belong to, and it is missing; bring it back"
+                if self.spec.learner.lora is not None
+                else "that the KL penalty refers to, and it is missing; bring it back, or set algorithm.kl.coefficient to 0"
             )
+            raise CheckpointError(f"{folder.initial}: this folder holds the policy {use}")
         return model
 
     def restore(
@@ -165,14 +167,22 @@ class Checkpoints:
         """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
         from safetensors.numpy import load_file
 
-        state = checkpoint.metadata
-        moments = load_file(checkpoint.file("optimizer.safetensors"))
+        from rl_trainer.model.lora import ADAPTER_WEIGHTS
+
+        state, files = checkpoint.metadata, checkpoint.info.files
+        adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
+        learned = LearnerState(
+            weights={},
+            optimizer=load_file(checkpoint.file(OPTIMIZER)),
+            optimizer_steps=state["optimizer_steps"],
+            adapter=load_file(checkpoint.file(adapter)) if adapter in files else None,
+            critic=load_file(checkpoint.file(CRITIC)) if CRITIC in files else None,
+        )
         ranks = range(self.spec.learner.replicas)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
-        generators = [checkpoint.read(name) if name in checkpoint.info.files else None for name in names]
-        reference = share_folder(self.folder.initial) if self.spec.algorithm.kl.coefficient else None
-        critic = load_file(checkpoint.file(CRITIC)) if CRITIC in checkpoint.info.files else None
-        learners.restore(moments, state["optimizer_steps"], reference, critic, generators)
+        generators = [checkpoint.read(name) if name in files else None for name in names]
+        initial = share_folder(self.folder.initial) if self._needs_initial() else None
+        learners.restore(learned, initial, generators)
         payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
         buffer.restore(state["buffer"], payloads)
         metrics.truncate(state["metrics_position"])
@@ -184,7 +194,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written.
         """
-        weights, _, _ = learners.state()
+        weights = learners.state().weights
         try:
             _write_model(weights, model_folder, target)
         except Exception as error:  # OSError, and safetensors' own
@@ -196,9 +206,23 @@ class Checkpoints:
         if not self.outside:
             return {}
         files: dict[str, Writer] = {METRICS_FILE: lambda target: _copy(metrics.path, target)}
-        if self.spec.algorithm.kl.coefficient:
+        if self._needs_initial():
             files["initial"] = lambda target: _copy(self.folder.initial, target)
         return files
+
+    def _optional(self, learned: LearnerState) -> dict[str, Writer]:
+        """The files that not every run has."""
+        files: dict[str, Writer] = {}
+        lora, adapter, critic = self.spec.learner.lora, learned.adapter, learned.critic
+        if lora is not None and adapter is not None:
+            files[ADAPTER] = lambda target: _write_adapter(adapter, lora, self.folder.initial, target)
+        if critic is not None:
+            files[CRITIC] = lambda target: _write_tensors(critic, target)
+        return files
+
+    def _needs_initial(self) -> bool:
+        """Whether training needs the policy that it began with: as KL reference, or as the base of LoRA's adapters."""
+        return self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
 
     def _fixed(self) -> dict[str, Any]:
         """Path in spec -> value, for all that is fixed."""
@@ -236,7 +260,17 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Path) -> None:
+def _write_adapter(adapter: Arrays, options: LoraSpec, base: Path, target: Path) -> None:
+    import torch
+
+    from rl_trainer.model.lora import write_adapter
+
+    write_adapter(
+        {name: torch.from_numpy(value.copy()) for name, value in adapter.items()}, options, str(base), target
+    )
+
+
+def _write_model(weights: Arrays, source: Path, target: Path) -> None:
     import torch
 
     from rl_trainer.model.folder import write_folder
@@ -244,7 +278,7 @@ def _write_model(weights: dict[str, npt.NDArray[Any]], source: Path, target: Pat
     write_folder({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, source, target)
 
 
-def _write_tensors(tensors: dict[str, npt.NDArray[Any]], target: Path) -> None:
+def _write_tensors(tensors: Arrays, target: Path) -> None:
     from safetensors.numpy import save_file
 
-    save_file(tensors, target)
+    save_file(dict(tensors), target)

@@ -22,7 +22,7 @@ from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import fetch_payloads
 from rl_trainer.channel.payload import Trajectory, unpack_group
 from rl_trainer.channel.state import TakenGroup
-from rl_trainer.checkpoint_state import capture_rng, restore_rng
+from rl_trainer.checkpoint_state import Arrays, LearnerState, capture_rng, restore_rng
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.batch_advantages import Advantage
 from rl_trainer.learner.learner import Learner, MiniBatch, TokenEstimates, UpdateResult
@@ -83,18 +83,16 @@ class LearnerActor:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
         self.learner.start_reinforcement()
 
-    def restore(
-        self,
-        optimizer: Mapping[str, npt.NDArray[Any]],
-        steps: int,
-        reference: SharedFolder | None,
-        critic: Mapping[str, npt.NDArray[Any]] | None,
-        generators: bytes | None,
-    ) -> None:
-        """Optimizer state, KL reference, critic and random generators of a checkpoint; the weights came with `start`."""
-        self.learner.load_optimizer_state(_tensors(optimizer), steps)
-        if reference is not None:
-            self.learner.load_reference(reference.open())
+    def restore(self, state: LearnerState, initial: SharedFolder | None, generators: bytes | None) -> None:
+        """What `state` gave, but for the weights, which came with `start`; and the random generators of this process.
+
+        `initial`: see `Learner.resume`.
+        """
+        adapter, critic = state.adapter, state.critic
+        self.learner.resume(
+            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
+        )
+        self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
         self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
@@ -158,18 +156,16 @@ class LearnerActor:
             tensors = {name: value.to(dtype) for name, value in self._weights().items()}
             return [ray.put(pack_weights(tensors, version))]
 
-    def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int]:
-        """Weights (fp32, Hugging Face names), optimizer moments, optimizer steps; asked of rank 0."""
-        weights = {name: value.cpu().numpy().copy() for name, value in self._weights().items()}
-        moments = {name: value.numpy().copy() for name, value in self.learner.optimizer_state().items()}
-        return weights, moments, self.learner.optimizer_steps
-
-    def critic_state(self) -> dict[str, npt.NDArray[Any]] | None:
-        """See `Critic.state`; None without a critic; asked of rank 0."""
-        critic = self.learner.critic
-        if critic is None:
-            return None
-        return {name: value.numpy().copy() for name, value in critic.state().items()}
+    def state(self) -> LearnerState:
+        """Everything that is the same on every rank; asked of rank 0."""
+        learner = self.learner
+        return LearnerState(
+            weights=_arrays(self._weights()),
+            optimizer=_arrays(learner.optimizer_state()),
+            optimizer_steps=learner.optimizer_steps,
+            adapter=None if learner.spec.learner.lora is None else _arrays(learner.adapter_state()),
+            critic=None if learner.critic is None else _arrays(learner.critic.state()),
+        )
 
     def _weights(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.learner.model.hf_state_dict()  # type: ignore[operator]
@@ -207,18 +203,11 @@ class Learners:
         self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
 
     def restore(
-        self,
-        optimizer: Mapping[str, npt.NDArray[Any]],
-        steps: int,
-        reference: SharedFolder | None,
-        critic: Mapping[str, npt.NDArray[Any]] | None,
-        generators: Sequence[bytes | None],
+        self, state: LearnerState, initial: SharedFolder | None, generators: Sequence[bytes | None]
     ) -> None:
         """See `LearnerActor.restore`; `generators` by rank."""
-        shared = ray.put(dict(optimizer))
-        shared_critic = None if critic is None else ray.put(dict(critic))
-        arguments = [(shared, steps, reference, shared_critic, data) for data in generators]
-        self._all("restore", arguments, "restoring the optimizer")
+        shared = ray.put(state)
+        self._all("restore", [(shared, initial, data) for data in generators], "restoring the optimizer")
 
     def random_states(self) -> list[bytes]:
         """See `LearnerActor.random_state`; by rank."""
@@ -299,20 +288,10 @@ class Learners:
         )
         return reply
 
-    def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int]:
+    def state(self) -> LearnerState:
         """See `LearnerActor.state`."""
-        reply: tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], int] = answer(
+        reply: LearnerState = answer(
             self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
-        )
-        return reply
-
-    def critic_state(self) -> dict[str, npt.NDArray[Any]] | None:
-        """See `LearnerActor.critic_state`."""
-        reply: dict[str, npt.NDArray[Any]] | None = answer(
-            self.actors[0].critic_state.remote(),
-            "learner 0",
-            "reading the critic for a checkpoint",
-            self.timeout,
         )
         return reply
 
@@ -393,7 +372,12 @@ def _in_order(
     return [whole[index] for index in range(len(whole))]
 
 
-def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Copies, on the CPU."""
+    return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
     """Copies: what comes through the object store is read-only."""
     return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 

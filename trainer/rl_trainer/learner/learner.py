@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rl_api import RunSpec
+from rl_api import LoraSpec, RunSpec
 from rl_trainer.learner import losses
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
 from rl_trainer.learner.batch_advantages import kl_in_reward
@@ -30,6 +30,7 @@ from rl_trainer.learner.packing import micro_batches
 from rl_trainer.learner.policy_losses import UserObjective
 from rl_trainer.learner.reward_shaping import kl_estimates
 from rl_trainer.learner.schedule import learning_rate
+from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
 
 
@@ -120,24 +121,38 @@ class Learner:
             self.model.checkpoint_activations()  # type: ignore[operator]
         self.reference: nn.Module | None = None
         self.critic: Critic | None = None
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._gradients = FlatGradients(self.parameters, self.device)
-        self.optimizer_steps = 0
-        self._new_optimizer()
         self._loss = policy_loss_config(spec, objective)
+        if (
+            spec.learner.lora is None or spec.warm_start is not None
+        ):  # a warm start makes the base: all of it learns
+            self._learn()
 
     def start_reinforcement(self) -> None:
         """Forgets the warm start's optimizer; the policy becomes KL reference and critic, where the run has them."""
-        self.optimizer_steps = 0
-        self._new_optimizer()
-        if self.spec.algorithm.kl.coefficient:
+        if self.spec.learner.lora is not None:
+            self._add_lora(self.spec.learner.lora)
+        elif self.spec.algorithm.kl.coefficient:
             self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        self._learn()
         self._new_critic()
 
-    def load_reference(self, folder: Path) -> None:
-        """Opens the KL reference of a resumed run, if it has a penalty."""
-        if self.spec.algorithm.kl.coefficient:
-            self.reference = load_model(folder, torch.float32, self.device).requires_grad_(False)
+    def resume(self, initial: Path | None, adapter: Mapping[str, Tensor] | None) -> None:
+        """Takes up a run whose weights it was opened with, instead of `start_reinforcement`.
+
+        `initial`: folder of the policy that reinforcement learning began with, for LoRA and for a KL penalty. `adapter`:
+        LoRA's state.
+        """
+        if self.spec.learner.lora is not None:
+            assert initial is not None
+            assert adapter is not None
+            # The weights of the checkpoint are merged ones.
+            self.model.load_hf_state_dict(read_tensors(initial), str(initial))  # type: ignore[operator]
+            self._add_lora(self.spec.learner.lora)
+            self.model.load_adapter_state(adapter)  # type: ignore[operator]
+        elif self.spec.algorithm.kl.coefficient:
+            assert initial is not None
+            self.reference = load_model(initial, torch.float32, self.device).requires_grad_(False)
+        self._learn()
 
     def load_critic(self, tensors: Mapping[str, Tensor] | None) -> None:
         """The critic of a resumed run, if it has one. None: the run began without one, and the policy becomes it now."""
@@ -210,7 +225,19 @@ class Learner:
         self.optimizer_steps = optimizer_steps
         self._optimizer.load(tensors)
 
-    def _new_optimizer(self) -> None:
+    def adapter_state(self) -> dict[str, Tensor]:
+        """The adapters of a run with LoRA, under the names of the `peft` library."""
+        state: dict[str, Tensor] = self.model.adapter_state()  # type: ignore[operator]
+        return state
+
+    def _add_lora(self, options: LoraSpec) -> None:
+        self.model.add_lora(options, self.spec.seed)  # type: ignore[operator]
+
+    def _learn(self) -> None:
+        """What the model lets learn gets gradients and a new optimizer."""
+        self.optimizer_steps = 0
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._gradients = FlatGradients(self.parameters, self.device)
         options = self.spec.algorithm.optimizer
         self._optimizer = AdamW(
             ((name, p) for name, p in self.model.named_parameters() if p.requires_grad),
@@ -240,9 +267,9 @@ class Learner:
         def loss(batch: MicroBatch) -> LossOutput:
             log_probs, entropy = self._log_probs(self.model, batch, self.spec.sampler.temperature)
             reference = None
-            if self.reference is not None and not kl_in_reward(self.spec):
+            if self._loss.kl_coefficient:
                 with torch.no_grad():
-                    reference, _ = self._log_probs(self.reference, batch, self.spec.sampler.temperature)
+                    reference = self._reference_log_probs(batch)
             return losses.policy_loss(
                 log_probs,
                 batch.advantages,
@@ -273,11 +300,8 @@ class Learner:
             counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
             ends = np.cumsum(counts)[:-1]
             if kl_in_reward(self.spec):
-                assert self.reference is not None, (
-                    "there is a KL penalty, so start_reinforcement kept a reference"
-                )
                 log_probs, _ = self._log_probs(self.model, batch, temperature)
-                reference, _ = self._log_probs(self.reference, batch, temperature)
+                reference = self._reference_log_probs(batch)
                 found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
                 _fill_last([kl[index] for index in cut], np.split(found, ends))
             if self.critic is not None:
@@ -327,6 +351,15 @@ class Learner:
         self._optimizer.step(rate)
         self.optimizer_steps += 1
         return norm
+
+    def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
+        """Of the policy that reinforcement learning began with: with LoRA the base, else a copy that was kept."""
+        temperature = self.spec.sampler.temperature
+        if self.spec.learner.lora is not None:
+            with self.model.without_lora():  # type: ignore[operator]
+                return self._log_probs(self.model, batch, temperature)[0]
+        assert self.reference is not None, "there is a KL penalty, so a reference was kept"
+        return self._log_probs(self.reference, batch, temperature)[0]
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         with self._precision():

@@ -8,16 +8,20 @@ the edges only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from rl_api import LoraSpec
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
+from rl_trainer.model.lora import Adapter, adapter_state, adapters, check_targets, load_adapter_state
 from rl_trainer.model.names import check_shapes, fuse, unfuse
 from rl_trainer.model.packing import Packing
 
@@ -46,6 +50,9 @@ class Block(nn.Module):
         self.gate_up_bias = parameter(2 * inner) if config.mlp_bias else None
         self.down_weight = parameter(hidden, inner)
         self.down_bias = parameter(hidden) if config.mlp_bias else None
+        # Of LoRA, by fused matrix (`lora.adapters`). The flag spares decoding a look into an empty dictionary.
+        self.adapters = cast("dict[str, Adapter]", nn.ModuleDict())
+        self.adapted = False
 
     def forward(
         self,
@@ -61,7 +68,8 @@ class Block(nn.Module):
         these of the flattened rows are wanted, [M, H].
         """
         config = self.config
-        qkv = F.linear(rms_norm(x, self.attention_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
+        normed = rms_norm(x, self.attention_norm, config.norm_eps)
+        qkv = self._product("qkv", normed, self.qkv_weight, self.qkv_bias)
         if packing is not None:
             qkv = packing.spread(qkv)
         q, k, v = self.heads(qkv, rotations)
@@ -86,7 +94,7 @@ class Block(nn.Module):
         self, normed: torch.Tensor, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [..., heads, D], keys and values [..., kv_heads, D] of normed [..., H], rotated."""
-        return self.heads(F.linear(normed, self.qkv_weight, self.qkv_bias), rotations)
+        return self.heads(self._product("qkv", normed, self.qkv_weight, self.qkv_bias), rotations)
 
     def heads(
         self, qkv: torch.Tensor, rotations: torch.Tensor
@@ -104,10 +112,18 @@ class Block(nn.Module):
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The rest of the layer: x [..., H] and attended [..., heads D] -> [..., H]."""
-        x = x + F.linear(attended, self.output_weight, self.output_bias)
+        x = x + self._product("output", attended, self.output_weight, self.output_bias)
         normed = rms_norm(x, self.mlp_norm, self.config.norm_eps)
-        gate_up = F.linear(normed, self.gate_up_weight, self.gate_up_bias)
-        return x + F.linear(swiglu(gate_up), self.down_weight, self.down_bias)
+        gate_up = self._product("gate_up", normed, self.gate_up_weight, self.gate_up_bias)
+        return x + self._product("down", swiglu(gate_up), self.down_weight, self.down_bias)
+
+    def _product(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        product = F.linear(x, weight, bias)
+        if self.adapted and name in self.adapters:
+            product = product + self.adapters[name](x)
+        return product
 
 
 class Decoder(nn.Module):
@@ -214,6 +230,40 @@ class Decoder(nn.Module):
         """
         self._checkpointed = True
 
+    def add_lora(self, options: LoraSpec, seed: int) -> None:
+        """From now on adapters alone learn; the model is the same until they do, and so they are for a seed everywhere.
+
+        Raises ModelError when a target module is not the model's.
+        """
+        check_targets(self.config, options.target_modules)
+        self.requires_grad_(False)
+        generator = torch.Generator().manual_seed(seed)
+        for layer in self._blocks():
+            layer.adapters.update(adapters(self.config, options, self.embed.device, generator))
+            layer.adapted = True
+
+    @contextmanager
+    def without_lora(self) -> Iterator[None]:
+        """Within, the model is what it was before `add_lora`."""
+        for layer in self._blocks():
+            layer.adapted = False
+        try:
+            yield
+        finally:
+            for layer in self._blocks():
+                layer.adapted = True
+
+    def adapter_state(self) -> dict[str, torch.Tensor]:
+        """The adapters of `add_lora` under the names of the `peft` library, copies."""
+        return adapter_state([layer.adapters for layer in self._blocks()], self.config)
+
+    def load_adapter_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
+        load_adapter_state([layer.adapters for layer in self._blocks()], self.config, tensors)
+
+    def _blocks(self) -> list[Block]:
+        return cast("list[Block]", list(self.layers))
+
     def _run(self, layer: nn.Module, x: torch.Tensor, *arguments: object) -> torch.Tensor:
         if self._checkpointed and torch.is_grad_enabled():
             # Recomputing draws the same random numbers only where the generator's state is kept: dropout needs that.
@@ -259,11 +309,16 @@ class Decoder(nn.Module):
         return table
 
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters under Hugging Face names, detached and contiguous; most share memory with the model.
+        """Parameters under Hugging Face names, detached and contiguous, LoRA's merged; most share memory with the model.
 
         Copy them before the next optimizer step if they must not change.
         """
-        return unfuse(self.config, {name: value.detach() for name, value in self.named_parameters()})
+        fused = {name: value.detach() for name, value in self.named_parameters()}
+        for index, layer in enumerate(self._blocks()):
+            for name, adapter in layer.adapters.items():
+                weight = f"layers.{index}.{name}_weight"
+                fused[weight] = fused[weight] + adapter.change()
+        return unfuse(self.config, fused)
 
     def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
         """Copy Hugging Face tensors into the parameters, in place; all or none.

@@ -5,14 +5,17 @@ Importing the library takes seconds of CPU time, so this module is imported only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from rl_api import LoraSpec
 from rl_api.errors import ModelError
+from rl_trainer.model.lora import PEFT_PREFIX
 
 
 class LibraryModel(nn.Module):
@@ -135,10 +138,62 @@ class LibraryModel(nn.Module):
             # The library looks at this flag of the layer itself; what is inside stays without dropout.
             layer.training = True
 
+    def add_lora(self, options: LoraSpec, seed: int) -> None:
+        """As `Decoder.add_lora`, with the `peft` library's adapters."""
+        import peft
+        from transformers.pytorch_utils import Conv1D
+
+        modules = {name.rpartition(".")[2]: module for name, module in self.model.named_modules()}
+        for target in options.target_modules:
+            if target not in modules:
+                raise ModelError(
+                    f"spec.learner.lora.targetModules: found {target}, but {type(self.model).__name__} has no such module"
+                )
+        config = peft.LoraConfig(
+            r=options.rank,
+            lora_alpha=options.alpha,
+            target_modules=list(options.target_modules),
+            fan_in_fan_out=any(isinstance(modules[target], Conv1D) for target in options.target_modules),
+        )
+        self.requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model.add_adapter(config)
+
+    @contextmanager
+    def without_lora(self) -> Iterator[None]:
+        """Within, the model is what it was before `add_lora`."""
+        self.model.disable_adapters()
+        try:
+            yield
+        finally:
+            self.model.enable_adapters()
+
+    def adapter_state(self) -> dict[str, torch.Tensor]:
+        """The adapters of `add_lora` under the names of the `peft` library, copies."""
+        state = self.model.get_adapter_state_dict()
+        return {PEFT_PREFIX + name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def load_adapter_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
+        from peft import set_peft_model_state_dict
+
+        names = self.model.get_adapter_state_dict()
+        set_peft_model_state_dict(self.model, {name: tensors[PEFT_PREFIX + name] for name in names})
+
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters under Hugging Face names, detached, tied ones once; they share memory with the model."""
+        """Parameters under Hugging Face names, detached, tied ones once, LoRA's merged; most share memory with the model."""
         tied = self._tied()
-        return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
+        found = {}
+        for name, value in self.model.state_dict().items():
+            if name not in tied and ".lora_" not in name:
+                found[name.replace(".base_layer.", ".")] = value.detach()
+        for name, module in self.model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                found[f"{name}.weight"] = (
+                    found[f"{name}.weight"] + module.get_delta_weight("default").detach()
+                )
+        return found
 
     def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
         """Copy tensors into the parameters, in place; ModelError when one is missing, unknown or of another shape."""

@@ -1,0 +1,127 @@
+"""A learner with LoRA: what learns, what is published, what a KL penalty refers to, and how it goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_api import RunSpec
+from rl_trainer.learner.batch import Sample, collate
+from rl_trainer.learner.learner import Learner, MiniBatch
+from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.model.decoder import load_decoder, save_hf_folder
+from rl_trainer.model.loader import resolve_model
+
+
+def spec(**changes: object) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "learner": {"lora": {"rank": 4, "alpha": 8}},
+            "algorithm": {"learningRate": 0.01, "kl": {"coefficient": 0.1}},
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return resolve_model("tiny", tmp_path_factory.mktemp("models"), spec().model.tiny, 0, None)
+
+
+def batch(seed: int) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for length in (9, 14, 20):
+        tokens = rng.integers(3, 60, length).astype(np.int32)
+        log_probs = np.full(length - 4, -4.5, np.float32)
+        made.append(Sample(tokens, np.arange(length) >= 4, log_probs, float(rng.normal())))
+    return made
+
+
+def update(learner: Learner, seed: int) -> dict[str, float]:
+    samples = batch(seed)
+    denominators = LossDenominators.from_lengths([int(one.sampled.sum()) for one in samples])
+    result = learner.update([MiniBatch(samples, denominators)])
+    assert result.optimizer_steps == 1
+    return result.metrics
+
+
+def published(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in learner.model.hf_state_dict().items()}
+
+
+def test_the_adapters_alone_learn_and_merged_weights_are_published(folder: Path) -> None:
+    learner = Learner(folder, spec())
+    before = published(learner)
+    learner.start_reinforcement()
+    assert all(torch.equal(value, before[name]) for name, value in published(learner).items())
+    base = {name: p.detach().clone() for name, p in learner.model.named_parameters() if not p.requires_grad}
+    update(learner, 0)
+    after = published(learner)
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+    assert all(torch.equal(p, base[name]) for name, p in learner.model.named_parameters() if name in base)
+    # Two of the rank's numbers per row and column, and no more, have gradients and moments.
+    assert sum(p.numel() for p in learner.parameters) == sum(4 * sum(before[name].shape) for name in changed)
+    assert {name.partition("/")[2] for name in learner.optimizer_state()} == {
+        name for name, p in learner.model.named_parameters() if p.requires_grad
+    }
+
+
+def test_a_kl_penalty_refers_to_the_base_without_a_copy_of_it(folder: Path) -> None:
+    learner = Learner(folder, spec())
+    learner.start_reinforcement()
+    assert learner.reference is None
+    assert update(learner, 0)["kl"] == pytest.approx(0, abs=1e-6)
+    assert update(learner, 1)["kl"] > 1e-4
+    micro = collate(batch(0))
+    with torch.no_grad():
+        expected, _ = learner._log_probs(load_decoder(folder), micro, 1.0)
+        assert torch.equal(learner._reference_log_probs(micro), expected)
+
+
+def test_the_warm_start_trains_all_weights_and_makes_the_base(folder: Path) -> None:
+    learner = Learner(folder, spec(warmStart={}))
+    samples = batch(0)
+    denominators = LossDenominators.from_lengths([int(one.sampled.sum()) for one in samples])
+    before = published(learner)
+    learner.supervise(samples, denominators, 0.01)
+    warm = published(learner)
+    assert not torch.equal(warm["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    learner.start_reinforcement()
+    update(learner, 1)
+    assert torch.equal(published(learner)["model.embed_tokens.weight"], warm["model.embed_tokens.weight"])
+
+
+def test_a_resumed_learner_goes_on_bit_by_bit(folder: Path, tmp_path: Path) -> None:
+    straight = Learner(folder, spec())
+    straight.start_reinforcement()
+    initial, merged = tmp_path / "initial", tmp_path / "model"
+    save_hf_folder(straight.model, folder, initial)
+    update(straight, 0)
+    save_hf_folder(straight.model, folder, merged)
+    moments = {name: value.clone() for name, value in straight.optimizer_state().items()}
+    adapter, steps = straight.adapter_state(), straight.optimizer_steps
+    resumed = Learner(merged, spec())
+    resumed.resume(initial, adapter)
+    resumed.load_optimizer_state(moments, steps)
+    for learner in (straight, resumed):
+        update(learner, 1)
+    assert resumed.adapter_state().keys() == straight.adapter_state().keys()
+    for name, value in published(straight).items():
+        assert torch.equal(published(resumed)[name], value), name
+
+
+def test_a_critic_learns_adapters_too(folder: Path) -> None:
+    learner = Learner(folder, spec(algorithm={"name": "ppo"}))
+    learner.start_reinforcement()
+    assert learner.critic is not None
+    learning = {name for name, p in learner.critic.model.named_parameters() if p.requires_grad}
+    assert "value_head" in learning
+    assert all(".adapters." in name for name in learning - {"value_head"})

@@ -1,0 +1,192 @@
+"""LoRA: of each matrix W only a low-rank change is learned, W + (alpha / rank) B A (Hu et al. 2021, arXiv 2106.09685).
+
+The decoder's matrices are fused (see `names`), adapters are not: q, k, v, gate and up have an A and a B of their own, as in
+the `peft` library, whose format adapters are kept in. Both sides of an adapter are fp32 parameters; B begins as zeros, so
+that a model with new adapters is the model without.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rl_api import LoraSpec
+from rl_api.errors import ModelError
+from rl_trainer.model.config import DecoderConfig
+from rl_trainer.model.names import deinterleave, interleave
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+"""What `peft` puts before the Hugging Face name of the adapted module."""
+
+
+Layer = Mapping[str, "Adapter"]
+"""The adapters of one layer by fused matrix."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One of the projections that a fused matrix holds.
+
+    Attributes:
+        name: Hugging Face name within the layer, such as `self_attn.q_proj`.
+        rows: of the fused matrix, in order.
+        turned: whether its rows are stored interleaved, for rotary positions.
+    """
+
+    name: str
+    rows: int
+    turned: bool = False
+
+    @property
+    def module(self) -> str:
+        """The last part of the name: what `targetModules` lists."""
+        return self.name.rpartition(".")[2]
+
+
+def projections(config: DecoderConfig) -> dict[str, tuple[Projection, ...]]:
+    """The projections of each fused matrix of a layer."""
+    dim, inner, hidden = config.head_dim, config.intermediate_size, config.hidden_size
+    key = config.kv_heads * dim
+    return {
+        "qkv": (
+            Projection("self_attn.q_proj", config.heads * dim, turned=True),
+            Projection("self_attn.k_proj", key, turned=True),
+            Projection("self_attn.v_proj", key),
+        ),
+        "output": (Projection("self_attn.o_proj", hidden),),
+        "gate_up": (Projection("mlp.gate_proj", inner), Projection("mlp.up_proj", inner)),
+        "down": (Projection("mlp.down_proj", hidden),),
+    }
+
+
+def check_targets(config: DecoderConfig, targets: Sequence[str]) -> None:
+    """ModelError when the decoder has no projection of one of these names."""
+    known = [part.module for parts in projections(config).values() for part in parts]
+    for target in targets:
+        if target not in known:
+            raise ModelError(
+                f"spec.learner.lora.targetModules: found {target}, which a {config.model_type} model does not have; "
+                f"allowed: {', '.join(known)}"
+            )
+
+
+class Adapter(nn.Module):
+    """What is learned of one fused matrix [out, in]: B [rows, rank] and A [rank, in] of each projection that is a target."""
+
+    def __init__(
+        self,
+        parts: Sequence[Projection],
+        columns: int,
+        options: LoraSpec,
+        device: torch.device,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.parts = tuple(parts)
+        self.columns = columns
+        self.scale = options.alpha / options.rank
+        self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
+        bound = 1 / math.sqrt(
+            columns
+        )  # Kaiming's uniform with a = sqrt(5), as peft and torch's own Linear begin
+        for part in self.parts:
+            if part.module in options.target_modules:
+                # Drawn on the CPU: the same for a seed on every device and rank.
+                drawn = (torch.rand(options.rank, columns, generator=generator) * 2 - 1) * bound
+                self.a[part.module] = nn.Parameter(drawn.to(device))
+                self.b[part.module] = nn.Parameter(torch.zeros(part.rows, options.rank, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The change of the matrix's product with x: [..., in] -> [..., out]."""
+        changes = [
+            F.linear(F.linear(x, self.a[part.module]), self.b[part.module]) * self.scale
+            if part.module in self.a
+            else x.new_zeros(*x.shape[:-1], part.rows)
+            for part in self.parts
+        ]
+        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=-1)
+
+    @torch.no_grad()
+    def change(self) -> torch.Tensor:
+        """(alpha / rank) B A, of projections that are not adapted zeros: [out, in]."""
+        any_a = next(iter(self.a.values()))
+        return torch.cat(
+            [
+                self.b[part.module] @ self.a[part.module] * self.scale
+                if part.module in self.a
+                else any_a.new_zeros(part.rows, self.columns)
+                for part in self.parts
+            ]
+        )
+
+
+def adapters(
+    config: DecoderConfig, options: LoraSpec, device: torch.device, generator: torch.Generator
+) -> dict[str, Adapter]:
+    """New adapters of one layer by fused matrix; none for a matrix without an adapted projection."""
+    columns = {"output": config.heads * config.head_dim, "down": config.intermediate_size}
+    found: dict[str, Adapter] = {}
+    for name, parts in projections(config).items():
+        if any(part.module in options.target_modules for part in parts):
+            found[name] = Adapter(parts, columns.get(name, config.hidden_size), options, device, generator)
+    return found
+
+
+def adapter_state(layers: Sequence[Layer], config: DecoderConfig) -> dict[str, torch.Tensor]:
+    """All adapters under `peft`'s names, copies, on the CPU."""
+    state = {}
+    for name, part, a, b in _pairs(layers):
+        rows = deinterleave(b, config.head_dim) if part.turned else b
+        state[f"{name}.lora_A.weight"] = a.detach().cpu().clone()
+        state[f"{name}.lora_B.weight"] = rows.detach().cpu().clone()
+    return state
+
+
+@torch.no_grad()
+def load_adapter_state(
+    layers: Sequence[Layer], config: DecoderConfig, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
+    for name, part, a, b in _pairs(layers):
+        a.copy_(tensors[f"{name}.lora_A.weight"])
+        rows = tensors[f"{name}.lora_B.weight"]
+        b.copy_(interleave(rows, config.head_dim) if part.turned else rows)
+
+
+def _pairs(layers: Sequence[Layer]) -> Iterator[tuple[str, Projection, torch.Tensor, torch.Tensor]]:
+    """`peft`'s name, projection, A and B of every adapted projection."""
+    for index, layer in enumerate(layers):
+        for adapter in layer.values():
+            for part in adapter.parts:
+                if part.module in adapter.a:
+                    name = f"{PEFT_PREFIX}model.layers.{index}.{part.name}"
+                    yield name, part, adapter.a[part.module], adapter.b[part.module]
+
+
+def write_adapter(tensors: Mapping[str, torch.Tensor], options: LoraSpec, base: str, target: Path) -> None:
+    """Writes a folder that `peft.PeftModel.from_pretrained` opens; `base`: the model that it changes."""
+    from safetensors.torch import save_file
+
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": options.rank,
+        "lora_alpha": options.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(options.target_modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    target.mkdir(parents=True)
+    (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(dict(tensors), target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
