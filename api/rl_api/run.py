@@ -196,6 +196,12 @@ class RunSpec(Model):
     image: Text | None = Field(
         default=None, description="Container image of the trainer; null: the profile's."
     )
+    secrets: tuple[ObjectName, ...] = Field(
+        default=(),
+        strict=False,
+        description="Secrets of the run's namespace: their keys become environment variables of all its pods, such as "
+        "HF_TOKEN or AWS_ACCESS_KEY_ID. On one machine they are not looked at: set the variables there.",
+    )
     seed: int = Field(
         default=0, ge=0, le=2**32 - 1, description="Seed of everything random: model, prompts, sampling."
     )

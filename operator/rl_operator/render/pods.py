@@ -43,6 +43,9 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
+    if effective.spec.secrets:
+        # What `env` says has precedence: no Secret changes what rltrain tells its processes.
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in effective.spec.secrets]
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     spec: Manifest = {
         "automountServiceAccountToken": False,

@@ -147,6 +147,7 @@ def test_defaults_stand_where_a_profile_has_no_say() -> None:
     defaulted = {path for path, part in walk(schema["properties"]["spec"]) if "default" in part}
     groups = {path.partition(".")[0] for path in defaulted}
     assert groups == {"workload", "seed", "model", "task", "algorithm", "warmStart", "sampler", "buffer"} | {
+        "secrets",
         "stop",
         "suspend",
         "trainer",

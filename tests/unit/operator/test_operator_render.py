@@ -129,6 +129,12 @@ class TestPods:
             assert "RLTRAIN_STATUS_TOKEN" not in names
             assert "RLTRAIN_FENCE" in names
 
+    def test_secrets_of_the_run_reach_every_pod(self) -> None:
+        for group in groups(make_plan({"secrets": ["hub", "object-store"]})).values():
+            sources = [{"secretRef": {"name": "hub"}}, {"secretRef": {"name": "object-store"}}]
+            assert container(group)["envFrom"] == sources
+        assert all("envFrom" not in container(group) for group in groups(make_plan()).values())
+
     def test_without_a_claim_the_disk_is_the_pods_own(self) -> None:
         storage = {"persistentVolumeClaim": None, "s3": "s3://bucket/folder"}
         head = groups(make_plan({"checkpoint": {"storage": storage}}))["head"]
