@@ -36,7 +36,10 @@ def test_an_old_attempt_does_not_take_over_from_a_later_one(tmp_path: Path, monk
 
 
 def test_a_head_that_its_queue_replaced_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with attempt(tmp_path, "8c1f/2/z", monkeypatch) as first, attempt(tmp_path, "8c1f/2/b", monkeypatch) as second:
+    with (
+        attempt(tmp_path, "8c1f/2/z", monkeypatch) as first,
+        attempt(tmp_path, "8c1f/2/b", monkeypatch) as second,
+    ):
         with pytest.raises(RunFolderBusy, match="8c1f/2/b has taken over this run folder from 8c1f/2/z"):
             first.check_owner()
         second.check_owner()
