@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -32,14 +31,18 @@ SMALL: dict[str, Any] = {
 
 def run_document(name: str, namespace: str, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
     """The cluster quickstart made small, with a spec merged over it."""
-    cluster = EXAMPLES / "quickstart-cluster.yaml"
-    source = cluster if cluster.exists() else EXAMPLES / "quickstart.yaml"
+    return example_run("quickstart-cluster.yaml", name, namespace, SMALL, overrides or {})
+
+
+def example_run(file: str, name: str, namespace: str, *overrides: dict[str, Any]) -> dict[str, Any]:
+    """The run of an example, with one spec after another merged over its own."""
     # Not PyYAML itself: it takes 5e-4 for a text.
-    documents = [document for _, document in load_documents(source.read_text(), str(source))]
-    document = copy.deepcopy(next(each for each in documents if each["kind"] == "RLTrainingRun"))
+    documents = [document for _, document in load_documents((EXAMPLES / file).read_text(), file)]
+    document = next(each for each in documents if each["kind"] == "RLTrainingRun")
     document["metadata"] = {"name": name, "namespace": namespace}
     document["spec"].pop("image", None)
-    document["spec"] = merged(merged(document["spec"], SMALL), overrides or {})
+    for over in overrides:
+        document["spec"] = merged(document["spec"], over)
     return document
 
 

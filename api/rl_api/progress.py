@@ -12,6 +12,7 @@ from rl_api.base import StatusModel
 Phase = Literal[
     "Pending",
     "Starting",
+    "Ready",
     "WarmStart",
     "Training",
     "Evaluating",

@@ -137,7 +137,7 @@ def _raw(terminal: int) -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(terminal)
-    tty.setraw(terminal)
+    tty.setraw(terminal, termios.TCSADRAIN)  # what was typed before the command began is kept
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -156,13 +157,15 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     """A parser that knows `commands`; the help lists all there are."""
     found = argparse.ArgumentParser(
         prog=program(),
-        usage="%(prog)s [--debug] COMMAND ..." if not commands else None,
+        usage="%(prog)s [--debug] COMMAND ...\n       %(prog)s --version" if not commands else None,
         description="Reinforcement learning of language models: here, or on a Kubernetes cluster.",
         epilog=f"{_table('here', HERE)}\n{_table('on a cluster', CLUSTER)}\n{_EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--debug", action="store_true", help="show tracebacks")
-    if commands:
+    if not commands:
+        found.add_argument("--version", action="version", version=f"rltrain {metadata.version('rltrain')}")
+    else:
         subparsers = found.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
         for module in dict.fromkeys(command.module for command in commands):
             add: Callable[[Any], None] = importlib.import_module(module).add_parser

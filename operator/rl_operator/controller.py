@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rl_api.progress import Progress
 from rl_operator.api import Api, ApiError, Listing
@@ -15,7 +15,7 @@ from rl_operator.cluster import Cluster, NameTaken
 from rl_operator.memory import Memory
 from rl_operator.metrics import Metrics
 from rl_operator.observed import merge_progress
-from rl_operator.progress import DriverError, DriverRefused, Drivers
+from rl_operator.progress import DriverAbsent, DriverError, DriverRefused, Drivers
 from rl_operator.reconcile import reconcile
 from rl_operator.render.names import MANAGED_SELECTOR, Manifest
 from rl_operator.settings import Settings
@@ -283,7 +283,8 @@ class Controller:
             memory.ask = Ask(pull.attempt, "refused", str(error))
         except DriverError as error:
             await asyncio.sleep(1.0)  # the driver may be busy for a moment: not at once again
-            memory.ask = Ask(pull.attempt, "failed", str(error))
+            state: Literal["absent", "failed"] = "absent" if isinstance(error, DriverAbsent) else "failed"
+            memory.ask = Ask(pull.attempt, state, str(error))
         else:
             memory.ask = Ask(pull.attempt, "done")
             if checkpoint is not None and memory.reading is not None:

@@ -191,10 +191,22 @@ def _not_submitted(ray: Ray) -> bool:
     return ray.kind == "RayJob" and not ray.submitted
 
 
+def idle(world: World, ray: Ray, now: datetime) -> bool:
+    """Whether this is a cluster to work on by hand whose pods are there, and nobody trains in it."""
+    if ray.kind == "RayJob" or not ray.at_work:
+        return False
+    reading = world.reading
+    return reading is None or reading.attempt != ray.attempt or now - reading.time > SILENCE
+
+
 def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> None:
     """Set Training from what the driver says."""
     reading = world.reading
-    if reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
+    if idle(world, ray, now):
+        conditions.set(
+            "Training", "False", "Idle", "the cluster waits for somebody: rltrain exec works in it"
+        )
+    elif reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
         if ray.submitted and conditions.holds("Training") and not world.reading_error:
             return  # an operator that has just started has not asked yet
         error = f": {world.reading_error}" if world.reading_error and ray.submitted else ""
@@ -216,8 +228,10 @@ def training_condition(conditions: Conditions, world: World, ray: Ray, now: date
         conditions.set("Training", "False", "Finishing", "the driver has finished")
 
 
-def shown_phase(world: World, ray: Ray, conditions: Conditions) -> str:
+def shown_phase(world: World, ray: Ray, conditions: Conditions, now: datetime) -> str:
     """The one word for the print column."""
+    if idle(world, ray, now):
+        return "Ready"
     reading = world.reading
     if reading is not None and reading.attempt == ray.attempt and not _not_submitted(ray):
         return reading.progress.phase if reading.progress.phase in ACTIVE | {"Starting"} else "Stopping"

@@ -21,6 +21,10 @@ class DriverError(Exception):
     """A driver does not answer, or answers nonsense; the message is a sentence."""
 
 
+class DriverAbsent(DriverError):
+    """Nobody listens where a driver would."""
+
+
 class DriverRefused(DriverError):
     """A driver cannot do what was asked for, now or later."""
 
@@ -70,6 +74,7 @@ class Drivers:
 
         Raises:
             DriverRefused: the run keeps no checkpoints.
+            DriverAbsent: there is no driver now.
             DriverError: none was written in time.
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
@@ -109,7 +114,10 @@ class Drivers:
         except TimeoutError as error:
             raise DriverError(f"no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise DriverError(_sentence(error)) from error
+            absent = isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+                error.os_error, ConnectionRefusedError
+            )
+            raise (DriverAbsent if absent else DriverError)(_sentence(error)) from error
         finally:
             self._metrics.driver_calls.labels(url.rpartition("/")[2], result).inc()
         try:

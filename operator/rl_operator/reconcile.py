@@ -124,7 +124,7 @@ def _watch(turn: Turn, attempt: Attempt) -> None:
         return
     cluster_condition(conditions, world, ray, turn.roles, turn.effective, found, turn.now)
     training_condition(conditions, world, ray, turn.now)
-    turn.phase = shown_phase(world, ray, conditions)
+    turn.phase = shown_phase(world, ray, conditions, turn.now)
     _scale(turn, ray)
     turn.requeue = SLOW if conditions.holds("ClusterReady") else ACTIVE
 

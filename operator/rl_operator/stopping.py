@@ -23,7 +23,7 @@ def deleted(turn: Turn, since: datetime) -> None:
         turn.keep_finalizer(False)
         return
     turn.pull_from(ray)
-    if ready_to_stop(turn, attempt, since) is None:
+    if ready_to_stop(turn, attempt, ray, since) is None:
         turn.phase = "Stopping"
     else:
         turn.keep_finalizer(False)
@@ -37,7 +37,7 @@ def stop(turn: Turn, attempt: Attempt, ray: Ray) -> None:
     if ray.deleting:
         _still_stopping(turn, since)
         return
-    ready = ready_to_stop(turn, attempt, since)
+    ready = ready_to_stop(turn, attempt, ray, since)
     if ready is None:
         conditions.set("Suspended", "Unknown", "Checkpointing", "waiting for the driver's checkpoint")
         return
@@ -57,7 +57,7 @@ def _still_stopping(turn: Turn, since: datetime) -> None:
         )
 
 
-def ready_to_stop(turn: Turn, attempt: Attempt, since: datetime) -> str | None:
+def ready_to_stop(turn: Turn, attempt: Attempt, ray: Ray, since: datetime) -> str | None:
     """Why the attempt may be stopped now, as far as its checkpoint goes; None: not yet."""
     world = turn.world
     head, ask = world.head(attempt.number), world.ask
@@ -70,11 +70,13 @@ def ready_to_stop(turn: Turn, attempt: Attempt, since: datetime) -> str | None:
         return "the checkpoint is written"
     if ask is not None and ask.state == "refused":
         return f"there is no new checkpoint ({ask.message})"
+    if ask is not None and ask.state == "absent" and ray.kind == "RayCluster":
+        return "nobody trains in it now"
     left = turn.grace - (turn.now - since).total_seconds()
     if left <= 0:
         why = f" ({ask.message})" if ask is not None and ask.message else ""
         return f"no checkpoint came within the grace period of {turn.grace:g} s{why}"
-    if ask is None or ask.state == "failed":
+    if ask is None or ask.state in ("absent", "failed"):
         turn.ask = left
     turn.requeue = QUICK
     return None

@@ -240,8 +240,8 @@ class Ask:
     """The wish for a checkpoint that was brought to the driver, and what became of it."""
 
     attempt: int
-    state: Literal["running", "done", "refused", "failed"]
-    """refused: asking again is no use; failed: it may be."""
+    state: Literal["running", "done", "refused", "absent", "failed"]
+    """refused: asking again is no use; failed: it may be; absent: no driver listens now."""
     message: str = ""
 
 

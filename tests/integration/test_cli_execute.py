@@ -248,6 +248,7 @@ def test_a_terminal_stays_one() -> None:
     keyboard, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     before = termios.tcgetattr(terminal)
+    os.write(keyboard, b"early ")  # before the command is there
     try:
         with pod(script) as (cluster, paths):
             client = attached(cluster, stdin=terminal, stdout=terminal, stderr=terminal)
@@ -261,7 +262,7 @@ def test_a_terminal_stays_one() -> None:
     finally:
         os.close(keyboard)
         os.close(terminal)
-    assert shown == b"$ you typed b'ls \\x03\\r'"
+    assert shown == b"early $ you typed b'early ls \\x03\\r'"
     assert "stdin=true&stdout=true&tty=true" in paths[0]
 
 

@@ -1,4 +1,4 @@
-"""Who may write a run folder: attempts of one run are fenced off from each other by their numbers."""
+"""Who may write a run folder: attempts of one run are fenced off from each other, and so are the heads of one attempt."""
 
 from __future__ import annotations
 
@@ -18,31 +18,41 @@ def attempt(folder: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> RunFol
 
 
 def test_an_attempt_that_was_replaced_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with attempt(tmp_path, "8c1f-a-9", monkeypatch) as first:
+    with attempt(tmp_path, "8c1f-a/9/p", monkeypatch) as first:
         first.check_owner()
-        with attempt(tmp_path, "8c1f-a-10", monkeypatch) as second:
+        with attempt(tmp_path, "8c1f-a/10/b", monkeypatch) as second:
             with pytest.raises(
-                RunFolderBusy, match=r"8c1f-a-10 has taken over this run folder from 8c1f-a-9"
+                RunFolderBusy, match=r"8c1f-a/10/b has taken over this run folder from 8c1f-a/9/p"
             ):
                 first.check_owner()
             second.check_owner()
 
 
 def test_an_old_attempt_does_not_take_over_from_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with attempt(tmp_path, "8c1f-10", monkeypatch) as second:
-        with pytest.raises(RunFolderBusy, match="8c1f-10 has taken over"):
-            attempt(tmp_path, "8c1f-9", monkeypatch)
+    with attempt(tmp_path, "8c1f/10/b", monkeypatch) as second:
+        with pytest.raises(RunFolderBusy, match="8c1f/10/b has taken over"):
+            attempt(tmp_path, "8c1f/9/p", monkeypatch)
         second.check_owner()
 
 
-def test_the_same_attempt_and_another_run_may_go_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for token in ("8c1f-2", "8c1f-2", "77aa-1", ""):
+def test_a_head_that_its_queue_replaced_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with (
+        attempt(tmp_path, "8c1f/2/z", monkeypatch) as first,
+        attempt(tmp_path, "8c1f/2/b", monkeypatch) as second,
+    ):
+        with pytest.raises(RunFolderBusy, match="8c1f/2/b has taken over this run folder from 8c1f/2/z"):
+            first.check_owner()
+        second.check_owner()
+
+
+def test_the_same_head_and_another_run_may_go_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for token in ("8c1f/2/b", "8c1f/2/b", "77aa/1/b", ""):
         with attempt(tmp_path, token, monkeypatch) as folder:
             folder.check_owner()
 
 
 def test_a_folder_whose_owner_file_is_gone_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with attempt(tmp_path, "8c1f-2", monkeypatch) as folder:
+    with attempt(tmp_path, "8c1f/2/b", monkeypatch) as folder:
         (tmp_path / ".owner").unlink()
         with pytest.raises(RunFolderBusy, match="another process has taken over"):
             folder.check_owner()

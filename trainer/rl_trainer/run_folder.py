@@ -190,8 +190,16 @@ class RunFolder:
 
 
 def _attempt_after(owner: str, token: str) -> bool:
-    """Whether `owner` is a later attempt of the run whose attempt `token` is; the operator counts them: `uid-number`."""
-    run, _, number = owner.rpartition("-")
-    own_run, _, own_number = token.rpartition("-")
-    same = run and run == own_run and number.isdigit() and own_number.isdigit()
-    return bool(same) and int(number) > int(own_number)
+    """Whether `owner` is of a later attempt of the run than `token`: the operator counts them, `uid/number/pod`.
+
+    Of two pods of one attempt the one that came last owns the folder.
+    """
+    run, number = _run_and_attempt(owner)
+    own_run, own_number = _run_and_attempt(token)
+    return run == own_run and number > own_number
+
+
+def _run_and_attempt(token: str) -> tuple[str, int]:
+    run, _, rest = token.partition("/")
+    number = rest.partition("/")[0]
+    return (run, int(number)) if number.isdecimal() else (token, 0)

@@ -16,6 +16,7 @@ CONTAINER: Final = "ray"
 """The Ray container: KubeRay takes the first one for it, and there is no other."""
 
 _USER: Final = 1000
+_POD: Final = "RLTRAIN_POD"
 _AGENT_PORT: Final = 52365
 """Where each Ray node answers whether it is well."""
 
@@ -108,16 +109,19 @@ def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Man
         "RLTRAIN_RUN": effective.name,
         "RLTRAIN_NAMESPACE": effective.namespace,
         "RLTRAIN_ATTEMPT": str(attempt),
-        # No two attempts have the same token: whoever holds an older one must not write any more.
-        "RLTRAIN_FENCE": f"{effective.uid}-{attempt}",
     }
     if plan.role != HEAD:
         return [{"name": name, "value": value} for name, value in values.items()]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
     if effective.spec.trainer.kind == "verl":
         values["RLTRAIN_ACCELERATORS"] = str(effective.role(LEARNER).accelerators)  # of one node
+    # No two heads have the same token: whoever holds an older one must not write any more. An attempt has several heads,
+    # one after another, when its queue takes its quota back and gives it again.
+    values["RLTRAIN_FENCE"] = f"{effective.uid}/{attempt}/$({_POD})"
     token: Manifest = {"secretKeyRef": {"name": secret_name(effective.name), "key": TOKEN_KEY}}
     return [
+        # The kubelet puts it into variables that come after it.
+        {"name": _POD, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         *({"name": name, "value": value} for name, value in values.items()),
         {"name": "RLTRAIN_STATUS_TOKEN", "valueFrom": token},
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in (*HERE, *CLUSTER):
         assert f"  {command.name:<10}{command.help}\n" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    pinned = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())
+    assert capsys.readouterr().out == f"rltrain {pinned['project']['version']}\n"
 
 
 @pytest.mark.parametrize("command", [command.name for command in (*HERE, *CLUSTER)])

@@ -19,6 +19,8 @@ from operator_worlds import (
     running_ray,
 )
 
+from rl_operator.world import Ask
+
 USER_ERROR = (
     "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
     "rltrain: spec.model.source: found '/models/missing', there is no such folder\n"
@@ -440,6 +442,29 @@ def test_an_interactive_cluster() -> None:
     decision = story.settled(rays=(ready,), pods=all_pods())
     assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
     assert decision.pull is not None
+    # Nobody has begun to train in it.
+    assert decision.status.phase == "Ready"
+    assert condition(decision, "Training") == (
+        "False",
+        "Idle",
+        "the cluster waits for somebody: rltrain exec works in it",
+    )
     story.set({"suspend": True})
     decision = story.look()
     assert deleted(decision) == [("RayCluster", "sums-1")]
+
+
+def test_an_interactive_cluster_in_which_somebody_trained() -> None:
+    story = Story({"workload": "Cluster"})
+    story.look()
+    ready = make_ray(kind="RayCluster", deployment_status="", cluster_state="ready", cluster="sums-1")
+    decision = story.look(rays=(ready,), pods=all_pods(), reading=make_reading())
+    assert decision.status.phase == "Training"
+    story.wait(61)  # and the driver has been silent since
+    decision = story.look()
+    assert (decision.status.phase, condition(decision, "Training")[1]) == ("Ready", "Idle")
+    # A checkpoint is asked for all the same: it may be busy. Where nobody listens, nobody has one to write.
+    story.delete()
+    assert story.look().ask == 120.0
+    assert story.look(ask=Ask(1, "failed", "no answer within 3 s")).finalizer is None
+    assert story.look(ask=Ask(1, "absent", "no connection")).finalizer is False

@@ -127,7 +127,7 @@ class TestPods:
             assert container(found[role])["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
             names = [variable["name"] for variable in container(found[role])["env"]]
             assert "RLTRAIN_STATUS_TOKEN" not in names
-            assert "RLTRAIN_FENCE" in names
+            assert "RLTRAIN_FENCE" not in names, "only the driver writes"
 
     def test_secrets_of_the_run_reach_every_pod(self) -> None:
         for group in groups(make_plan({"secrets": ["hub", "object-store"]})).values():
@@ -142,14 +142,15 @@ class TestPods:
         assert all("subPath" not in mount for mount in container(head)["volumeMounts"])
         assert make_plan({"checkpoint": None}).claim is None
 
-    def test_every_attempt_has_a_fence_of_its_own(self) -> None:
-        effective = make_plan()
-        fences = set()
+    def test_every_head_of_every_attempt_has_a_fence_of_its_own(self) -> None:
         for attempt in (1, 2):
-            spec = ray_job(effective, attempt)["spec"]["rayClusterSpec"]["headGroupSpec"]
-            env = {one["name"]: one.get("value") for one in container(spec)["env"]}
-            fences.add(env["RLTRAIN_FENCE"])
-        assert fences == {"12345678-90ab-1", "12345678-90ab-2"}
+            spec = ray_job(make_plan(), attempt)["spec"]["rayClusterSpec"]["headGroupSpec"]
+            env = container(spec)["env"]
+            names = [one["name"] for one in env]
+            assert env[names.index("RLTRAIN_FENCE")]["value"] == f"12345678-90ab/{attempt}/$(RLTRAIN_POD)"
+            # The kubelet knows a variable in those that come after it.
+            pod = {"name": "RLTRAIN_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+            assert env.index(pod) < names.index("RLTRAIN_FENCE")
 
 
 class TestProfiles:

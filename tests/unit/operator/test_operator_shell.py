@@ -19,7 +19,7 @@ from rl_operator.handlers import Watches
 from rl_operator.health import Health, queue_problem
 from rl_operator.logs import JsonFormatter, TextFormatter
 from rl_operator.metrics import Metrics
-from rl_operator.progress import DriverError, DriverRefused, Drivers
+from rl_operator.progress import DriverAbsent, DriverError, DriverRefused, Drivers
 from rl_operator.store import Store
 from rl_operator.work_queue import WorkQueue
 
@@ -312,7 +312,7 @@ class TestDrivers:
             drivers = Drivers("http://127.0.0.1:1/{namespace}/{run}/{service}/{port}", metrics)
             url = drivers.url(("team-a", "sums"), "svc", 8090)
             assert url == "http://127.0.0.1:1/team-a/sums/svc/8090"
-            with pytest.raises(DriverError, match="no connection"):
+            with pytest.raises(DriverAbsent, match="no connection"):
                 await drivers.status(url, "t")
             await drivers.close()
             assert b'driver_calls_total{path="status",result="error"} 1.0' in generate_latest(
