@@ -15,7 +15,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from training_runs import PROMPTS, Process, RunFiles
 
-from rl_trainer.ray_session import patient
+from rl_trainer.local_ray.processes import only_needed_processes, patient
 
 # Enough steps that no run ends before it is told to.
 ENDLESS = {"maxSteps": 100_000}
@@ -37,7 +37,7 @@ def standing() -> Iterator[Cluster]:
         environment.delenv("RAY_AUTH_MODE", raising=False)
         made = Cluster()
         try:
-            with patient():
+            with patient(), only_needed_processes():
                 made.add_node(**node("head"), include_dashboard=False)
                 made.add_node(**node("learner"))
                 yield made

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from training_runs import Outcome, Process, RunFiles
 
-from rl_trainer.ray_session import START_SECONDS
+from rl_trainer.local_ray.processes import START_SECONDS
 
 ENDLESS = {"maxSteps": 10_000}
 HINT = "add --resume to the same command to go on from the last checkpoint"

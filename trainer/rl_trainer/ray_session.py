@@ -8,20 +8,28 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
 from rl_api.errors import DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_trainer.local_ray.processes import (
+    START_SECONDS,
+    fork_server,
+    forked_workers,
+    nothing,
+    only_needed_processes,
+    patient,
+    replaced,
+)
 
 # How long RAY_ADDRESS may refuse connections: a head that is just starting gets there in this time.
 JOIN_SECONDS = 10.0
-# How long Ray may take to start here.
-START_SECONDS = 120.0
 # Read by Ray when it is imported or started: no usage reports, no advice on standard error, and a head node that
 # answers no more is given up within seconds instead of a minute.
 _SETTINGS = {
@@ -34,9 +42,6 @@ _SETTINGS = {
 }
 # The same for a cluster that is there already: Ray would try for minutes whether its head answers.
 _JOIN_SETTINGS = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "15"}
-# Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
-# machine uses none of them, and together they take as much of its start as torch does.
-_NEEDLESS = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextmanager
@@ -66,6 +71,15 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
+    with fork_server() if alone and not debug and sys.platform == "linux" else contextlib.nullcontext():
+        _begin(address, alone, cpus, debug)
+        try:
+            yield alone
+        finally:
+            ray.shutdown()
+
+
+def _begin(address: str, alone: bool, cpus: float, debug: bool) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if alone:
@@ -80,10 +94,6 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-    try:
-        yield alone
-    finally:
-        ray.shutdown()
 
 
 def _start(cpus: int, debug: bool) -> None:
@@ -91,7 +101,10 @@ def _start(cpus: int, debug: bool) -> None:
 
     before = _children()
     try:
-        with _muted(debug), patient(), contextlib.nullcontext() if debug else _only_needed_processes():
+        with _muted(debug), patient(), contextlib.ExitStack() as stack:
+            if not debug:
+                stack.enter_context(only_needed_processes())
+                stack.enter_context(forked_workers())
             # "local": never a cluster that somebody else has started on this machine.
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
@@ -168,72 +181,12 @@ def _muted(debug: bool) -> Iterator[None]:
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
-        with _replaced(worker, "listen_error_messages", _nothing):
+        with replaced(worker, "listen_error_messages", nothing):
             yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(silent)
-
-
-@contextmanager
-def _only_needed_processes() -> Iterator[None]:
-    """Ray has no setting that leaves these processes out, so the methods that start them do nothing meanwhile."""
-    from ray._private.node import Node
-
-    with contextlib.ExitStack() as stack:
-        for name in _NEEDLESS:
-            stack.enter_context(_replaced(Node, name, _nothing))
-        yield
-
-
-@contextmanager
-def patient() -> Iterator[None]:
-    """Ray gives its node 30 seconds to appear, fixed in its code: too few on a machine under load."""
-    from ray._private import services
-
-    deadline = time.monotonic() + START_SECONDS
-
-    def patient(look: Callable[..., Any]) -> Callable[..., Any]:
-        def get_node(*arguments: Any) -> Any:
-            while True:
-                try:
-                    return look(*arguments)
-                except RuntimeError:
-                    if not _raylet_lives() or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.1)
-
-        return get_node
-
-    with _replaced(services, "get_node", patient):
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` becomes `make(owner.name)` for the length of the block; nothing happens where there is none."""
-    original = getattr(owner, name, None)
-    if original is None:
-        yield
-        return
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def _nothing(original: Any) -> Callable[..., None]:
-    return lambda *_, **__: None
-
-
-def _raylet_lives() -> bool:
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
 
 
 def _children() -> set[psutil.Process]:
