@@ -73,6 +73,7 @@ def _work(arguments: list[str], environment: dict[str, str], folder: str) -> Non
     """Ray's program of a worker, in this process."""
     import numpy as np
 
+    os.setpgrp()  # as Ray does: a signal to the driver's group is not for its workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
