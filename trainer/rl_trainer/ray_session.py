@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,8 @@ from rl_trainer.local_ray.processes import (
     patient,
     replaced,
 )
+from rl_trainer.local_ray.unheard_signals import unheard_signals
+from rl_trainer.stopping import STOPPED_AT_ONCE
 
 # How long RAY_ADDRESS may refuse connections: a head that is just starting gets there in this time.
 JOIN_SECONDS = 10.0
@@ -45,7 +47,9 @@ _JOIN_SETTINGS = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_ti
 
 
 @contextmanager
-def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
+def ray_session(
+    cpus: float, *, debug: bool = False, leave: Callable[[], None] | None = None
+) -> Iterator[bool]:
     """Joins the cluster at RAY_ADDRESS, or starts Ray on this machine for the length of the block.
 
     Inside another session, or where the program has initialised Ray itself, it uses that Ray and leaves it running.
@@ -54,6 +58,8 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         cpus: CPU cores that the run's actors ask for. A local Ray offers at least as many: on a small machine
             they share cores instead of waiting for ones that never come.
         debug: show Ray's own log lines.
+        leave: what to do before this process ends at once, because a signal came while Ray was starting here and did not
+            answer. Without it the signal waits.
 
     Yields:
         Whether Ray ends with the block, and every actor with it.
@@ -72,18 +78,18 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         yield False
         return
     with fork_server() if alone and not debug and sys.platform == "linux" else contextlib.nullcontext():
-        _begin(address, alone, cpus, debug)
+        _begin(address, alone, cpus, debug, leave)
         try:
             yield alone
         finally:
             ray.shutdown()
 
 
-def _begin(address: str, alone: bool, cpus: float, debug: bool) -> None:
+def _begin(address: str, alone: bool, cpus: float, debug: bool, leave: Callable[[], None] | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if alone:
-            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug)
+            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug, leave)
         else:
             _join(address, debug)
     except SystemExit:
@@ -96,12 +102,16 @@ def _begin(address: str, alone: bool, cpus: float, debug: bool) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _start(cpus: int, debug: bool) -> None:
+def _start(cpus: int, debug: bool, leave: Callable[[], None] | None) -> None:
     import ray
 
     before = _children()
     try:
-        with _muted(debug), patient(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            if leave is not None:
+                stack.enter_context(_ending_at_once(before, leave))
+            stack.enter_context(_muted(debug))
+            stack.enter_context(patient())
             if not debug:
                 stack.enter_context(only_needed_processes())
                 stack.enter_context(forked_workers())
@@ -109,13 +119,26 @@ def _start(cpus: int, debug: bool) -> None:
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
         ray.shutdown()
-        for process in _children() - before:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        _kill(_children() - before)
         raise DeadlineExceeded(
             f"starting Ray on this machine: {_first_line(error)}; stop other programs if it is overloaded, look "
             "for free space in /tmp and /dev/shm, then try again (--debug shows Ray's own lines)"
         ) from error
+
+
+@contextmanager
+def _ending_at_once(before: set[psutil.Process], leave: Callable[[], None]) -> Iterator[None]:
+    """A signal that nobody hears ends this process as one that is heard does, and with it what it started meanwhile."""
+    with os.fdopen(os.dup(2), "w") as error:
+
+        def end(number: int) -> None:
+            leave()
+            print(f"rltrain: {STOPPED_AT_ONCE}", file=error, flush=True)
+            _kill(_children() - before)  # last: Ray may end this process when it misses them
+            os._exit(128 + number)
+
+        with unheard_signals(end):
+            yield
 
 
 def _join(address: str, debug: bool) -> None:
@@ -187,6 +210,12 @@ def _muted(debug: bool) -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(silent)
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _children() -> set[psutil.Process]:

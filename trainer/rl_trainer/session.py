@@ -100,7 +100,7 @@ class Session(Attempt):
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(load_inputs, spec, self.folder.path / "model", search, model)
             cpus = sum(bundle.cpus for bundle in bundles(spec))
-            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug))
+            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug, leave=self.console.close))
             inputs = loading.result()
         self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
         self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout

@@ -34,7 +34,7 @@ def serve(listener: socket.socket) -> None:
     while True:
         asked, _, _ = select.select([listener.fileno(), 0], [], [])
         if 0 in asked:
-            return
+            break
         connection, _ = listener.accept()
         with connection:
             _, streams, _, _ = socket.recv_fds(connection, 1, 3)
@@ -55,6 +55,10 @@ def serve(listener: socket.socket) -> None:
             _work(arguments, environment, folder)
         for stream in streams:
             os.close(stream)
+    # The one that started this has ended, maybe without time to tidy up.
+    socket_path = Path(listener.getsockname())
+    socket_path.unlink(missing_ok=True)
+    socket_path.parent.rmdir()
 
 
 def _import_ray(environment: dict[str, str]) -> None:

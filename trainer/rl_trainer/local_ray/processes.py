@@ -71,7 +71,7 @@ def patient() -> Iterator[None]:
 def fork_server() -> Iterator[None]:
     """Meanwhile there is a process that forks workers for one node of Ray, see `forked_workers` (`fork_server.py`)."""
     with (
-        tempfile.TemporaryDirectory(prefix="rltrain-", dir="/tmp") as folder,
+        tempfile.TemporaryDirectory(prefix="rltrain-", dir="/tmp", ignore_cleanup_errors=True) as folder,
         socket.socket(socket.AF_UNIX) as listener,
     ):
         path = os.path.join(folder, "socket")  # not in TMPDIR: a socket's path must be short
