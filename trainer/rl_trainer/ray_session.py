@@ -68,8 +68,8 @@ def ray_session(
         InvalidConfig: RAY_ADDRESS is no address.
         DeadlineExceeded: no cluster answers there, or Ray does not come up here.
     """
-    address = os.environ.get("RAY_ADDRESS", "").strip()
-    alone = address in ("", "local")
+    address = ray_address()
+    alone = not address
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -158,16 +158,34 @@ def _join(address: str, debug: bool) -> None:
             os.environ.pop(name, None)
 
 
-def _probe(address: str) -> None:
-    """Whether anything listens there at all: Ray itself would try for minutes, and loudly."""
+def ray_address() -> str:
+    """The cluster to join, empty: Ray is started here.
+
+    Raises:
+        InvalidConfig: RAY_ADDRESS is no address.
+    """
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    if address in ("", "local"):
+        return ""
+    if address != "auto":
+        scheme, host, port = _parts(address)
+        if scheme not in ("", "ray") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidConfig(
+                f"RAY_ADDRESS: found {address}, allowed: host:port (such as head:6379), ray://host:port, auto, or nothing "
+                "to start Ray on this machine"
+            )
+    return address
+
+
+def _parts(address: str) -> tuple[str, str, str]:
     scheme, _, place = address.rpartition("://")
     host, _, port = place.partition("/")[0].rpartition(":")
-    host = host.strip("[]")
-    if scheme not in ("", "ray") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidConfig(
-            f"RAY_ADDRESS: found {address}, allowed: host:port (such as head:6379), ray://host:port, auto, or nothing to "
-            "start Ray on this machine"
-        )
+    return scheme, host.strip("[]"), port
+
+
+def _probe(address: str) -> None:
+    """Whether anything listens there at all: Ray itself would try for minutes, and loudly."""
+    _, host, port = _parts(address)
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
         try:
