@@ -34,7 +34,7 @@ print(json.dumps({
 def started(folder: Path, **environment: str) -> dict[str, Any]:
     """What a worker says of itself that is started as Ray starts one."""
     (folder / "worker.py").write_text(WORKER)
-    worker = [str(folder / "worker.py"), "--its-own=1"]
+    worker = ["-s", str(folder / "worker.py"), "--its-own=1"]  # a flag for Python comes first
     options = ["--language=PYTHON", "--serialized-runtime-env-context={}"]
     ended = subprocess.run(
         [sys.executable, start_worker.__file__, *worker, *options],

@@ -89,7 +89,7 @@ def fork_server() -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ[start_worker.SOCKET]
+            os.environ.pop(start_worker.SOCKET, None)
             process.kill()
             process.communicate()
 

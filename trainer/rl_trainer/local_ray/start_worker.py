@@ -33,9 +33,10 @@ def forked(arguments: list[str]) -> bool:
 
 
 def main() -> None:
-    """Starts the worker whose program and arguments are this process's arguments."""
+    """Starts the worker whose program and arguments are this process's arguments, after flags for Python."""
     worker = [argument for argument in sys.argv[1:] if not argument.startswith(FOR_SETUP)]
-    if not forked(worker):
+    program = next(number for number, argument in enumerate(worker) if not argument.startswith("-"))
+    if not forked(worker[program:]):
         os.execv(sys.executable, [sys.executable, *worker])
 
 
