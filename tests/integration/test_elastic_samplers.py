@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from ray.cluster_utils import Cluster
-from training_runs import PROMPTS, Process, RunFiles
+from training_runs import PROMPTS, Process, RunFiles, actors
 
-from rl_trainer.ray_session import patient
+from rl_trainer.local_ray.processes import only_needed_processes, patient
 
 # Enough steps that no run ends before it is told to.
 ENDLESS = {"maxSteps": 100_000}
@@ -37,7 +36,7 @@ def standing() -> Iterator[Cluster]:
         environment.delenv("RAY_AUTH_MODE", raising=False)
         made = Cluster()
         try:
-            with patient():
+            with patient(), only_needed_processes():
                 made.add_node(**node("head"), include_dashboard=False)
                 made.add_node(**node("learner"))
                 yield made
@@ -52,14 +51,6 @@ def cluster(standing: Cluster) -> Iterator[Cluster]:
     yield standing
     for other in set(standing.list_all_nodes()) - lasting:
         standing.remove_node(other, allow_graceful=False)
-
-
-def sampler_processes() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "".join(child.cmdline()).startswith("ray::SamplerActor")
-    ]
 
 
 class Training:
@@ -112,7 +103,7 @@ def test_samplers_join_leave_and_are_replaced_while_training_goes_on(tmp_path: P
         training.hears("sampler 0 joined: 2 samplers now")
         training.goes_on()
 
-        sampler_processes()[0].kill()
+        actors("Sampler")[0].kill()
         training.hears("died and was replaced; its")
         training.hears("joined: 2 samplers now", times=3)
         training.goes_on()

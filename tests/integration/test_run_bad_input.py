@@ -129,9 +129,9 @@ def test_a_ray_cluster_that_is_not_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", ["head", "head:port", "http://head:8265"])
-def test_an_address_that_is_none(tmp_path: Path, address: str):
-    with RunFiles(tmp_path).start(RAY_ADDRESS=address) as process:
-        outcome = process.finish()
+def test_an_address_that_is_none(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    outcome = RunFiles(tmp_path).run()
     assert outcome.code == 2, outcome
     assert f"RAY_ADDRESS: found {address}, allowed: host:port" in outcome.sentence
 

@@ -12,22 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from training_runs import PROMPTS, RunFiles, until
+from training_runs import PROMPTS, RunFiles, actors, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 HINT = "add --resume to the same command to go on from the last checkpoint"
-
-
-def actors(role: str) -> list[psutil.Process]:
-    """Processes of this process's Ray that run an actor of `role`."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "".join(child.cmdline()).startswith(f"ray::{role}Actor")
-    ]
 
 
 @contextmanager

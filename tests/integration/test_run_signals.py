@@ -9,10 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from training_runs import Outcome, Process, RunFiles
-
-from rl_trainer.ray_session import START_SECONDS
 
 ENDLESS = {"maxSteps": 10_000}
 HINT = "add --resume to the same command to go on from the last checkpoint"
@@ -141,7 +140,30 @@ def test_a_signal_during_the_start_ends_it(tmp_path: Path):
     with files.start() as process:
         process.wait_for(lambda: "starting Ray" in process.outcome().out)
         process.send_to_group(signal.SIGINT)
-        # Python hears of a signal when Ray's C++ part returns: usually at once, at the latest when a start is given up.
-        outcome = process.finish(START_SECONDS + 60)
+        outcome = process.finish(60)
     assert outcome.code == 130
     assert outcome.sentence == f"stopped at once; {HINT}"
+
+
+def test_a_signal_ends_the_start_although_ray_does_not_answer(tmp_path: Path):
+    """Python does not hear of it: its main thread waits in Ray's C++ for a server that stands still."""
+    files = RunFiles(tmp_path)
+    with files.start() as process:
+        driver = psutil.Process(process.process.pid)
+
+        def still() -> bool:
+            servers = [child for child in driver.children() if child.name() == "gcs_server"]
+            for server in servers:
+                server.suspend()
+            return bool(servers)
+
+        process.wait_for(still)
+        left = driver.children(recursive=True)
+        process.send(signal.SIGTERM)
+        process.process.wait(30)
+        gone, alive = psutil.wait_procs(left, timeout=10)
+        outcome = process.finish()
+    assert outcome.code == 143
+    assert outcome.sentence == f"stopped at once; {HINT}"
+    assert len(gone) >= 2
+    assert alive == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def test_another_node_gets_the_same_files_once(folder: Path, tmp_path: Path, mon
 def test_many_actors_of_one_node_open_it_at_once(folder: Path, tmp_path: Path):
     shared = elsewhere(folder)
 
-    @ray.remote(num_cpus=0.1, runtime_env={"env_vars": {"TMPDIR": str(tmp_path)}})
+    @ray.remote(num_cpus=0.1)
     def opened() -> Path:
+        tempfile.tempdir = str(tmp_path)
         return shared.open()
 
     copies = ray.get([opened.remote() for _ in range(4)], timeout=120)

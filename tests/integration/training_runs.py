@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore
@@ -252,6 +253,17 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def actors(role: str) -> list[psutil.Process]:
+    """Processes below this one that run an actor of `role`."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go meanwhile
+            alive = child.status() != psutil.STATUS_ZOMBIE
+            if alive and "".join(child.cmdline()).startswith(f"ray::{role}Actor"):
+                found.append(child)
+    return found
 
 
 def until(condition: Callable[[], bool], timeout: float = 120.0) -> None:

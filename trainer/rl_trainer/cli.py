@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl_api.cli import add_validate_parser, run_validate
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.stopping import RESUME_HINT, StopRequest
+from rl_trainer.stopping import RESUME_HINT, STOPPED_AT_ONCE, StopRequest
 
 EXAMPLES = """examples:
   rltrain run examples/quickstart.yaml
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt as error:
-        return _say(f"stopped at once; {RESUME_HINT}", getattr(error, "exit_code", 130))
+        return _say(STOPPED_AT_ONCE, getattr(error, "exit_code", 130))
     except BrokenPipeError:
         # Whoever read our output has left, for instance `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

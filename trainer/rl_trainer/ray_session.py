@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +18,20 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from rl_api.errors import DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_trainer.local_ray.processes import (
+    START_SECONDS,
+    fork_server,
+    forked_workers,
+    nothing,
+    only_needed_processes,
+    patient,
+    replaced,
+)
+from rl_trainer.local_ray.unheard_signals import unheard_signals
+from rl_trainer.stopping import STOPPED_AT_ONCE
 
 # How long RAY_ADDRESS may refuse connections: a head that is just starting gets there in this time.
 JOIN_SECONDS = 10.0
-# How long Ray may take to start here.
-START_SECONDS = 120.0
 # Read by Ray when it is imported or started: no usage reports, no advice on standard error, and a head node that
 # answers no more is given up within seconds instead of a minute.
 _SETTINGS = {
@@ -34,13 +44,12 @@ _SETTINGS = {
 }
 # The same for a cluster that is there already: Ray would try for minutes whether its head answers.
 _JOIN_SETTINGS = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "15"}
-# Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
-# machine uses none of them, and together they take as much of its start as torch does.
-_NEEDLESS = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextmanager
-def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
+def ray_session(
+    cpus: float, *, debug: bool = False, leave: Callable[[], None] | None = None
+) -> Iterator[bool]:
     """Joins the cluster at RAY_ADDRESS, or starts Ray on this machine for the length of the block.
 
     Inside another session, or where the program has initialised Ray itself, it uses that Ray and leaves it running.
@@ -49,6 +58,8 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         cpus: CPU cores that the run's actors ask for. A local Ray offers at least as many: on a small machine
             they share cores instead of waiting for ones that never come.
         debug: show Ray's own log lines.
+        leave: what to do before this process ends at once, because a signal came while Ray was starting here and did not
+            answer. Without it the signal waits.
 
     Yields:
         Whether Ray ends with the block, and every actor with it.
@@ -57,8 +68,8 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
         InvalidConfig: RAY_ADDRESS is no address.
         DeadlineExceeded: no cluster answers there, or Ray does not come up here.
     """
-    address = os.environ.get("RAY_ADDRESS", "").strip()
-    alone = address in ("", "local")
+    address = ray_address()
+    alone = not address
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -66,10 +77,19 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
+    with fork_server() if alone and not debug and sys.platform == "linux" else contextlib.nullcontext():
+        _begin(address, alone, cpus, debug, leave)
+        try:
+            yield alone
+        finally:
+            ray.shutdown()
+
+
+def _begin(address: str, alone: bool, cpus: float, debug: bool, leave: Callable[[], None] | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if alone:
-            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug)
+            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug, leave)
         else:
             _join(address, debug)
     except SystemExit:
@@ -80,29 +100,45 @@ def ray_session(cpus: float, *, debug: bool = False) -> Iterator[bool]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-    try:
-        yield alone
-    finally:
-        ray.shutdown()
 
 
-def _start(cpus: int, debug: bool) -> None:
+def _start(cpus: int, debug: bool, leave: Callable[[], None] | None) -> None:
     import ray
 
     before = _children()
     try:
-        with _muted(debug), patient(), contextlib.nullcontext() if debug else _only_needed_processes():
+        with contextlib.ExitStack() as stack:
+            if leave is not None:
+                stack.enter_context(_ending_at_once(before, leave))
+            stack.enter_context(_muted(debug))
+            stack.enter_context(patient())
+            if not debug:
+                stack.enter_context(only_needed_processes())
+                stack.enter_context(forked_workers())
             # "local": never a cluster that somebody else has started on this machine.
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
         ray.shutdown()
-        for process in _children() - before:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        _kill(_children() - before)
         raise DeadlineExceeded(
             f"starting Ray on this machine: {_first_line(error)}; stop other programs if it is overloaded, look "
             "for free space in /tmp and /dev/shm, then try again (--debug shows Ray's own lines)"
         ) from error
+
+
+@contextmanager
+def _ending_at_once(before: set[psutil.Process], leave: Callable[[], None]) -> Iterator[None]:
+    """A signal that nobody hears ends this process as one that is heard does, and with it what it started meanwhile."""
+    with os.fdopen(os.dup(2), "w") as error:
+
+        def end(number: int) -> None:
+            leave()
+            print(f"rltrain: {STOPPED_AT_ONCE}", file=error, flush=True)
+            _kill(_children() - before)  # last: Ray may end this process when it misses them
+            os._exit(128 + number)
+
+        with unheard_signals(end):
+            yield
 
 
 def _join(address: str, debug: bool) -> None:
@@ -122,16 +158,34 @@ def _join(address: str, debug: bool) -> None:
             os.environ.pop(name, None)
 
 
-def _probe(address: str) -> None:
-    """Whether anything listens there at all: Ray itself would try for minutes, and loudly."""
+def ray_address() -> str:
+    """The cluster to join, empty: Ray is started here.
+
+    Raises:
+        InvalidConfig: RAY_ADDRESS is no address.
+    """
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    if address in ("", "local"):
+        return ""
+    if address != "auto":
+        scheme, host, port = _parts(address)
+        if scheme not in ("", "ray") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidConfig(
+                f"RAY_ADDRESS: found {address}, allowed: host:port (such as head:6379), ray://host:port, auto, or nothing "
+                "to start Ray on this machine"
+            )
+    return address
+
+
+def _parts(address: str) -> tuple[str, str, str]:
     scheme, _, place = address.rpartition("://")
     host, _, port = place.partition("/")[0].rpartition(":")
-    host = host.strip("[]")
-    if scheme not in ("", "ray") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidConfig(
-            f"RAY_ADDRESS: found {address}, allowed: host:port (such as head:6379), ray://host:port, auto, or nothing to "
-            "start Ray on this machine"
-        )
+    return scheme, host.strip("[]"), port
+
+
+def _probe(address: str) -> None:
+    """Whether anything listens there at all: Ray itself would try for minutes, and loudly."""
+    _, host, port = _parts(address)
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
         try:
@@ -168,7 +222,7 @@ def _muted(debug: bool) -> Iterator[None]:
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
-        with _replaced(worker, "listen_error_messages", _nothing):
+        with replaced(worker, "listen_error_messages", nothing):
             yield
     finally:
         os.dup2(kept, 2)
@@ -176,64 +230,10 @@ def _muted(debug: bool) -> Iterator[None]:
         os.close(silent)
 
 
-@contextmanager
-def _only_needed_processes() -> Iterator[None]:
-    """Ray has no setting that leaves these processes out, so the methods that start them do nothing meanwhile."""
-    from ray._private.node import Node
-
-    with contextlib.ExitStack() as stack:
-        for name in _NEEDLESS:
-            stack.enter_context(_replaced(Node, name, _nothing))
-        yield
-
-
-@contextmanager
-def patient() -> Iterator[None]:
-    """Ray gives its node 30 seconds to appear, fixed in its code: too few on a machine under load."""
-    from ray._private import services
-
-    deadline = time.monotonic() + START_SECONDS
-
-    def patient(look: Callable[..., Any]) -> Callable[..., Any]:
-        def get_node(*arguments: Any) -> Any:
-            while True:
-                try:
-                    return look(*arguments)
-                except RuntimeError:
-                    if not _raylet_lives() or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.1)
-
-        return get_node
-
-    with _replaced(services, "get_node", patient):
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` becomes `make(owner.name)` for the length of the block; nothing happens where there is none."""
-    original = getattr(owner, name, None)
-    if original is None:
-        yield
-        return
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def _nothing(original: Any) -> Callable[..., None]:
-    return lambda *_, **__: None
-
-
-def _raylet_lives() -> bool:
-    for child in psutil.Process().children():
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
+            process.kill()
 
 
 def _children() -> set[psutil.Process]:

@@ -27,7 +27,7 @@ from rl_trainer.learner.batch_advantages import kl_in_reward
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.bundles import bundles, check_supported
 from rl_trainer.placement.places import place_run
-from rl_trainer.ray_session import ray_session
+from rl_trainer.ray_session import ray_address, ray_session
 from rl_trainer.report.examples import Example, read_examples, write_examples
 from rl_trainer.report.metrics import MetricsWriter
 from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
@@ -72,6 +72,7 @@ class Session(Attempt):
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
+        ray_address()  # refused now if it is none: not when everything is loaded
         self.checkpoints = Checkpoints(spec, self.folder)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
         self._serve(self._checkpoint_wanted.set)
@@ -100,7 +101,7 @@ class Session(Attempt):
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(load_inputs, spec, self.folder.path / "model", search, model)
             cpus = sum(bundle.cpus for bundle in bundles(spec))
-            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug))
+            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug, leave=self.console.close))
             inputs = loading.result()
         self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
         self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout

@@ -19,6 +19,7 @@ RESUME_HINT = (
     if "RLTRAIN_ATTEMPT" in os.environ
     else "add --resume to the same command to go on from the last checkpoint"
 )
+STOPPED_AT_ONCE = f"stopped at once; {RESUME_HINT}"
 MEAN_REWARD_STEPS = 10
 SKIPPED_IN_A_ROW = 3
 
