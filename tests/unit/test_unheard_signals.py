@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 from rl_trainer.local_ray import unheard_signals
 
 def heard(*_):
@@ -17,9 +17,11 @@ unheard_signals.PATIENCE_SECONDS = 0.2
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
 with unheard_signals.unheard_signals(lambda number: os._exit(100 + number)):
-    print("ready", flush=True)
     if sys.argv[1] == "in C":
-        libc.pthread_mutex_lock(mutex)  # for ever, whatever signals come
+        # It hears nothing from here on; the other thread says so when this one has let it run.
+        threading.Timer(0.2, print, ("ready",), {"flush": True}).start()
+        libc.pthread_mutex_lock(mutex)
+    print("ready", flush=True)
     time.sleep(60)
 """
 
