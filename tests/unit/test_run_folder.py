@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,34 @@ def test_a_head_that_its_queue_replaced_writes_nothing_more(tmp_path: Path, monk
         with pytest.raises(RunFolderBusy, match="8c1f/2/b has taken over this run folder from 8c1f/2/z"):
             first.check_owner()
         second.check_owner()
+
+
+def test_a_head_waits_for_the_one_that_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = attempt(tmp_path, "8c1f/2/z", monkeypatch)
+    # On the same node the lock is known, too.
+    monkeypatch.setenv("RLTRAIN_FENCE", "8c1f/2/b")
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(RunFolder, tmp_path, resume=True)
+        with pytest.raises(TimeoutError):
+            second.result(0.5)
+        first.check_owner()  # it may still write
+        first.close()
+        with second.result(30) as folder:
+            folder.check_owner()
+
+
+def test_the_wait_for_a_replaced_head_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rl_trainer.run_folder._LAST_CHECKPOINT_SECONDS", 0.1)
+    with attempt(tmp_path, "8c1f/2/z", monkeypatch):
+        monkeypatch.setenv("RLTRAIN_FENCE", "8c1f/2/b")
+        with pytest.raises(RunFolderBusy, match=r"process \d+ is training in this run folder"):
+            RunFolder(tmp_path, resume=True)
+
+
+def test_a_second_run_by_hand_in_one_head_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rl_trainer.run_folder.time.sleep", lambda seconds: pytest.fail("it waits"))
+    with attempt(tmp_path, "8c1f/1/z", monkeypatch), pytest.raises(RunFolderBusy, match="is training"):
+        RunFolder(tmp_path, resume=True)
 
 
 def test_the_same_head_and_another_run_may_go_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,9 @@ from rl_api.errors import CheckpointError, RunFolderBusy
 _LOCK = ".lock"
 # Who trains here, for file systems without locks and for nodes that are cut off: the last one to come owns the folder.
 _OWNER = ".owner"
+# More than Kubernetes gives a pod to end.
+_LAST_CHECKPOINT_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
 # Everything a run writes; `--overwrite` removes these and nothing else.
 _OWN = (
     "checkpoints",
@@ -62,6 +66,7 @@ class RunFolder:
         self.path = path.resolve()
         self.resume = resume
         self.search = search
+        self._token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         ours = (path / _LOCK).exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -79,25 +84,36 @@ class RunFolder:
             raise
 
     def _claim(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "unknown"
-            self._lock.close()
-            raise RunFolderBusy(
-                f"--out {path}: process {owner} is training in this run folder; choose another --out or stop it first"
-            ) from None
-        except OSError:
-            pass  # a file system without locks: nothing to be known there
+        """Takes the lock; that of a head that this one replaces is waited for, as it writes its last checkpoint."""
+        deadline = time.monotonic()
+        if os.environ.get("RLTRAIN_FENCE") and self._owner() not in ("", self._token):
+            deadline += _LAST_CHECKPOINT_SECONDS
+        while not self._locks():
+            if time.monotonic() >= deadline:
+                self._lock.seek(0)
+                owner = self._lock.read().strip() or "unknown"
+                self._lock.close()
+                raise RunFolderBusy(
+                    f"--out {path}: process {owner} is training in this run folder; choose another --out or stop it first"
+                )
+            time.sleep(_LOOK_SECONDS)
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
+    def _locks(self) -> bool:
+        """Whether the lock is ours, or the file system has none: nothing to be known there."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def _own(self) -> None:
         """Takes the folder over from an earlier attempt of the same run."""
-        self._token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         owner = self._owner()
         if _attempt_after(owner, self._token):
             self._lock.close()
