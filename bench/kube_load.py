@@ -49,13 +49,13 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             read_bufsize=1 << 20,
         )
-        self._watches: list[asyncio.Task[None]] = []
+        self.watches: list[asyncio.Task[None]] = []
 
     async def close(self) -> None:
         """Stop watching, close all connections."""
-        for task in self._watches:
+        for task in self.watches:
             task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await asyncio.gather(*self.watches, return_exceptions=True)
         await self._session.close()
 
     async def send(
@@ -75,19 +75,23 @@ class Client:
         listed = json.loads(await self.send("GET", f"{path}?limit=1"))
         since = listed["metadata"]["resourceVersion"]
         begun = asyncio.Event()
-        self._watches.append(asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun)))
+        self.watches.append(asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun)))
         await begun.wait()
 
     async def _follow(
         self, path: str, since: str, saw: Callable[[str, dict[str, Any]], None], begun: asyncio.Event
     ) -> None:
-        url = f"{self.server}{path}&resourceVersion={since}"
-        async with self._session.get(url, headers={"Accept": METADATA}) as answer:
-            answer.raise_for_status()
-            begun.set()
-            async for line in answer.content:
-                event = json.loads(line)
-                saw(event["type"], event["object"]["metadata"])
+        while True:  # the API server ends a watch that cannot follow
+            url = f"{self.server}{path}&resourceVersion={since}"
+            async with self._session.get(url, headers={"Accept": METADATA}) as answer:
+                answer.raise_for_status()
+                begun.set()
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch of {path} has ended: {event['object']}")
+                    since = event["object"]["metadata"]["resourceVersion"]
+                    saw(event["type"], event["object"]["metadata"])
 
 
 async def bounded(limit: int, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -152,7 +156,7 @@ async def bare_operator(server: str, token: str, certificate: Path, folder: Path
 
     await client.watch(f"{RUNS}/rltrainingruns", saw)
     (folder / "ready").touch()
-    await asyncio.gather(*(worker() for _ in range(BARE_WORKERS)))
+    await asyncio.gather(*client.watches, *(worker() for _ in range(BARE_WORKERS)))
 
 
 if __name__ == "__main__":

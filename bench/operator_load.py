@@ -38,7 +38,7 @@ from rl_api.documents import load_documents  # noqa: E402
 LATENCY_SECONDS, MEGABYTES, WRITES_PER_RUN = 2.0, 250.0, 12.0
 CONNECTIONS = 32
 ALONE = 20  # a single run is measured so often
-PATIENCE = 120.0
+PATIENCE = 120.0, 0.5  # seconds, and more of them for each run
 QUIET_SECONDS = 3.0
 PROFILE = {
     "apiVersion": "rltrain.dev/v1alpha1",
@@ -69,10 +69,10 @@ class Load:
         self.created[name] = time.monotonic()
 
     async def rendered(self, count: int, say: Callable[[str], None]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience(count)
         while len(self.jobs) < count:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{len(self.jobs)} of {count} RayJobs after {PATIENCE:.0f} s")
+                raise RuntimeError(f"{len(self.jobs)} of {count} RayJobs after {patience(count):.0f} s")
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), 1.0)
@@ -145,9 +145,14 @@ async def apply_all(load: Load, count: int, connections: int, say: Callable[[str
     return time.monotonic() - started
 
 
-async def quiet(operator: OperatorProcess) -> dict[tuple[str, str], int]:
+def patience(runs: int) -> float:
+    """Seconds that are waited for anything about that many runs."""
+    return PATIENCE[0] + PATIENCE[1] * runs
+
+
+async def quiet(operator: OperatorProcess, runs: int) -> dict[tuple[str, str], int]:
     """The operator's calls when it has written nothing for a while."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience(runs)
     known, since = -1, time.monotonic()
     while time.monotonic() < deadline:
         writes = operator.writes
@@ -164,7 +169,7 @@ async def resync(cluster: Cluster, operator: OperatorProcess, runs: int) -> tupl
     writes, looks, started = operator.writes, operator.looks, time.monotonic()
     cluster.kube.kubectl("annotate", "rlprofile", "bench", "bench/looked-at=again")
     while operator.looks < looks + runs:
-        if time.monotonic() - started > PATIENCE:
+        if time.monotonic() - started > patience(runs):
             raise RuntimeError(f"{operator.looks - looks} of {runs} runs were looked at again")
         await asyncio.sleep(0.1)
     return operator.writes - writes, time.monotonic() - started
@@ -178,9 +183,11 @@ async def restart(cluster: Cluster, load: Load, count: int, say: Callable[[str],
         await load.rendered(count + 1, say)
         acted = load.jobs["run-meanwhile"] - operator.started
         while operator.looks < count + 1:
+            if time.monotonic() - operator.started > patience(count):
+                raise RuntimeError(f"{operator.looks} of {count + 1} runs were looked at after the restart")
             await asyncio.sleep(0.1)
         looked = time.monotonic() - operator.started
-        calls = await quiet(operator)
+        calls = await quiet(operator, count + 1)
         of_the_new_one = {kind for verb, kind in calls if verb in WRITES}
         writes = sum(value for (verb, _), value in calls.items() if verb in WRITES)
         say(f"after the restart {writes} writes: {', '.join(sorted(of_the_new_one))}")
@@ -229,7 +236,7 @@ async def measure(
                 if not isinstance(program, OperatorProcess):
                     continue
                 operator = program
-                found["calls"] = await quiet(operator)
+                found["calls"] = await quiet(operator, total)
                 found["looks"] = operator.looks
                 found["cpu to the end"] = cpu_seconds(pid) - before[0]
                 rendered |= await example(cluster, run) if not rendered else {}

@@ -5,6 +5,7 @@ Both are handled as a person does it, with the command line.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -29,7 +30,15 @@ def rltrain(
     )
 
 
-def test_a_program_of_the_users_own_is_suspended_and_ends(cluster: Cluster, namespace: str) -> None:
+def fence_of(run: TrainingRun, attempt: int) -> str:
+    """What the driver of an attempt, in the head that there is now, leaves in the run's folder."""
+    [head] = run.pods("head")
+    return f"{run.uid}/{attempt}/{head['metadata']['uid']}"
+
+
+def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
+    cluster: Cluster, namespace: str
+) -> None:
     program = (EXAMPLES / "reinforce.py").read_text()
     spec = {
         "profile": "e2e",
@@ -44,6 +53,21 @@ def test_a_program_of_the_users_own_is_suspended_and_ends(cluster: Cluster, name
     assert [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()] == ["head"]
     said = rltrain("logs", run)
     assert "learns the word 'reinforce' from step 0" in said.stdout, said
+
+    # As Kueue takes a quota back and gives it again: the attempt goes on with another head.
+    [first] = run.pods()
+    for suspend in (True, False):
+        evicted = json.dumps({"spec": {"suspend": suspend}})
+        cluster.kubectl("patch", "rayjob", "command-1", "-n", namespace, "--type=merge", "-p", evicted)
+        wait_for(
+            "its head is gone, or there again",
+            lambda gone=suspend: gone == (not run.pods()),
+            90,
+            run.describe,
+        )
+    run.wait_for_step(run.step + 1, START_SECONDS)
+    assert rltrain("exec", run, "--", "cat", "/var/lib/rltrain/run/.owner").stdout == fence_of(run, 1)
+    assert first["metadata"]["uid"] not in fence_of(run, 1)
 
     assert rltrain("suspend", run).returncode == 0
     run.wait_for_condition("Suspended", 180)
@@ -70,9 +94,8 @@ def test_a_cluster_to_work_on_by_hand(train: Train) -> None:
     looked = rltrain(
         "exec", run, "--", "sh", "-c", "printenv RLTRAIN_FENCE; cat /etc/rltrain/run.yaml; ls nowhere"
     )
-    [head] = run.pods("head")
     fence, _, config = looked.stdout.partition("\n")
-    assert fence == f"{run.uid}/1/{head['metadata']['uid']}"
+    assert fence == fence_of(run, 1)
     assert "maxSteps: 3" in config
     assert "nowhere" in looked.stderr
     assert looked.returncode == 2, "the exit code of ls"
