@@ -75,8 +75,12 @@ class Client:
         listed = json.loads(await self.send("GET", f"{path}?limit=1"))
         since = listed["metadata"]["resourceVersion"]
         begun = asyncio.Event()
-        self.watches.append(asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun)))
-        await begun.wait()
+        watch = asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun))
+        self.watches.append(watch)
+        beginning = asyncio.create_task(begun.wait())
+        await asyncio.wait((watch, beginning), return_when=asyncio.FIRST_COMPLETED)
+        if not begun.is_set():
+            watch.result()
 
     async def _follow(
         self, path: str, since: str, saw: Callable[[str, dict[str, Any]], None], begun: asyncio.Event
