@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,12 +19,6 @@ from operator_worlds import (
 )
 
 from rl_operator.world import Ask
-
-USER_ERROR = (
-    "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
-    "rltrain: spec.model.source: found '/models/missing', there is no such folder\n"
-)
-CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 
 
 def test_a_new_run_gets_everything_in_one_go() -> None:
@@ -216,178 +209,6 @@ def test_the_last_steps_of_a_failed_job_are_in_its_log() -> None:
     progress = decision.status.progress
     assert progress is not None
     assert (progress.step, progress.max_steps, progress.reward) == (9, 100, None)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason", "sentence"),
-    [
-        (USER_ERROR, "InvalidInput", "spec.model.source: found '/models/missing', there is no such folder"),
-        ("", "ValidationFailed", ""),
-    ],
-)
-def test_what_a_retry_cannot_mend_is_not_retried(message: str, reason: str, sentence: str) -> None:
-    story = Story()
-    story.begin()
-    ray = failed_ray(message)
-    if reason == "ValidationFailed":
-        ray = make_ray(deployment_status="ValidationFailed", message="too many characters")
-        reason, sentence = "Refused", "KubeRay refuses the RayJob: too many characters"
-    decision = story.settled(rays=(ray,))
-    found = condition(decision, "Failed")
-    assert found is not None
-    assert found[:2] == ("True", reason)
-    assert sentence in found[2]
-    assert decision.status.phase == "Failed"
-    assert len(decision.status.attempts) == 1
-    assert decision.notes[-1].type == "Warning"
-
-
-def test_failures_are_retried_with_back_off_up_to_the_limit() -> None:
-    story = Story({"retry": {"limit": 2}})
-    story.begin()
-    waits = []
-    for attempt in (1, 2, 3):
-        story.look(rays=(running_ray(attempt),), pods=all_pods(attempt))
-        story.look(reading=make_reading(step=attempt * 10, attempt=attempt, time=story.now))
-        decision = story.fail(CRASH, attempt)
-        if attempt == 3:
-            break
-        assert deleted(decision) == [("RayJob", f"sums-{attempt}")]
-        found = condition(decision, "ClusterReady")
-        assert found is not None
-        assert found[1] == "Retrying"
-        assert "learner 0 died" in found[2]
-        waits.append(decision.requeue)
-        assert story.look(rays=()).create == (), "not before the back-off is over"
-        story.wait(decision.requeue)
-        decision = story.look()
-        assert kinds(decision) == ["ConfigMap", "RayJob"]
-        assert decision.create[-1]["metadata"]["name"] == f"sums-{attempt + 1}"
-        assert decision.status.attempts[-1].from_step == 5
-    assert waits == [10.0, 20.0]
-    assert condition(decision, "Failed") == (
-        "True",
-        "AppFailed",
-        "attempt 3 failed: learner 0 died (it was the last of 3 attempts)",
-    )
-    assert [attempt.to_step for attempt in decision.status.attempts] == [10, 20, 30]
-
-
-def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
-    story = Story({"retry": {"limit": 5}})
-    story.begin()
-    story.train()
-    story.fail(CRASH)
-    story.wait(10)
-    story.look(rays=())
-    story.train(2)
-    decision = story.fail(CRASH, 2)
-    assert condition(decision, "Failed") == (
-        "True",
-        "AppFailed",
-        "attempt 2 failed: learner 0 died (it failed twice in the same way at the same step)",
-    )
-
-
-def test_no_attempt_begins_while_something_of_the_last_one_is_there() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    story.fail(CRASH)
-    story.wait(10)
-    head = make_pod("head", ready=False, deleting=story.now)
-    decision = story.look(rays=(failed_ray(CRASH),), pods=(head,))
-    assert (decision.create, deleted(decision)) == ((), [("RayJob", "sums-1")])
-    decision = story.look(rays=(), pods=(head,))
-    assert decision.create == ()
-    assert condition(decision, "ClusterReady") == (
-        "False",
-        "Stopping",
-        "waiting for sums-1-head-0 to be gone",
-    )
-    story.wait(181)  # its node is dead: it will never be gone
-    assert kinds(story.look()) == ["ConfigMap", "RayJob"]
-
-
-@pytest.mark.parametrize(
-    "pods", [(), (make_pod("head", phase="Failed", ready=False),), (make_pod("head", deleting=NOW),)]
-)
-def test_a_lost_head_ends_the_attempt(pods: tuple[Any, ...]) -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    decision = story.look(pods=pods)
-    assert str(decision.status.attempts[0].reason).startswith("HeadLost: the head pod")
-    assert deleted(decision) == [("RayJob", "sums-1")]
-    assert decision.status.phase == "Pending"
-
-
-def test_a_lost_head_with_no_attempt_left_takes_its_cluster_with_it() -> None:
-    story = Story({"retry": {"limit": 0}})
-    story.begin()
-    story.train()
-    decision = story.look(pods=())
-    assert deleted(decision) == [("RayJob", "sums-1")]
-    found = condition(decision, "Failed")
-    assert found is not None
-    assert found[2].endswith("(spec.retry.limit is 0)")
-
-
-def test_a_rayjob_that_somebody_deleted_is_replaced() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    going = story.look(rays=(running_ray(deleting=True),))
-    assert condition(going, "ClusterReady") == ("False", "Stopping", "RayJob sums-1 is being deleted")
-    decision = story.look(rays=(), pods=())
-    assert decision.status.attempts[0].reason == "Lost: its RayJob or RayCluster was deleted by somebody"
-
-
-def test_out_of_memory_twice_is_the_end() -> None:
-    story = Story({"retry": {"limit": 5}})
-    story.begin()
-    for attempt in (1, 2):
-        story.train(attempt)
-        pod = make_pod("learner", attempt=attempt, gone=True)
-        killed = pod.containers[0].__class__("ray", ended="OOMKilled", exit_code=137)
-        pod = pod.__class__(**{**pod.__dict__, "containers": (killed,)})
-        decision = story.look(rays=(failed_ray(CRASH, attempt=attempt),), pods=(pod,))
-        if attempt == 1:
-            story.wait(10)
-            assert kinds(story.look(rays=(), pods=())) == ["ConfigMap", "RayJob"]
-    found = condition(decision, "Failed")
-    assert found is not None
-    assert found[1] == "OutOfMemory"
-    assert "1536Mi" in found[2]
-    assert found[2].endswith("(it ran out of memory twice)")
-
-
-def test_attempts_of_an_operator_that_died_are_adopted() -> None:
-    story = Story()
-    decision = story.look(rays=(make_ray(created=NOW - timedelta(seconds=5)),), token="known")
-    assert [(one.number, one.ray_job) for one in decision.status.attempts] == [(1, "sums-1")]
-    assert decision.status.attempts[0].start_time == NOW - timedelta(seconds=5)
-    assert "RayJob" not in kinds(decision)
-    begun = Story().begin()
-    assert decision.notes[0] == begun.notes[0], (
-        "the event that it may not have written either, and the same one"
-    )
-    assert decision.notes[0].reason == "AttemptStarted"
-    assert decision.status.attempts[0].from_step == begun.status.attempts[0].from_step == 0
-    assert story.look().notes == ()
-
-
-def test_an_adopted_attempt_begins_at_the_last_checkpoint() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    story.look(rays=(failed_ray("Job entrypoint command failed with exit code 1"),), pods=())
-    story.wait(20)
-    assert story.last is not None
-    second = make_ray(2, created=story.now)
-    decision = story.look(rays=(second,), reading=None)
-    assert decision.status.attempts[1].from_step == 5
-    assert decision.notes[0].message == "attempt 2 begins at step 5 as sums-2"
 
 
 def test_the_whole_run_has_a_deadline() -> None:
