@@ -14,7 +14,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -164,6 +163,8 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     )
     found.add_argument("--debug", action="store_true", help="show tracebacks")
     if not commands:
+        from importlib import metadata  # as long to import as all the rest
+
         found.add_argument("--version", action="version", version=f"rltrain {metadata.version('rltrain')}")
     else:
         subparsers = found.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
