@@ -114,7 +114,7 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             replicas, tmp_path, name="ppo", miniBatches=2, critic={"learningRate": 1e-3, "warmupSteps": 1}
         )
         learners.start_reinforcement()
-        initial = learners.state().weights
+        initial = learners.weights()
         for step in range(3):
             batch = groups(step)
             values = learners.token_estimates(batch)[0].values
@@ -125,13 +125,11 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             assert {"value_loss", "explained_variance", "value_mean"} <= result.metrics.keys()
             if step == 0:  # the critic's warm-up
                 assert result.optimizer_steps == 0
-                assert all(
-                    np.array_equal(value, initial[name]) for name, value in learners.state().weights.items()
-                )
+                assert all(np.array_equal(value, initial[name]) for name, value in learners.weights().items())
         critic = learners.state().critic
         assert critic is not None
         assert critic["steps"] == 6
-        found.append((critic, learners.state().weights, np.concatenate(values)))
+        found.append((critic, learners.weights(), np.concatenate(values)))
         reservation.release()
         for actor in learners.actors:
             ray.kill(actor)
@@ -166,7 +164,7 @@ def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Pa
     reference, _ = learners.publish(7)
     payload = ray.get(reference[0])
     assert payload.version == 7
-    weights = learners.state().weights
+    weights = learners.weights()
     for name, value in unpack_weights(payload).items():
         assert np.array_equal(value.numpy(), weights[name]), name
     reservation.release()

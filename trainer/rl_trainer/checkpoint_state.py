@@ -10,12 +10,15 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_api.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -50,6 +53,13 @@ class LearnerState:
     optimizer_steps: int
     adapter: Arrays | None
     critic: Arrays | None
+
+
+def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Copies: what comes through the object store is read-only."""
+    import torch
+
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def pack_groups(groups: Sequence[Arrays]) -> bytes:

@@ -30,7 +30,7 @@ from rl_api import CheckpointStatus, LoraSpec, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore, Writer
 from rl_trainer.checkpoint_manifest import reason
-from rl_trainer.checkpoint_state import Arrays, LearnerState, pack_groups, unpack_groups
+from rl_trainer.checkpoint_state import Arrays, LearnerState, pack_groups, to_tensors, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.inputs import heldout_count
 from rl_trainer.model.shared_folder import share_folder
@@ -194,7 +194,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written.
         """
-        weights = learners.state().weights
+        weights = learners.weights()
         try:
             _write_model(weights, model_folder, target)
         except Exception as error:  # OSError, and safetensors' own
@@ -261,21 +261,15 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write_adapter(adapter: Arrays, options: LoraSpec, base: Path, target: Path) -> None:
-    import torch
-
     from rl_trainer.model.lora import write_adapter
 
-    write_adapter(
-        {name: torch.from_numpy(value.copy()) for name, value in adapter.items()}, options, str(base), target
-    )
+    write_adapter(to_tensors(adapter), options, str(base), target)
 
 
 def _write_model(weights: Arrays, source: Path, target: Path) -> None:
-    import torch
-
     from rl_trainer.model.folder import write_folder
 
-    write_folder({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, source, target)
+    write_folder(to_tensors(weights), source, target)
 
 
 def _write_tensors(tensors: Arrays, target: Path) -> None:

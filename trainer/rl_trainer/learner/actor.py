@@ -22,7 +22,7 @@ from rl_trainer.actors import answer, answers
 from rl_trainer.channel.buffer import fetch_payloads
 from rl_trainer.channel.payload import Trajectory, unpack_group
 from rl_trainer.channel.state import TakenGroup
-from rl_trainer.checkpoint_state import Arrays, LearnerState, capture_rng, restore_rng
+from rl_trainer.checkpoint_state import Arrays, LearnerState, capture_rng, restore_rng, to_tensors
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.batch_advantages import Advantage
 from rl_trainer.learner.learner import Learner, MiniBatch, TokenEstimates, UpdateResult
@@ -90,10 +90,10 @@ class LearnerActor:
         """
         adapter, critic = state.adapter, state.critic
         self.learner.resume(
-            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
+            None if initial is None else initial.open(), None if adapter is None else to_tensors(adapter)
         )
-        self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
-        self.learner.load_critic(None if critic is None else _tensors(critic))
+        self.learner.load_optimizer_state(to_tensors(state.optimizer), state.optimizer_steps)
+        self.learner.load_critic(None if critic is None else to_tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -156,11 +156,15 @@ class LearnerActor:
             tensors = {name: value.to(dtype) for name, value in self._weights().items()}
             return [ray.put(pack_weights(tensors, version))]
 
+    def weights(self) -> Arrays:
+        """Weights, fp32, by Hugging Face name; asked of rank 0."""
+        return _arrays(self._weights())
+
     def state(self) -> LearnerState:
         """Everything that is the same on every rank; asked of rank 0."""
         learner = self.learner
         return LearnerState(
-            weights=_arrays(self._weights()),
+            weights=self.weights(),
             optimizer=_arrays(learner.optimizer_state()),
             optimizer_steps=learner.optimizer_steps,
             adapter=None if learner.spec.learner.lora is None else _arrays(learner.adapter_state()),
@@ -288,6 +292,13 @@ class Learners:
         )
         return reply
 
+    def weights(self) -> Arrays:
+        """See `LearnerActor.weights`."""
+        reply: Arrays = answer(
+            self.actors[0].weights.remote(), "learner 0", "reading weights to write them", self.timeout
+        )
+        return reply
+
     def state(self) -> LearnerState:
         """See `LearnerActor.state`."""
         reply: LearnerState = answer(
@@ -375,11 +386,6 @@ def _in_order(
 def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Copies, on the CPU."""
     return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
-
-
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Copies: what comes through the object store is read-only."""
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:
