@@ -34,12 +34,18 @@ def say(**line):
     with open(os.environ["RLTRAIN_METRICS"], "a") as file:
         file.write(json.dumps(line) + "\\n")
 step = int(open(place).read()) if os.environ["RLTRAIN_RESUME"] == "1" else 0
+if step:
+    say(event="evaluation", step=step, score=0.5)
 print("begins at", step, "speed", os.environ.get("SPEED"))
 while step < int(os.environ["RLTRAIN_MAX_STEPS"]) and not stopping:
     step += 1
     say(step=step, reward_mean=step / 10, unknown="x")
     if step == settings.get("saveAt"):
         open(place, "w").write(str(step))
+    if step == settings.get("killAt"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        say(event="checkpoint", step=step, path=place)
+        sys.exit()
     if step == settings.get("failAt"):
         print("cannot go on:", "no more letters", file=sys.stderr)
         sys.exit(7)
@@ -172,6 +178,24 @@ def test_steps_after_the_last_checkpoint_are_not_listed_twice(folder: Folder) ->
     code, out, _ = folder.run("--resume")
     assert (code, "begins at 2" in out) == (0, True)
     assert folder.steps == [1, 2, 3, 4, 5, 6]
+    assert [event["step"] for event in read_events(folder.out / "metrics.jsonl", "resumed")] == [2]
+    assert [event["step"] for event in read_events(folder.out / "metrics.jsonl", "evaluation")] == [2, 6]
+
+
+def test_what_a_program_said_when_rltrain_was_killed_is_not_lost(folder: Folder) -> None:
+    metrics = folder.out / "metrics.jsonl"
+    for kill_at in (4, 7):
+        folder.configure(steps=9, saveAt=kill_at, killAt=kill_at)
+        code, _, error = folder.run(*(["--resume"] if kill_at > 4 else []))
+        assert code == -signal.SIGKILL, error
+    folder.configure(steps=9)
+    code, out, _ = folder.run("--resume")
+    assert (code, "begins at 7" in out) == (0, True)
+    assert folder.steps == list(range(1, 10))
+    assert [event["step"] for event in read_events(metrics, "checkpoint")] == [4, 7, 9]
+    assert [event["step"] for event in read_events(metrics, "evaluation")] == [4, 7, 9]
+    assert [event["step"] for event in read_events(metrics, "resumed")] == [4, 7]
+    assert json.loads((folder.out / "summary.json").read_text())["resumed_from"] == 7
 
 
 @pytest.mark.parametrize("forgetful", [False, True])

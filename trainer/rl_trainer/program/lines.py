@@ -95,9 +95,14 @@ def _number(value: object) -> float | None:
 class Tail:
     """Reads the lines that are added to a file, whole ones only."""
 
-    def __init__(self, path: Path) -> None:
-        """`path` need not be there yet."""
-        self._path, self._position, self._rest = path, 0, b""
+    def __init__(self, path: Path, position: int = 0) -> None:
+        """`path` need not be there yet; lines before `position`, in bytes, are passed over."""
+        self._path, self._position, self._rest = path, position, b""
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file up to the end of the last line that was read."""
+        return self._position - len(self._rest)
 
     def read(self) -> list[str]:
         """The lines since the last call. Of a file that has become shorter, those from its beginning on."""

@@ -57,6 +57,8 @@ class ProgramRun(Attempt):
     def _close(self) -> None:
         self.program.close()
         self.folder.check_owner()  # or what is written here would be another process's
+        if self._first:
+            self._record_early()
         self._keep_state()
 
     def _open(self) -> None:
@@ -68,17 +70,19 @@ class ProgramRun(Attempt):
         self.counters.step = int(earlier.get("step", 0))
         self._serve(self._ask)
         self.metrics = self._stack.enter_context(MetricsWriter(path))
+        lines = path / METRICS_FILE
         if earlier:
+            self._catch_up(lines, earlier)
             self.counters.resumed_from = self.counters.step
-            self.metrics.event("resumed", step=self.counters.step)
             self.console.message(f"attempt {self._attempt}: an earlier one came to step {self.counters.step}")
         else:
             self.metrics.truncate(0)
-        self._first = True  # the next step is the first of this attempt
+        self.tail = Tail(lines)
+        self._begin_lines(first=True)
+        self._keep_state()  # first: killed between the two, the lines are taken once more, and none is lost
+        lines.unlink(missing_ok=True)
         self.folder.write_run(self.run)
         write_atomic(path / CONFIG_FILE, json.dumps(self.run.to_document(), indent=2) + "\n")
-        lines = path / METRICS_FILE
-        lines.unlink(missing_ok=True)
         if "://" not in self._place:
             Path(self._place).mkdir(parents=True, exist_ok=True)
         limit = spec.stop.max_duration
@@ -98,7 +102,6 @@ class ProgramRun(Attempt):
         if spec.trainer.kind == "verl":
             environment[LOG_VARIABLE] = str(lines)
         on_cluster = "RLTRAIN_ATTEMPT" in os.environ
-        self.tail = Tail(lines)
         self.program = Program(
             self._command(),
             environment,
@@ -197,8 +200,39 @@ class ProgramRun(Attempt):
             self._keep_state()
 
     def _keep_state(self) -> None:
-        state = {"attempt": self._attempt, "seconds": self.counters.elapsed, "step": self.counters.step}
+        """Writes down how far the program's lines are in metrics.jsonl: whoever comes after a kill goes on from there."""
+        if not self._first:
+            self._taken = (self.tail.position, self.metrics.position(), self.counters.step)
+        taken, recorded, step = self._taken
+        state = {
+            "attempt": self._attempt,
+            "seconds": self.counters.elapsed,
+            "step": step,
+            "linesTaken": taken,
+            "metricsPosition": recorded,
+            "beforeFirstStep": self._first,
+            "resumedFrom": self.counters.resumed_from,
+        }
         write_atomic(self.folder.path / STATE_FILE, dump_json(state) + "\n")
+
+    def _begin_lines(self, *, first: bool) -> None:
+        """From here on lines of one start of the program follow; `first`: its first step is not among those taken."""
+        self._first = first
+        self._early: list[tuple[str, int, dict[str, Any]]] = []
+        self._taken = (self.tail.position, self.metrics.position(), self.counters.step)
+        self._step_ended = time.monotonic()
+
+    def _catch_up(self, lines: Path, earlier: dict[str, Any]) -> None:
+        """Takes what the program wrote before, and nobody read: whoever followed it was killed first."""
+        if "linesTaken" not in earlier:
+            return
+        self.metrics.truncate(int(earlier["metricsPosition"]))
+        self.tail = Tail(lines, int(earlier["linesTaken"]))
+        self._begin_lines(first=bool(earlier["beforeFirstStep"]))
+        self.counters.resumed_from = earlier["resumedFrom"]
+        self._read_progress()
+        if self._first:
+            self._record_early()
 
     def _read_progress(self) -> None:
         for text in self.tail.read():
@@ -217,6 +251,9 @@ class ProgramRun(Attempt):
             self._first = False
             self.metrics.truncate(position_of_step(self.metrics.path, record.step))
             self.counters.step = min(self.counters.step, record.step - 1)
+            if self.counters.resumed_from is not None:
+                self.counters.resumed_from = self.counters.step
+            self._record_early()
         if record.step <= self.counters.step:
             self._bad(BadLine(f"step {record.step} does not come after step {self.counters.step}"))
             return
@@ -243,7 +280,20 @@ class ProgramRun(Attempt):
             where = str(fields.get("path") or self._place)
             self._checkpoint = CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC))
             self.server.checkpointed(self._checkpoint)
-        self.metrics.event(event.kind, step=event.step, **fields)
+        self._record_event(event.kind, event.step, fields)
+
+    def _record_event(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+        if self._first:  # its place is after the step that this attempt goes on from, which is not known yet
+            self._early.append((kind, step, {**fields, "time": time.time()}))
+        else:
+            self.metrics.event(kind, step=step, **fields)
+
+    def _record_early(self) -> None:
+        if self.counters.resumed_from is not None:
+            self.metrics.event("resumed", step=self.counters.resumed_from)
+        for kind, step, fields in self._early:
+            self.metrics.event(kind, step=step, **fields)
+        self._early.clear()
 
     def _bad(self, line: BadLine) -> None:
         """Says once what is wrong with a line: a program that writes it wrong does so all the time."""
