@@ -11,7 +11,7 @@ import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.channel.channel import Channel, ChannelClosed
-from rl_trainer.channel.chunks import decode, split
+from rl_trainer.channel.chunks import decode, pack, split, unpack
 from rl_trainer.channel.liveness import Progress
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
@@ -156,7 +156,8 @@ def test_flushed_items_survive_although_a_consumer_had_fetched_their_lost_copy()
 
 def leased_by_hand(channel, progress):
     ray.get(channel.actor.attach.remote("by-hand", progress.path, ray.get_runtime_context().get_node_id()))
-    return ray.get(channel.actor.pull.remote("by-hand", 9, 10.0, 0, False))
+    message = pack(("by-hand", 9, 10.0, 0, False), references=False)
+    return unpack(ray.get(channel.actor.pull.remote(message)))
 
 
 def test_what_a_killed_producer_had_not_flushed_is_counted_not_awaited():

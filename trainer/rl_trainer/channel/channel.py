@@ -33,7 +33,7 @@ from rl_api.errors import RLTrainError
 from rl_trainer.actors import answer
 from rl_trainer.channel.adoption import adopt
 from rl_trainer.channel.changes import Changes
-from rl_trainer.channel.chunks import cut
+from rl_trainer.channel.chunks import cut, pack, unpack
 from rl_trainer.channel.liveness import Probe, look_at
 from rl_trainer.channel.policies import OnFull, Order
 from rl_trainer.channel.queue_state import Chunk, QueueState
@@ -61,11 +61,12 @@ class ChannelActor:
 
     # -- producers -----------------------------------------------------------------------------------------
 
-    async def push(self, producer: str, number: int, count: int, priority: float, payload: Any) -> int:
+    async def push(self, message: Any) -> int:
         """Take in chunk `number` of a producer, waiting for room; returns how many of its `count` items stay.
 
-        Ray may start the calls of one caller to an asynchronous actor in any order: the numbers put them right.
+        `message`: packed (producer, number, count, priority, payload). Ray may start the calls of one caller to an asynchronous actor in any order: the numbers put them right.
         """
+        producer, number, count, priority, payload = unpack(message)
         started = time.monotonic()
         chunk = Chunk(payload, count, producer, adopted=not isinstance(payload, list))
         while True:
@@ -102,13 +103,13 @@ class ChannelActor:
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
-    async def pull(
-        self, consumer: str, items: int, timeout: float, delivered: int, ahead: bool
-    ) -> tuple[list[Any], int, bool, bool]:
-        """Lease up to `items` items, waiting for the first. Answers the fields of `receiver.Fetched`.
+    async def pull(self, message: Any) -> Any:
+        """Lease up to `items` items, waiting for the first. Answers the fields of `receiver.Fetched`, packed.
 
-        `ahead`: nobody waits for them yet, so it does not wait where another consumer could have the next item.
+        `message`: packed (consumer, items, timeout, delivered, ahead). `ahead`: nobody waits for them yet, so it does
+        not wait where another consumer could have the next item.
         """
+        consumer, items, timeout, delivered, ahead = unpack(message)
         started = time.monotonic()
         self._state.delivered(consumer, delivered, started)
         while consumer in self._consumers:
@@ -120,7 +121,8 @@ class ChannelActor:
                     (lease, _payload(part.chunk, part.start, part.stop), *_range(part))
                     for lease, part in parts
                 ]
-                return answers, self._state.size, False, False
+                references = any(isinstance(part.chunk.payload, list) for _, part in parts)
+                return pack((answers, self._state.size, False, False), references=references)
             if ahead and len(self._consumers) > 1:
                 break
             left = started + timeout - time.monotonic()
@@ -129,7 +131,8 @@ class ChannelActor:
             if not await self._changes.wait(left):
                 break
         self._state.consumer_wait.add(time.monotonic() - started)
-        return [], 0, self._state.closed and not self._state.size, self._state.finished
+        drained = self._state.closed and not self._state.size
+        return pack(([], 0, drained, self._state.finished), references=False)
 
     async def recover(self, consumer: str, lease: int) -> Any:
         """The adopted payload of a lease whose producer has died, or None: lost, and counted."""

@@ -18,7 +18,7 @@ import io
 import pickle
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,17 @@ def encode(item: Any, weight: int = 1) -> Encoded:
         data = cloudpickle.dumps(item, 5)
         return Encoded(data, [], weight, len(data))
     return Encoded(data, buffers, weight, len(data) + sum(buffer.nbytes for buffer in buffers))
+
+
+def pack(message: tuple[Any, ...], *, references: bool) -> Any:
+    """A message to or from the actor as one value that costs Ray little: it serializes every argument and every
+    structure anew (0.02 ms each), but not bytes. Those with object references must stay visible to it."""
+    return message if references else pickle.dumps(message, 5)
+
+
+def unpack(message: Any) -> tuple[Any, ...]:
+    """What was packed."""
+    return cast("tuple[Any, ...]", pickle.loads(message) if isinstance(message, bytes) else message)
 
 
 def join(items: Sequence[Encoded]) -> bytes:

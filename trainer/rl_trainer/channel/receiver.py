@@ -21,7 +21,7 @@ from ray.exceptions import ObjectLostError
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.actors import answer
-from rl_trainer.channel.chunks import Encoded, decode, split
+from rl_trainer.channel.chunks import Encoded, decode, pack, split, unpack
 from rl_trainer.channel.liveness import Progress
 
 FAST, SLOW = 0.02, 0.05
@@ -135,9 +135,8 @@ class Receiver:
             node = ray.get_runtime_context().get_node_id()
             ref = self._actor.attach.remote(self._id, self._progress.path, node)
             answer(ref, self._name, "joining", CALL_SECONDS)
-        self._fetch = self._actor.pull.remote(
-            self._id, max(self._ahead, most), POLL_SECONDS, self._done, ahead
-        )
+        message = (self._id, max(self._ahead, most), POLL_SECONDS, self._done, ahead)
+        self._fetch = self._actor.pull.remote(pack(message, references=False))
 
     def _fill(self, most: int, deadline: float) -> None:
         """Bring at least one more item to hand, waiting until the deadline."""
@@ -163,7 +162,7 @@ class Receiver:
 
     def _arrived(self, timeout: float) -> int:
         try:
-            fetched = Fetched(*answer(self._fetch, self._name, "getting items", timeout))
+            fetched = Fetched(*unpack(answer(self._fetch, self._name, "getting items", timeout)))
         except DeadlineExceeded:
             raise
         except BaseException:

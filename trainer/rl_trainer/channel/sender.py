@@ -19,7 +19,7 @@ import ray
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.actors import answer
-from rl_trainer.channel.chunks import Bytes, Encoded, encode, join
+from rl_trainer.channel.chunks import Bytes, Encoded, encode, join, pack
 
 INLINE_BYTES = 90_000  # of a chunk inside a call; from 100 KB on Ray would use the object store itself
 CHUNK_BYTES = 64 * 1024 * 1024
@@ -204,7 +204,8 @@ class Sender:
             finally:
                 self._condition.acquire()
                 self._sending = False
-        ref = self._actor.push.remote(self._id, number, len(items), priority, payload)
+        message = (self._id, number, len(items), priority, payload)
+        ref = self._actor.push.remote(pack(message, references=isinstance(payload, list)))
         self._in_flight.append((ref, len(items), size))
         if buffers:
             self._blocks.give_back(copies)
