@@ -50,7 +50,15 @@ PROFILE = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: a scenario that no other one may run beside")
+    config.addinivalue_line("markers", "long: a scenario that takes minutes")
     os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that nobody may run beside first, then the long ones: at the end no process waits long for another."""
+    items.sort(
+        key=lambda item: (item.get_closest_marker("alone") is None, item.get_closest_marker("long") is None)
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

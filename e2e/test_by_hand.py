@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster_client import COMMAND_SECONDS, Cluster, wait_for
 from conftest import TRAINER_IMAGE, Train
 from test_training import START_SECONDS, TRAIN_SECONDS
@@ -36,6 +37,7 @@ def fence_of(run: TrainingRun, attempt: int) -> str:
     return f"{run.uid}/{attempt}/{head['metadata']['uid']}"
 
 
+@pytest.mark.long
 def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
     cluster: Cluster, namespace: str
 ) -> None:

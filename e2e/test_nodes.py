@@ -50,6 +50,7 @@ def spare_node(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("wait", "node", name, "--for=condition=Ready", "--timeout=120s", timeout=150)
 
 
+@pytest.mark.long
 def test_lost_node_is_named_and_the_run_goes_on_elsewhere(
     cluster: Cluster, spare_node: str, train: Train
 ) -> None:
@@ -121,6 +122,7 @@ def refused(pod: dict[str, Any]) -> bool:
 
 
 @pytest.mark.usefixtures("gpu_nodes")
+@pytest.mark.xdist_group("gpu requests")
 def test_gpu_pools_take_the_roles_that_name_them_and_nothing_else(
     cluster: Cluster, namespace: str, train: Train
 ) -> None:

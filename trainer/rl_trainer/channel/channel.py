@@ -64,7 +64,8 @@ class ChannelActor:
     async def push(self, message: Any) -> int:
         """Take in chunk `number` of a producer, waiting for room; returns how many of its `count` items stay.
 
-        `message`: packed (producer, number, count, priority, payload). Ray may start the calls of one caller to an asynchronous actor in any order: the numbers put them right.
+        `message`: packed (producer, number, count, priority, payload). Ray may start the calls of one caller to an
+        asynchronous actor in any order: the numbers put them right.
         """
         producer, number, count, priority, payload = unpack(message)
         started = time.monotonic()
