@@ -1,13 +1,15 @@
 """The operator under load: a real kube-apiserver and etcd, the real operator as a process, no nodes.
 
-    python bench/operator_load.py [1 100 1000 1000/1]
+    python bench/operator_load.py [1 100 1000 1000/kubectl 1000/1]
 
-For each load a fresh cluster. All runs are applied at once, over 32 connections that wait for each answer, or over one
-(1000/1): one after another, as `kubectl apply -f` does it. The latency of a run is the time from the answer to its own
-creation to the sight of its RayJob in a watch. The same with a bare operator, which issues the same writes from a
-template and decides nothing, gives the floor that this API server sets on this machine: the ratio says what the operator
-adds. Then: calls per run, memory, processor time, a resync that must write nothing, and a restart (kill -9) with a run
-created meanwhile.
+For each load a fresh cluster, in which one run was made before: at its first RayJob the API server reads the definition,
+which takes it a second. All runs are applied at once: by `kubectl apply -f` of one file that holds them (1000/kubectl), or
+over 32 connections that wait for each answer, or over one (1000/1). The latency of a run is the time from the answer to its
+own creation (kubectl: the sight of it in a watch) to the sight of its RayJob in a watch.
+
+The same with a bare operator, which issues the same writes from a template and decides nothing, gives the floor that this
+API server sets on this machine: the ratio says what the operator adds. Then: calls per run, memory, processor time, a
+resync that must write nothing, and a restart (kill -9) with a run created meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from operator_process import WRITES, OperatorProcess, Program  # noqa: E402
 from rl_api.documents import load_documents  # noqa: E402
 
 LATENCY_SECONDS, MEGABYTES, WRITES_PER_RUN = 2.0, 250.0, 12.0
-CONNECTIONS = 32
+CONNECTIONS, KUBECTL = 32, 0
 ALONE = 20  # a single run is measured so often
 PATIENCE = 120.0, 0.5  # seconds, and more of them for each run
 QUIET_SECONDS = 3.0
@@ -62,6 +64,18 @@ class Load:
             name = str(metadata["name"]).rpartition("-")[0]
             self.jobs.setdefault(name, time.monotonic())
             self._news.set()
+
+    def saw_run(self, change: str, metadata: dict[str, Any]) -> None:
+        if change == "ADDED":
+            self.created.setdefault(str(metadata["name"]), time.monotonic())
+
+    async def apply_by_kubectl(self, cluster: Cluster, names: list[str]) -> None:
+        """One file with all runs, as a person has it."""
+        await self.client.watch(f"{RUNS}/rltrainingruns", self.saw_run)
+        runs = [{**self.run, "metadata": {"name": name, "namespace": "default"}} for name in names]
+        file = cluster.folder / "runs.json"
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": runs}))
+        await asyncio.to_thread(cluster.kube.kubectl, "apply", "-f", str(file), seconds=patience(len(names)))
 
     async def apply(self, name: str) -> None:
         run = {**self.run, "metadata": {"name": name}}
@@ -124,7 +138,9 @@ class Cluster:
         return program
 
 
-async def apply_all(load: Load, count: int, connections: int, say: Callable[[str], None]) -> float:
+async def apply_all(
+    cluster: Cluster, load: Load, count: int, connections: int, say: Callable[[str], None]
+) -> float:
     """Apply runs and wait for their RayJobs; seconds from the first creation to the last RayJob."""
     started = time.monotonic()
     if count == 1:
@@ -134,8 +150,11 @@ async def apply_all(load: Load, count: int, connections: int, say: Callable[[str
             await asyncio.sleep(0.2)  # one run alone: the last one's status is written too
     else:
         names = [f"run-{number:04d}" for number in range(count)]
+        work = [lambda name=name: load.apply(name) for name in names]
         applying = asyncio.create_task(
-            kube_load.bounded(connections, [lambda name=name: load.apply(name) for name in names])
+            kube_load.bounded(connections, work)
+            if connections != KUBECTL
+            else load.apply_by_kubectl(cluster, names)
         )
         rendering = asyncio.create_task(load.rendered(count, say))
         try:
@@ -143,6 +162,15 @@ async def apply_all(load: Load, count: int, connections: int, say: Callable[[str
         finally:
             rendering.cancel()
     return time.monotonic() - started
+
+
+async def one_before(load: Load, say: Callable[[str], None]) -> None:
+    """A run before those that are measured, and all that is written about it."""
+    await load.apply("run-before")
+    await load.rendered(1, say)
+    await asyncio.sleep(QUIET_SECONDS)
+    load.created.clear()
+    load.jobs.clear()
 
 
 def patience(runs: int) -> float:
@@ -182,9 +210,9 @@ async def restart(cluster: Cluster, load: Load, count: int, say: Callable[[str],
     try:
         await load.rendered(count + 1, say)
         acted = load.jobs["run-meanwhile"] - operator.started
-        while operator.looks < count + 1:
+        while operator.looks < count + 2:
             if time.monotonic() - operator.started > patience(count):
-                raise RuntimeError(f"{operator.looks} of {count + 1} runs were looked at after the restart")
+                raise RuntimeError(f"{operator.looks} of {count + 2} runs were looked at after the restart")
             await asyncio.sleep(0.1)
         looked = time.monotonic() - operator.started
         calls = await quiet(operator, count + 1)
@@ -211,8 +239,9 @@ async def measure(
     def say(text: str) -> None:
         print(f"  {title}: {text}", file=sys.stderr, flush=True)
 
-    title = "1 alone" if count == 1 else f"{count:,} in a row" if connections == 1 else f"{count:,} at once"
-    found: dict[str, Any] = {"title": title, "runs": total}
+    how = {1: "in a row", KUBECTL: "by kubectl apply"}.get(connections, "at once")
+    title = "1 alone" if count == 1 else f"{count:,} {how}"
+    found: dict[str, Any] = {"title": title, "runs": total + 1}
     for who in ("operator", "bare"):
         with Cluster(folder / f"{who}-{count}-{connections}", binaries) as cluster:
             program: Program = cluster.operator() if who == "operator" else cluster.bare(rendered)
@@ -222,8 +251,9 @@ async def measure(
                 await client.watch("/apis/ray.io/v1/rayjobs", load.saw)
                 servers = [cluster.kube.pid(name) for name in ("etcd", "kube-apiserver")]
                 pid = program.pid
+                await one_before(load, say)
                 before = cpu_seconds(pid), sum(map(cpu_seconds, servers))
-                seconds = await apply_all(load, count, connections, say)
+                seconds = await apply_all(cluster, load, count, connections, say)
                 found[who] = {
                     "seconds": seconds,
                     "applying": max(load.created.values()) - min(load.created.values()),
@@ -240,7 +270,7 @@ async def measure(
                 found["looks"] = operator.looks
                 found["cpu to the end"] = cpu_seconds(pid) - before[0]
                 rendered |= await example(cluster, run) if not rendered else {}
-                found["resync writes"], found["resync seconds"] = await resync(cluster, operator, total)
+                found["resync writes"], found["resync seconds"] = await resync(cluster, operator, total + 1)
                 found["memory"] = peak_megabytes(pid)
                 program.kill()
                 found["restart"] = await restart(cluster, load, total, say)
@@ -281,7 +311,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "loads", nargs="*", default=["1", "100", "1000", "1000/1"], metavar="RUNS[/CONNECTIONS]"
+        "loads",
+        nargs="*",
+        default=["1", "100", "1000", "1000/kubectl", "1000/1"],
+        metavar="RUNS[/CONNECTIONS]",
     )
     args = parser.parse_args()
     binaries = find_binaries()
@@ -298,7 +331,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as folder:
         for load in args.loads:
             count, _, connections = load.partition("/")
-            of = (int(count), int(connections or CONNECTIONS))
+            of = (int(count), KUBECTL if connections == "kubectl" else int(connections or CONNECTIONS))
             results.append(asyncio.run(measure(of, Path(folder), binaries, run, rendered)))
     return 0 if show(results) else 1
 
@@ -355,9 +388,7 @@ def show(results: list[dict[str, Any]]) -> bool:
             ),
         ]
     calls = {
-        str(found["runs"]): {
-            f"{verb} {kind}": count for (verb, kind), count in sorted(found["calls"].items())
-        }
+        found["title"]: {f"{verb} {kind}": count for (verb, kind), count in sorted(found["calls"].items())}
         for found in results
     }
     for title, counts in calls.items():

@@ -6,11 +6,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from cluster_runs import file, kubeconfig, namespace, run
 from kube import kube
 
 from rl_trainer.ray_session import ray_session
 
-__all__ = ["kube", "local_ray"]
+__all__ = ["file", "kube", "kubeconfig", "local_ray", "namespace", "run"]
 
 
 def pytest_configure() -> None:

@@ -104,7 +104,7 @@ class KubeApi:
             self._stop(name)
 
     def kubectl(
-        self, *arguments: str, stdin: str | None = None, check: bool = True
+        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator.
 
@@ -112,13 +112,14 @@ class KubeApi:
             arguments: after `kubectl`; `--as=NAME --as-group=GROUP` makes somebody else of it.
             stdin: text for `-f -`.
             check: whether a failure is an error, which carries what kubectl wrote.
+            seconds: time limit.
 
         Raises:
             AssertionError: kubectl failed, and `check` is set.
         """
         command = [str(self.binaries / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False
         )
         if check and done.returncode:
             raise AssertionError(
