@@ -48,13 +48,17 @@ def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
         "trainer": {"command": ["python", "-c", program], "config": {"batch": 20_000}},
         "checkpoint": {"storage": {"path": None, "persistentVolumeClaim": CLAIM}},
         "stop": {"maxSteps": 1_000_000},
+        "secrets": ["hub"],
     }
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub", "namespace": namespace}}
+    cluster.apply(secret | {"stringData": {"HF_TOKEN": "of-the-team"}})
     cluster.apply(example_run("command.yaml", "command", namespace, spec))
     run = TrainingRun(cluster, "command", namespace)
     run.wait_for_step(1, START_SECONDS)
     assert [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()] == ["head"]
     said = rltrain("logs", run)
     assert "learns the word 'reinforce' from step 0" in said.stdout, said
+    assert rltrain("exec", run, "--", "printenv", "HF_TOKEN").stdout == "of-the-team\n"
 
     # As Kueue takes a quota back and gives it again: the attempt goes on with another head.
     [first] = run.pods()
