@@ -19,7 +19,10 @@ from typing import Any
 import pytest
 from cluster_client import Cluster, wait_for
 from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+TOGETHER = ("test_operator.py",)
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
 SYSTEM = "rltrain-system"
@@ -59,6 +62,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: (item.get_closest_marker("alone") is None, item.get_closest_marker("long") is None)
     )
+
+
+class Scenarios(LoadScopeScheduling):
+    """The next scenario to whoever is free; those of a file that share a run go together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if Path(file).name in TOGETHER else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return Scenarios(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

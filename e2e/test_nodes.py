@@ -122,7 +122,6 @@ def refused(pod: dict[str, Any]) -> bool:
 
 
 @pytest.mark.usefixtures("gpu_nodes")
-@pytest.mark.xdist_group("gpu requests")
 def test_gpu_pools_take_the_roles_that_name_them_and_nothing_else(
     cluster: Cluster, namespace: str, train: Train
 ) -> None:

@@ -12,7 +12,7 @@ from conftest import SYSTEM, TRAINER_IMAGE, install_operator, open_namespace, tr
 from test_training import START_SECONDS
 from training_run import ENDLESS, TrainingRun, check_every_step_once
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("operator")]  # one after another, with one run
+pytestmark = pytest.mark.long
 
 LEASE = "leases.coordination.k8s.io"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from conftest import Train
 
 # The reason is to be in the status within half a minute of being known to the cluster.
@@ -14,7 +13,6 @@ def test_wrong_image_is_named(train: Train) -> None:
     assert "image" in run.wait_for_message("registry.invalid/rltrain-trainer:none", seconds=SAY_SECONDS)
 
 
-@pytest.mark.xdist_group("gpu requests")  # fake GPU nodes would be another reason
 def test_impossible_gpu_request_is_named(train: Train) -> None:
     run = train("gpus", {"sampler": {"pools": ["gpu"], "resources": {"accelerators": 8}}})
     assert "gpu" in run.wait_for_message("nvidia.com/gpu", seconds=SAY_SECONDS)
