@@ -21,7 +21,8 @@ def accelerators(cluster: Cluster) -> int:
 
 
 @pytest.mark.gpu
-def test_learners_and_sampler_on_gpus(cluster: Cluster, train: Train) -> None:
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_learners_and_sampler_on_gpus(cluster: Cluster, train: Train, engine: str) -> None:
     offered = accelerators(cluster)
     if offered < 2:
         pytest.skip(f"{offered} GPUs are offered, a learner and a sampler need one each")
@@ -34,7 +35,7 @@ def test_learners_and_sampler_on_gpus(cluster: Cluster, train: Train) -> None:
     cluster.apply(profile)
     spec = {
         "learner": {"pools": ["gpu"], "replicas": learners},
-        "sampler": {"pools": ["gpu"], "resources": None},
+        "sampler": {"pools": ["gpu"], "engine": engine, "resources": None},
     }
     run = train("accelerated", {"profile": "e2e-gpu"} | spec)
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
