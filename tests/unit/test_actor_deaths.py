@@ -36,7 +36,10 @@ def test_deaths_that_are_no_actor_errors_of_ray(
 def test_what_a_constructor_raised(
     raised: Exception, kind: type[RLTrainError], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "".join(traceback.format_exception(raised))
+    try:
+        raise raised
+    except Exception:
+        text = traceback.format_exc()
     cause = RayTaskError("SamplerActor.__init__", text, raised, proctitle="ray::SamplerActor", ip="10.0.0.1")
     with pytest.raises(kind, match=sentence):
         answered(ActorDiedError(cause), monkeypatch)

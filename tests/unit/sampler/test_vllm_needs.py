@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,14 @@ import pytest
 import torch
 
 from rl_api.errors import InvalidConfig
+from rl_trainer.sampler import vllm_needs
 from rl_trainer.sampler.engine import GenerationRequest, SamplingParams, create_engine
 from rl_trainer.sampler.vllm_engine import engine_arguments, sampling_arguments
 from rl_trainer.sampler.vllm_needs import check_device, check_installed, check_version
 
 
 def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, family_folder):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: None)
     sentence = (
         r"^spec\.sampler\.engine: found vllm, which is not installed where this sampler runs; install it .*, "
         r"or set sampler\.engine: torch$"
@@ -25,7 +25,7 @@ def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, family_folde
         check_installed()
     with pytest.raises(InvalidConfig, match=sentence):
         create_engine(family_folder("qwen2-tied"), kind="vllm", slots=1)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: object())
     check_installed()
 
 

@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rl_api.errors import ModelError, RLTrainError
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes
 from rl_trainer.model.names import check_same, check_shapes
-from rl_trainer.sampler.engine import GenerationRequest, GenerationResult
+from rl_trainer.sampler.engine import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.sampler.sequences import Sequences
 from rl_trainer.sampler.torch_engine import check_request
 from rl_trainer.sampler.vllm_needs import check_device, check_installed, check_version
@@ -91,6 +92,8 @@ class VllmEngine:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
             )
+            opened = cls(engine, check, slots=slots, max_length=max_length)
+            opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({_first_line(error)})") from error
         if read_json(folder / "config.json").get("tie_word_embeddings") and any(
@@ -100,7 +103,7 @@ class VllmEngine:
                 f"model folder {folder}: config.json ties the output head to the embeddings, but the weights hold another "
                 "lm_head.weight, which vLLM would keep; remove one of the two"
             )
-        return cls(engine, check, slots=slots, max_length=max_length)
+        return opened
 
     @property
     def slots(self) -> int:
@@ -177,11 +180,17 @@ class VllmEngine:
         """Forget sequences, in flight or waiting."""
         self._engine.abort_request(self._sequences.abort(ids))
 
-    def _params(self, request: GenerationRequest) -> Any:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+    def _warm_up(self) -> None:
+        """One token: what of the model the device cannot compute is found now, not in the first rollout."""
+        self.add([GenerationRequest("warm-up", np.zeros(1, np.int32), SamplingParams(1))])
+        while self.active or self.waiting:
+            self.step()
 
-        return SamplingParams(
-            output_kind=RequestOutputKind.DELTA, **sampling_arguments(request, self._context)
+    def _params(self, request: GenerationRequest) -> Any:
+        from vllm import sampling_params as theirs
+
+        return theirs.SamplingParams(
+            output_kind=theirs.RequestOutputKind.DELTA, **sampling_arguments(request, self._context)
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 
 from rl_api.errors import InvalidConfig
 
@@ -23,7 +23,7 @@ def check_installed() -> None:
     Raises:
         InvalidConfig: it is not.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if find_spec("vllm") is None:
         raise refusal(
             "which is not installed where this sampler runs",
             "install it (pip install 'rltrain[trainer,vllm]', or the -gpu image)",
