@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from vllm_models import CONTEXT, EOS, FAMILIES, VOCAB, changed, drain, exact_logprobs, prompts, requests
 
 from rl_api.errors import InvalidConfig, ModelError, TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
+from rl_trainer.model.folder import read_tensors
+from rl_trainer.model.loader import load_model
+from rl_trainer.sampler import vllm_engine
 from rl_trainer.sampler.engine import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.sampler.library_engine import LibraryEngine
 from rl_trainer.sampler.torch_engine import TorchEngine
-from rl_trainer.sampler.vllm_engine import VllmEngine
+from rl_trainer.sampler.vllm_engine import VllmEngine, cache_bytes
 
 SLOTS = 4
 # How far two programs in fp32 may be apart.
@@ -262,6 +268,79 @@ def test_weights_that_are_not_numbers_spoil_nothing_that_follows(
     for place, result in drain(engine).items():
         assert result.tokens.tolist() == before[place].tokens.tolist()
         np.testing.assert_allclose(result.logprobs, before[place].logprobs, atol=CLOSE)
+
+
+def test_a_family_that_our_decoder_does_not_run(model_folder: Callable[[str], Path]):
+    folder = model_folder("gpt2")
+    engine, other = (
+        create_engine(folder, kind="vllm", slots=4, max_length=100),
+        LibraryEngine.open(folder, slots=9),
+    )
+    weights = load_model(folder).hf_state_dict()
+    for version, tensors in enumerate((changed(weights), weights)):
+        for one in (engine, other):
+            one.load_weights(tensors, version)
+            one.add(requests(prompts(9), 20, temperature=0.0))
+        expected = drain(other)
+        for place, result in drain(engine).items():
+            assert result.tokens.tolist() == expected[place].tokens.tolist()
+            np.testing.assert_allclose(result.logprobs, expected[place].logprobs, atol=CLOSE)
+    with pytest.raises(
+        ModelError, match=r"^weights of version 2: tensor transformer\.wpe\.weight is missing"
+    ):
+        engine.load_weights({name: value for name, value in weights.items() if "wpe" not in name}, 2)
+    with pytest.raises(TaskError, match="the context holds 100"):
+        engine.add([GenerationRequest(0, np.full(100, 3, np.int32), SamplingParams(1))])
+
+
+def test_room_for_fewer_sequences_than_there_are_slots(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Some are put off, and computed again: what comes out is the same."""
+    folder = model_folder("qwen2-tied")
+    texts = [np.resize(text, 100) for text in prompts(7)]
+    work = requests(texts, 100, temperature=0.0)
+    sampled = requests(texts, 100)
+    whole, other = create_engine(folder, kind="vllm", slots=4), TorchEngine.open(folder, slots=4)
+    for engine, given in ((whole, sampled), (other, work)):
+        engine.add(given)
+    expected, drawn = drain(other), drain(whole)
+    # Each needs two blocks of 128 tokens; there are five, and one that vLLM keeps.
+    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 6 * cache_bytes(folder, 1, torch.float32, 128) // 3)
+    engine = create_engine(folder, kind="vllm", slots=4)
+    engine.add(work)
+    steps, found = 0, {}
+    while engine.active or engine.waiting:
+        found.update({result.id: result for result in engine.step()})
+        steps += 1
+    assert steps > 300, "there was room for all"
+    for place, result in found.items():
+        assert result.tokens.tolist() == expected[place].tokens.tolist()
+        np.testing.assert_allclose(result.logprobs, expected[place].logprobs, atol=CLOSE)
+    engine.add(sampled)
+    for place, result in drain(engine).items():
+        assert result.tokens.tolist() == drawn[place].tokens.tolist()
+
+
+def test_a_tied_model_whose_weights_hold_a_head(model_folder: Callable[[str], Path], tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("qwen2-tied"), folder)
+    tensors = read_tensors(folder)
+    new, work = changed(tensors), requests(prompts(3), 10, temperature=0.0)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    engine, other = create_engine(folder, kind="vllm", slots=4), TorchEngine.open(folder, slots=4)
+    for one in (engine, other):
+        one.load_weights(new, 1)
+        one.add(work)
+    expected = drain(other)
+    for place, result in drain(engine).items():
+        assert result.tokens.tolist() == expected[place].tokens.tolist()
+        np.testing.assert_allclose(result.logprobs, expected[place].logprobs, atol=CLOSE)
+    tensors["lm_head.weight"] *= 2
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"config\.json ties the output head .* another lm_head\.weight"):
+        create_engine(folder, kind="vllm", slots=1)
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path, folder: Path):

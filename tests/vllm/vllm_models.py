@@ -36,15 +36,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save_model(name: str, folder: Path) -> None:
-    """Write a model of a family, every parameter random; no tokenizer."""
-    family, extra = FAMILIES[name]
+    """Write a model of a family, or a `gpt2`, which our decoder does not run, every parameter random; no tokenizer."""
     torch.manual_seed(7)
     transformers.utils.logging.disable_progress_bar()
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **extra})
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=VOCAB, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=2, eos_token_id=EOS
+        )
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        family, extra = FAMILIES[name]
+        config = getattr(transformers, f"{family}Config")(**{**SIZES, **extra})
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter, value in model.named_parameters():
-            value.normal_(1.0 if "norm" in parameter else 0.0, 0.15)
+            value.normal_(1.0 if "norm" in parameter or "ln_" in parameter else 0.0, 0.15)
     model.save_pretrained(folder)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from rl_api.errors import ModelError, RLTrainError
 from rl_trainer.model.config import is_supported, read_config, read_json
-from rl_trainer.model.folder import read_shapes
+from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
 from rl_trainer.sampler.engine import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.sampler.sequences import Sequences
@@ -31,13 +31,15 @@ from rl_trainer.sampler.vllm_needs import check_device, check_installed, check_v
 
 # Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
 GPU_MEMORY_SHARE = 0.9
-# In this process; nothing printed but errors, nothing reported to anybody; GiB for keys and values on a CPU.
+# Bytes for keys and values on a CPU: what all slots may need, and no more than this.
+CPU_CACHE = 2 << 30
+_CPU_BLOCK = 128  # tokens, vLLM's own choice there
+# In this process; nothing printed but errors, nothing reported to anybody.
 _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
 }
 
 
@@ -83,7 +85,8 @@ class VllmEngine:
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
         folder, on_cpu = Path(folder), torch.device(device).type == "cpu"
-        check = _check_of(folder)
+        read_json(folder / "config.json")  # what is wrong with it is said in our words
+        weight_files(folder)
         vllm = _import(on_cpu)
         arguments = engine_arguments(folder, slots, dtype, on_cpu, max_length)
         from vllm.usage.usage_lib import UsageContext
@@ -92,13 +95,11 @@ class VllmEngine:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
             )
-            opened = cls(engine, check, slots=slots, max_length=max_length)
+            opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({_first_line(error)})") from error
-        if read_json(folder / "config.json").get("tie_word_embeddings") and any(
-            engine.apply_model(_has_own_head)
-        ):
+        if _ties_the_head(engine) and any(engine.apply_model(_has_own_head)):
             raise ModelError(
                 f"model folder {folder}: config.json ties the output head to the embeddings, but the weights hold another "
                 "lm_head.weight, which vLLM would keep; remove one of the two"
@@ -219,7 +220,20 @@ def engine_arguments(
         # Compiling takes longer than most runs here. A prompt in pieces would draw from its sequence's generator for
         # each, which on a CPU cannot be set back.
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
+        # Where the variable VLLM_CPU_KVCACHE_SPACE is set, vLLM takes that.
+        arguments["kv_cache_memory_bytes"] = cache_bytes(folder, slots, dtype, max_length)
     return arguments
+
+
+def cache_bytes(folder: Path, slots: int, dtype: torch.dtype, max_length: int | None) -> int:
+    """Room for the keys and values of all slots at their longest, in the CPU's blocks; at most CPU_CACHE."""
+    if not is_supported(folder):
+        return CPU_CACHE
+    config = read_config(folder)
+    context = min(max_length or config.max_positions, config.max_positions)
+    token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+    blocks = slots * -(-context // _CPU_BLOCK) + 2  # vLLM keeps one for itself
+    return min(CPU_CACHE, blocks * _CPU_BLOCK * token)
 
 
 def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, Any]:
@@ -255,18 +269,27 @@ def _import(on_cpu: bool) -> Any:
     return vllm
 
 
-def _check_of(folder: Path) -> Callable[[Mapping[str, tuple[int, ...]], str], None]:
+def _ties_the_head(engine: Any) -> bool:
+    """Whether config.json ties the output head to the embeddings; vLLM unties it where the weights hold a head as well."""
+    model = engine.vllm_config.model_config
+    return bool(
+        model.hf_config.get_text_config().tie_word_embeddings or model.word_embeddings_untied_by_checkpoint
+    )
+
+
+def _check_of(folder: Path, engine: Any) -> Callable[[Mapping[str, tuple[int, ...]], str], None]:
     """What refuses weights that are not this model's."""
     if is_supported(folder):
         return partial(check_shapes, read_config(folder))
     shapes = read_shapes(folder)
-    if read_json(folder / "config.json").get("tie_word_embeddings"):
+    if _ties_the_head(engine):
         shapes.pop("lm_head.weight", None)
     return partial(check_same, shapes)
 
 
 def _max_positions(folder: Path) -> int | None:
-    found = read_json(folder / "config.json").get("max_position_embeddings")
+    config = read_json(folder / "config.json")
+    found = config.get("max_position_embeddings", config.get("n_positions"))
     return found if isinstance(found, int) else None
 
 
