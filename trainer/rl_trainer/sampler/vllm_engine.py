@@ -34,9 +34,8 @@ GPU_MEMORY_SHARE = 0.9
 # Bytes for keys and values on a CPU: what all slots may need, and no more than this.
 CPU_CACHE = 2 << 30
 _CPU_BLOCK = 128  # tokens, vLLM's own choice there
-# In this process; nothing printed but errors, nothing reported to anybody.
+# Nothing printed but errors, nothing reported to anybody.
 _SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
@@ -258,6 +257,7 @@ def _import(on_cpu: bool) -> Any:
     check_installed()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: steps and weights are ours to time
     if on_cpu:
         # Its sampling has functions that are compiled on their first call, whatever `enforce_eager` says.
         torch._dynamo.config.disable = True
