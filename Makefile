@@ -27,6 +27,9 @@ test: $(INSTALLED) browser ## unit and integration tests, with line coverage of 
 test-numerics: $(INSTALLED) ## our formulas against verl's, TRL's and OpenRLHF's own functions, to 1e-6 (ARGS="-k gae" for some of them)
 	@scripts/test-numerics $(ARGS)
 
+test-vllm: $(INSTALLED) ## the vLLM engine against ours, in its CPU build (ARGS="-k weights" for some of them)
+	@scripts/test-vllm $(ARGS)
+
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
 
@@ -69,4 +72,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-numerics e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
+.PHONY: help setup demo test test-numerics test-vllm e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean

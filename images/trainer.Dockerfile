@@ -1,4 +1,4 @@
-# The trainer: Ray, torch, transformers. Targets: cpu (no CUDA libraries) and gpu (with them). See scripts/images.
+# The trainer: Ray, torch, transformers. Targets: cpu (no CUDA libraries) and gpu (with them, and with vLLM). See scripts/images.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS base
 # KubeRay's start command and probes are run by bash; the probes of a RayService call wget.
@@ -38,10 +38,10 @@ RUN python3 -m venv --without-pip /opt/rltrain \
  && { /opt/rltrain/bin/python -W ignore -m compileall -qq /opt/rltrain/lib || echo 'a few files are of a newer Python'; }
 
 FROM compilers AS gpu-dependencies
-COPY --from=requirements /trainer.txt .
+COPY --from=requirements /trainer.txt /vllm.txt ./
 RUN python3 -m venv --without-pip /opt/rltrain \
  && /tools/bin/uv pip install --no-cache --quiet --compile-bytecode --python /opt/rltrain/bin/python --constraint constraints.txt \
-    --requirements trainer.txt
+    --requirements trainer.txt --requirements vllm.txt
 
 FROM tools AS wheel
 # As far as .dockerignore lets it.

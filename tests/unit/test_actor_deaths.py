@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 import ray
-from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, RayTaskError
 
-from rl_api.errors import ActorDied
+from rl_api.errors import ActorDied, ModelError, RLTrainError
 from rl_trainer.actors import answer
 
 
@@ -20,9 +22,34 @@ from rl_trainer.actors import answer
 def test_deaths_that_are_no_actor_errors_of_ray(
     error: RayError, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ActorDied, match=f"^sampler 0 died while sampling: {why}; "):
+        answered(error, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "sentence"),
+    [
+        (ModelError("no model: none at all"), ModelError, "^no model: none at all$"),
+        (ValueError("a mistake of ours"), ActorDied, "^sampler 0 died while sampling: "),
+    ],
+)
+def test_what_a_constructor_raised(
+    raised: Exception, kind: type[RLTrainError], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        raise raised
+    except Exception:
+        text = traceback.format_exc()
+    cause = RayTaskError("SamplerActor.__init__", text, raised, proctitle="ray::SamplerActor", ip="10.0.0.1")
+    with pytest.raises(kind, match=sentence):
+        answered(ActorDiedError(cause), monkeypatch)
+
+
+def answered(error: RayError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that Ray answers with `error`."""
+
     def get(call: object, timeout: float | None) -> None:
         raise error
 
     monkeypatch.setattr(ray, "get", get)
-    with pytest.raises(ActorDied, match=f"^sampler 0 died while sampling: {why}; "):
-        answer(object(), "sampler 0", "sampling", 5.0)  # type: ignore[arg-type]
+    answer(object(), "sampler 0", "sampling", 5.0)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from rl_api import errors
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.stopping import RESUME_HINT
 
@@ -42,7 +43,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
             f"or unreachable, then {RESUME_HINT}"
         ) from None
     except DEATHS as error:
-        raise _death(error, actor, phase) from error
+        raise _said_at_its_start(error) or _death(error, actor, phase) from error
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
@@ -89,6 +90,16 @@ def _raise_death(
 
 def _death(error: RayError, actor: str, phase: str) -> ActorDied:
     return ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
+
+
+def _said_at_its_start(error: RayError) -> RLTrainError | None:
+    """The sentence that an actor's constructor gave up with: of that Ray keeps the traceback's text alone."""
+    if not getattr(error, "actor_init_failed", False):
+        return None
+    name, _, sentence = str(error).strip().splitlines()[-1].partition(": ")
+    module, _, kind = name.rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    return found(sentence) if isinstance(found, type) and issubclass(found, RLTrainError) else None
 
 
 def _one_line(error: BaseException) -> str:

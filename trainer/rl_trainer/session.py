@@ -32,6 +32,7 @@ from rl_trainer.report.examples import Example, read_examples, write_examples
 from rl_trainer.report.metrics import MetricsWriter
 from rl_trainer.report.timeline import Span, SpanRecorder, TimelineWriter
 from rl_trainer.run_folder import RunFolder
+from rl_trainer.sampler.vllm_needs import check_installed
 from rl_trainer.stopping import stop_reason
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class Session(Attempt):
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
-        ray_address()  # refused now if it is none: not when everything is loaded
+        address = ray_address()  # refused now if it is none: not when everything is loaded
+        if spec.sampler.engine == "vllm" and not address:  # the nodes of a cluster may have other images
+            check_installed()
         self.checkpoints = Checkpoints(spec, self.folder)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
         self._serve(self._checkpoint_wanted.set)

@@ -40,14 +40,19 @@ def test_resources_of_the_sampler_overrule():
     ("parts", "sentence"),
     [
         (
-            {"sampler": {"engine": "vllm"}},
-            "spec.sampler.engine: found vllm, this version of rltrain can run torch",
+            {"sampler": {"tensorParallelSize": 2}},
+            "spec.sampler.tensorParallelSize: found 2, this version of rltrain can run 1",
         ),
         ({"placement": {"mode": "hybrid"}}, "spec.placement.mode: found hybrid, .* auto or disaggregated"),
+        (
+            {"sampler": {"engine": "vllm", "temperature": 0.005}},
+            "spec.sampler.temperature: found 0.005, allowed with sampler.engine vllm: 0.01 to 2.0",
+        ),
     ],
 )
 def test_what_cannot_be_run_yet_is_refused(parts: dict[str, Any], sentence: str):
     check_supported(spec())
+    check_supported(spec(sampler={"engine": "vllm"}))
     with pytest.raises(InvalidConfig, match=sentence):
         check_supported(spec(**parts))
 

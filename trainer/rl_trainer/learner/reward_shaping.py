@@ -56,7 +56,8 @@ def kl_estimates(
         return 0.5 * difference**2
     if estimator == "k3":
         limited = np.minimum(difference, 20.0)
-        return np.expm1(limited) - limited
+        found: Floats = np.expm1(limited) - limited
+        return found
     raise ValueError(f"estimator is {estimator!r}, must be k1, k2 or k3")
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,21 +57,40 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All weights of a folder by name; ModelError when a file is missing, truncated or no safetensors file."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        try:
+        with _named(folder, file):
             tensors.update(load_file(file))
-        except SafetensorError as error:
-            raise ModelError(
-                f"model folder {folder}: {file.name} ({file.stat().st_size} bytes) is truncated or no safetensors file "
-                f"({error})"
-            ) from None
-        except OSError as error:
-            raise ModelError(f"model folder {folder}: {file.name} cannot be read ({error})") from None
     return tensors
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all weights of a folder by name, without reading these; errors as of `read_tensors`."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(folder):
+        with _named(folder, file), safe_open(file, framework="pt") as tensors:
+            shapes.update({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
+    return shapes
+
+
+@contextmanager
+def _named(folder: Path, file: Path) -> Iterator[None]:
+    """What reading `file` raises, as a sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ModelError(
+            f"model folder {folder}: {file.name} ({file.stat().st_size} bytes) is truncated or no safetensors file "
+            f"({error})"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"model folder {folder}: {file.name} cannot be read ({error})") from None
 
 
 def write_folder(tensors: Mapping[str, torch.Tensor], source: Path, target: Path) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.lora import PEFT_PREFIX
+from rl_trainer.model.names import check_same
 
 
 class LibraryModel(nn.Module):
@@ -200,16 +201,7 @@ class LibraryModel(nn.Module):
         tied = self._tied()
         own = {name: value for name, value in self.model.state_dict().items() if name not in tied}
         given = {name: value for name, value in tensors.items() if name not in tied}
-        for name, value in own.items():
-            if name not in given:
-                raise ModelError(f"{where}: tensor {name} is missing")
-            if given[name].shape != value.shape:
-                raise ModelError(
-                    f"{where}: tensor {name} has shape {list(given[name].shape)}, the model's has {list(value.shape)}"
-                )
-        unknown = sorted(set(given) - set(own))
-        if unknown:
-            raise ModelError(f"{where}: tensor {unknown[0]} is not part of the model")
+        check_same(_shapes(own), _shapes(given), where)
         with torch.no_grad():
             for name, value in own.items():
                 value.copy_(given[name])
@@ -223,3 +215,7 @@ class LibraryModel(nn.Module):
                 tied.add(name)
             seen.setdefault(value.data_ptr(), name)
         return tied
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}

@@ -68,6 +68,22 @@ def check_shapes(config: DecoderConfig, found: Mapping[str, tuple[int, ...]], wh
         )
 
 
+def check_same(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Compare names and shapes with those of a model of any family; raises ModelError naming the first difference."""
+    for name, shape in expected.items():
+        if name not in found:
+            raise ModelError(f"{where}: tensor {name} is missing")
+        if tuple(found[name]) != tuple(shape):
+            raise ModelError(
+                f"{where}: tensor {name} has shape {list(found[name])}, the model's has {list(shape)}"
+            )
+    unknown = sorted(set(found) - set(expected))
+    if unknown:
+        raise ModelError(f"{where}: tensor {unknown[0]} is not part of the model")
+
+
 def _ignored(name: str, config: DecoderConfig) -> bool:
     return name.endswith(_IGNORED_SUFFIXES) or (name == "lm_head.weight" and config.tied_embeddings)
 

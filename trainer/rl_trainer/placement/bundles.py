@@ -7,6 +7,7 @@ from collections.abc import Container
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
+from rl_trainer.sampler.vllm_needs import TEMPERATURES
 
 
 def check_supported(spec: RunSpec) -> None:
@@ -16,7 +17,6 @@ def check_supported(spec: RunSpec) -> None:
         InvalidConfig: names the first of them.
     """
     missing = (
-        ("sampler.engine", spec.sampler.engine, ("torch",)),
         ("sampler.tensorParallelSize", spec.sampler.tensor_parallel_size, (1,)),
         ("placement.mode", spec.placement.mode, ("auto", "disaggregated")),
     )
@@ -24,6 +24,12 @@ def check_supported(spec: RunSpec) -> None:
         if found not in allowed:
             values = " or ".join(str(value) for value in allowed)
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
+    lowest, highest = TEMPERATURES
+    if spec.sampler.engine == "vllm" and not lowest <= spec.sampler.temperature <= highest:
+        raise InvalidConfig(
+            f"spec.sampler.temperature: found {spec.sampler.temperature}, allowed with sampler.engine vllm: "
+            f"{lowest} to {highest}"
+        )
 
 
 def bundles(

@@ -90,6 +90,7 @@ class SamplerActor:
         tokenizer = load_tokenizer(folder)
         self.engine = create_engine(
             folder,
+            kind=spec.sampler.engine,
             slots=spec.sampler.max_sequences,
             dtype=getattr(torch, spec.model.dtype),
             device="cuda" if ray.get_gpu_ids() else "cpu",

@@ -7,16 +7,17 @@ nothing of groups, rewards or Ray; `rl_trainer.sampler.rollout` builds those on 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 FinishReason = Literal["stop", "length"]
+EngineKind = Literal["torch", "vllm"]
 
 
 @dataclass(frozen=True)
@@ -129,27 +130,31 @@ def create_engine(
     folder: str | Path,
     *,
     slots: int,
+    kind: EngineKind = "torch",
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int | None = None,
-    **options: Any,
 ) -> Engine:
-    """Open the CPU/PyTorch engine for a model folder: our own decode loop, or the library's for other
-    families.
+    """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
+    decoder does not run).
 
     `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
-    Raises ModelError when the folder cannot be loaded by either.
+    Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
     """
-    from rl_trainer.model.config import is_supported
+    engine: Callable[..., Engine]
+    if kind == "vllm":
+        from rl_trainer.sampler.vllm_engine import VllmEngine
 
-    if is_supported(Path(folder)):
-        from rl_trainer.sampler.torch_engine import TorchEngine
+        engine = VllmEngine.open
+    else:
+        from rl_trainer.model.config import is_supported
 
-        return TorchEngine.open(
-            folder, slots=slots, dtype=dtype, device=device, max_length=max_length, **options
-        )
-    from rl_trainer.sampler.library_engine import LibraryEngine
+        if is_supported(Path(folder)):
+            from rl_trainer.sampler.torch_engine import TorchEngine
 
-    return LibraryEngine.open(
-        folder, slots=slots, dtype=dtype, device=device, max_length=max_length, **options
-    )
+            engine = TorchEngine.open
+        else:
+            from rl_trainer.sampler.library_engine import LibraryEngine
+
+            engine = LibraryEngine.open
+    return engine(folder, slots=slots, dtype=dtype, device=device, max_length=max_length)

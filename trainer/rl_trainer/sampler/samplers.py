@@ -22,7 +22,8 @@ from rl_trainer.stopping import RESUME_HINT
 from rl_trainer.tasks import Prompt
 from rl_trainer.weights.payload import WeightsPayload
 
-START_TIMEOUT = 300.0
+# To load model and task; vLLM compiles for minutes before it answers.
+START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
@@ -72,6 +73,7 @@ class Samplers:
         self._reservation, self._search, self._tell, self._warn = placement.reservation, search, tell, warn
         self._elasticity = placement.elasticity
         self._places = placement.places
+        self._start_timeout = START_TIMEOUTS[spec.sampler.engine]
         self.begun = False
         self._restarts = 0
         self._failures: dict[int, int] = {}
@@ -88,7 +90,7 @@ class Samplers:
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
         for rank, one in self._samplers.items():
-            answer(one.ready, f"sampler {rank}", "loading model and task", START_TIMEOUT)
+            answer(one.ready, f"sampler {rank}", "loading model and task", self._start_timeout)
             one.ready = None
 
     def begin(self) -> None:
@@ -97,7 +99,7 @@ class Samplers:
         calls = {rank: self._samplers[rank].actor.begin.remote() for rank in self.ready}
         for rank, call in calls.items():
             try:
-                answer(call, f"sampler {rank}", "beginning to sample", START_TIMEOUT)
+                answer(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
             except ActorDied as error:
                 self._died(rank, error)
 
@@ -174,7 +176,7 @@ class Samplers:
 
     def _wait_for_one(self) -> list[int]:
         """The ranks that take part, as soon as there is one. Where all were lost, `_look` keeps the deadline."""
-        deadline = time.monotonic() + START_TIMEOUT + EVALUATION_TIMEOUT
+        deadline = time.monotonic() + self._start_timeout + EVALUATION_TIMEOUT
         while not self.ready:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
@@ -269,8 +271,8 @@ class Samplers:
     def _join(self, rank: int, one: _Sampler) -> None:
         """Lets a sampler that has loaded everything take part."""
         if not ray.wait([one.ready], timeout=0)[0]:
-            if time.monotonic() - one.started > START_TIMEOUT:
-                self._died(rank, ActorDied(f"sampler {rank} did not load within {START_TIMEOUT:.0f} s"))
+            if time.monotonic() - one.started > self._start_timeout:
+                self._died(rank, ActorDied(f"sampler {rank} did not load within {self._start_timeout:.0f} s"))
             return
         try:
             answer(one.ready, f"sampler {rank}", "loading model and task", 60.0)

@@ -1,0 +1,57 @@
+"""A whole run with vLLM as its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_trainer.report.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+
+
+def rltrain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "rl_trainer.cli", *arguments]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=540)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_quickstart_learns_with_vllm(staleness: int, tmp_path: Path):
+    out = tmp_path / "out"
+    changes = {
+        "sampler.engine": "vllm",
+        "buffer.maxStaleness": staleness,
+        "warmStart.maxSteps": 120,
+        "task.evaluation": "{everySteps: 100, samples: 50}",
+        "stop": "{maxSteps: 12}",
+    }
+    options = [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
+    done = rltrain("run", str(QUICKSTART), "--out", str(out), *options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr
+    assert "vllm" not in done.stdout.lower(), "it talks"
+    steps = read_metrics(out / "metrics.jsonl")
+    assert [step.step for step in steps] == list(range(1, 13))
+    assert steps[-1].staleness_max <= staleness
+    if not staleness:
+        # Sampler and learner compute the same policy: only rounding is between them.
+        assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 12
+
+
+def test_a_model_that_vllm_cannot_run_is_said_in_a_sentence(tmp_path: Path):
+    done = rltrain(
+        "run", str(QUICKSTART), "--out", str(tmp_path / "out"), "--set", "sampler.engine=vllm",
+        "--set", "model.tiny.heads=8", "--set", "model.tiny.kvHeads=8",
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "vLLM cannot open it" in done.stderr

