@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from rl_api.errors import ActorDied, ModelError, RLTrainError
-from rl_trainer.actors import answer
+from rl_trainer.actors import answer, answers
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,28 @@ def test_deaths_that_are_no_actor_errors_of_ray(
 def test_what_a_constructor_raised(
     raised: Exception, kind: type[RLTrainError], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(kind, match=sentence):
+        answered(not_begun(raised), monkeypatch)
+
+
+def test_what_the_constructors_of_several_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(call: object, timeout: float | None) -> None:
+        raise not_begun(ModelError("no model: none at all"))
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (list(calls)[:1], list(calls)[1:]))
+    with pytest.raises(ModelError, match=r"^no model: none at all$"):
+        answers(["first", "second"], "learner", "starting", 5.0)  # type: ignore[list-item]
+
+
+def not_begun(raised: Exception) -> ActorDiedError:
+    """What Ray answers for an actor whose constructor has raised."""
     try:
         raise raised
     except Exception:
         text = traceback.format_exc()
     cause = RayTaskError("SamplerActor.__init__", text, raised, proctitle="ray::SamplerActor", ip="10.0.0.1")
-    with pytest.raises(kind, match=sentence):
-        answered(ActorDiedError(cause), monkeypatch)
+    return ActorDiedError(cause)
 
 
 def answered(error: RayError, monkeypatch: pytest.MonkeyPatch) -> None:

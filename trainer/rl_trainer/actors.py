@@ -43,7 +43,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
             f"or unreachable, then {RESUME_HINT}"
         ) from None
     except DEATHS as error:
-        raise _said_at_its_start(error) or _death(error, actor, phase) from error
+        raise _death(error, actor, phase) from error
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
@@ -88,8 +88,9 @@ def _raise_death(
             continue
 
 
-def _death(error: RayError, actor: str, phase: str) -> ActorDied:
-    return ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
+def _death(error: RayError, actor: str, phase: str) -> RLTrainError:
+    died = ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
+    return _said_at_its_start(error) or died
 
 
 def _said_at_its_start(error: RayError) -> RLTrainError | None:
