@@ -8,6 +8,8 @@ from conftest import Train
 from test_training import START_SECONDS, TRAIN_SECONDS
 from training_run import ENDLESS, TrainingRun
 
+pytestmark = pytest.mark.long
+
 # From a pod that is wanted to a sampler that takes part: the pod starts, Ray finds it, torch and the model are loaded.
 JOIN_SECONDS = 180
 
@@ -55,7 +57,6 @@ def wind_up(run: TrainingRun) -> None:
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
 
 
-@pytest.mark.long
 def test_samplers_scale_up_and_down_while_a_run_trains(cluster: Cluster, train: Train) -> None:
     # It begins with one, as sampler.minReplicas says nothing else.
     run = train("tides", ENDLESS | {"sampler": {"replicas": 2}})
@@ -79,7 +80,6 @@ def test_samplers_scale_up_and_down_while_a_run_trains(cluster: Cluster, train: 
     wind_up(run)
 
 
-@pytest.mark.long
 def test_killed_samplers_are_no_end_of_an_attempt(cluster: Cluster, train: Train) -> None:
     run = train("survivor", ENDLESS)
     run.wait_for_step(2, START_SECONDS)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from library_models import made_once, save_random_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-SIZES = {
+SIZES: dict[str, object] = {
     "vocab_size": 61,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -30,6 +31,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GPT2: dict[str, object] = {
+    "vocab_size": 61,
+    "n_positions": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "eos_token_id": 1,
+}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -48,36 +57,16 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 @pytest.fixture(scope="session")
 def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`family_folder(name)`: a folder saved by the library, every parameter random, for a name of FAMILIES or `gpt2`."""
-    made: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("models") / name
-            _save(name, made[name])
-        return made[name]
-
-    return make
+    return made_once(tmp_path_factory, _save)
 
 
 def _save(name: str, folder: Path) -> None:
-    import torch
-    import transformers
-
-    torch.manual_seed(7)
-    transformers.utils.logging.disable_progress_bar()
     if name == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1
-        )
-        model = transformers.GPT2LMHeadModel(config)
+        family, config = "GPT2", GPT2
     else:
         family, extra = FAMILIES[name]
-        config = getattr(transformers, f"{family}Config")(**{**SIZES, **extra})
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0, 0.15)
-    model.save_pretrained(folder)
+        config = {**SIZES, **extra}
+    save_random_model(folder, family, config)
     _save_tokenizer(folder)
 
 

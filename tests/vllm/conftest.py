@@ -13,17 +13,10 @@ if HAS_VLLM:
     from collections.abc import Callable
     from pathlib import Path
 
+    from library_models import made_once
     from vllm_models import save_model
 
     @pytest.fixture(scope="session")
     def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         """`model_folder(name)`: a small random model of a family of `vllm_models.FAMILIES`."""
-        made: dict[str, Path] = {}
-
-        def make(name: str) -> Path:
-            if name not in made:
-                made[name] = tmp_path_factory.mktemp("models") / name
-                save_model(name, made[name])
-            return made[name]
-
-        return make
+        return made_once(tmp_path_factory, save_model)

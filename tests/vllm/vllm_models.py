@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from library_models import save_random_model
 
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.sampler.engine import Engine, GenerationRequest, GenerationResult, SamplingParams
@@ -28,6 +28,14 @@ SIZES: dict[str, Any] = {
     "eos_token_id": EOS,
     "pad_token_id": 0,
 }
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_positions": CONTEXT,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "eos_token_id": EOS,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False}),
@@ -36,22 +44,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save_model(name: str, folder: Path) -> None:
-    """Write a model of a family, or a `gpt2`, which our decoder does not run, every parameter random; no tokenizer."""
-    torch.manual_seed(7)
-    transformers.utils.logging.disable_progress_bar()
+    """Write a model of a family, or a `gpt2`, which our decoder does not run."""
     if name == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=VOCAB, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=2, eos_token_id=EOS
-        )
-        model = transformers.GPT2LMHeadModel(config)
+        family, config = "GPT2", GPT2
     else:
         family, extra = FAMILIES[name]
-        config = getattr(transformers, f"{family}Config")(**{**SIZES, **extra})
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter, value in model.named_parameters():
-            value.normal_(1.0 if "norm" in parameter or "ln_" in parameter else 0.0, 0.15)
-    model.save_pretrained(folder)
+        config = {**SIZES, **extra}
+    save_random_model(folder, family, config)
 
 
 def changed(weights: dict[str, torch.Tensor], seed: int = 3) -> dict[str, torch.Tensor]:

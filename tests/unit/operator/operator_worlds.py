@@ -24,6 +24,7 @@ from rl_operator.world import (
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 SETTINGS = Settings()
 
 SPEC: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from operator_worlds import (
+    CRASH,
     NOW,
     Story,
     all_pods,
@@ -24,7 +25,6 @@ USER_ERROR = (
     "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
     "rltrain: spec.model.source: found '/models/missing', there is no such folder\n"
 )
-CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 
 
 @pytest.mark.parametrize(

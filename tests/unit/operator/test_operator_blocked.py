@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from operator_worlds import (
+    CRASH,
     NOW,
     Story,
     condition,
@@ -15,8 +16,6 @@ from rl_operator.reconcile import reconcile
 from rl_operator.render.effective import plan
 from rl_operator.settings import Settings
 from rl_operator.world import World
-
-CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 
 
 class TestBlocked:

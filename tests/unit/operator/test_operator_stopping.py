@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from operator_worlds import (
+    CRASH,
     Story,
     all_pods,
     condition,
@@ -17,8 +18,6 @@ from operator_worlds import (
 )
 
 from rl_operator.world import Ask
-
-CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 
 
 class TestSuspend:
