@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 
-HAS_VLLM = find_spec("vllm") is not None
+from rl_trainer.sampler.vllm_needs import is_installed
+
+HAS_VLLM = is_installed()
 collect_ignore_glob = [] if HAS_VLLM else ["*.py"]
 
 if HAS_VLLM:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +26,15 @@ def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, family_folde
         check_installed()
     with pytest.raises(InvalidConfig, match=sentence):
         create_engine(family_folder("qwen2-tied"), kind="vllm", slots=1)
-    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: object())
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: SimpleNamespace(origin="vllm/__init__.py"))
     check_installed()
+
+
+def test_a_folder_of_its_name_is_not_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidConfig, match="which is not installed where this sampler runs"):
+        check_installed()
 
 
 def test_versions():

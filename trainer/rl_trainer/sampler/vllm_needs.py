@@ -17,13 +17,20 @@ def refusal(why: str, instead: str) -> InvalidConfig:
     return InvalidConfig(f"spec.sampler.engine: found vllm, {why}; {instead}, or set sampler.engine: torch")
 
 
+def is_installed() -> bool:
+    """Whether vLLM is there, without importing it, which takes seconds."""
+    found = find_spec("vllm")
+    # Python takes any folder of that name on its path for a package, then one without an origin.
+    return found is not None and found.origin is not None
+
+
 def check_installed() -> None:
-    """Whether vLLM is there, without importing it, which takes seconds.
+    """Whether vLLM is there, as `is_installed` sees it.
 
     Raises:
         InvalidConfig: it is not.
     """
-    if find_spec("vllm") is None:
+    if not is_installed():
         raise refusal(
             "which is not installed where this sampler runs",
             "install it (pip install 'rltrain[trainer,vllm]', or the -gpu image)",
