@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from rl_trainer.report.metrics import (
     MetricsWriter,
     StepRecord,
     heldout_curve,
+    position_of_step,
     read_events,
     read_metrics,
 )
@@ -130,6 +132,32 @@ def test_a_resumed_run_lists_no_step_twice_in_file_and_tensorboard(tmp_path):
     ]
     assert [event["step"] for event in read_events(writer.path, "resumed")] == [2]
     assert curve(tmp_path, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 1.0), (4, 1.0)]
+
+
+def test_curves_of_many_resumed_runs_within_a_second_are_in_order(tmp_path):
+    for step in range(1, 13):
+        with MetricsWriter(tmp_path) as writer:
+            writer.truncate(writer.position())
+            writer.write(record(step))
+            writer.write(record(step + 1, reward_mean=-1.0))
+            kept = position_of_step(writer.path, step + 1)
+            writer.truncate(kept)
+    assert curve(tmp_path, "reward/mean") == [(step, step / 10) for step in range(1, 13)]
+
+
+def test_curves_lost_with_a_disk_are_drawn_anew_from_the_lines(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.event("evaluation", step=0, score=0.25)
+        for step in (1, 2):
+            writer.write(record(step))
+        kept = writer.position()
+        writer.write(record(3, reward_mean=-1.0))
+    shutil.rmtree(tmp_path / "tensorboard")
+    with MetricsWriter(tmp_path) as writer:
+        writer.truncate(kept)
+        writer.write(record(3))
+    assert curve(tmp_path, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert curve(tmp_path, "reward/heldout_score") == [(0, 0.25)]
 
 
 def test_truncate_keeps_whole_lines_when_the_file_is_shorter_than_the_checkpoint_thought(tmp_path):

@@ -190,10 +190,9 @@ class MetricsWriter:
         Raises:
             RLTrainError: the disk is full or the folder is gone.
         """
-        fields = {name: getattr(record, name) for name in FIELDS}
-        scalars = {tag: fields[name] for tag, name in TENSORBOARD_TAGS.items()}
-        self._append(fields)
-        self._write_scalars(record.step, record.time, scalars)
+        line = {name: getattr(record, name) for name in FIELDS}
+        self._append(line)
+        self._add_to_curves(line)
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
         """Append something that is not a step; `step` is the last finished one.
@@ -201,21 +200,27 @@ class MetricsWriter:
         Kinds that the report knows: `evaluation` (`score`; also a point of the held-out curve), `resumed`,
         `warm_start` (`warm_start_step`, `score`; a line below the result), and any with a `text` for people.
         """
-        now = time.time()
-        self._append({"event": kind, "step": step, "time": now, **fields})
-        if kind == "evaluation" and fields.get("score") is not None:
-            self._write_scalars(step, now, {"reward/heldout_score": fields["score"]})
+        line = {"event": kind, "step": step, "time": time.time(), **fields}
+        self._append(line)
+        self._add_to_curves(line)
 
     def position(self) -> int:
         """Return the size of `metrics.jsonl` in bytes, after everything written so far."""
         return self._file.seek(0, 2)
 
     def truncate(self, position: int) -> None:
-        """Forget every line after `position` bytes, here and in TensorBoard; for a resumed run."""
+        """Forget every line after `position` bytes, here and in TensorBoard; for a resumed run.
+
+        Where the curves are lost, as on another node's disk, they are drawn anew from the lines that are left.
+        """
         try:
             self._cut(position)
-            last = max((line["step"] for line in _lines(self.path)), default=0)
-            self._events.purge(last + 1)
+            lines = list(_lines(self.path))
+            if self._events.is_empty:
+                for line in lines:
+                    self._draw(line)
+            else:
+                self._events.purge(max((line["step"] for line in lines), default=0) + 1)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
@@ -239,11 +244,18 @@ class MetricsWriter:
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
-    def _write_scalars(self, step: int, when: float, scalars: dict[str, Any]) -> None:
+    def _add_to_curves(self, line: dict[str, Any]) -> None:
         try:
-            self._events.scalars(step, when, scalars)
+            self._draw(line)
         except OSError as error:
             raise cannot_write(self.path.parent / TENSORBOARD_FOLDER, error) from error
+
+    def _draw(self, line: dict[str, Any]) -> None:
+        """The points of a line of metrics.jsonl."""
+        points = {tag: line.get(name) for tag, name in TENSORBOARD_TAGS.items()}
+        if "event" in line:
+            points = {"reward/heldout_score": line.get("score")} if line["event"] == "evaluation" else {}
+        self._events.scalars(line["step"], line.get("time", 0.0), points)
 
     def _cut(self, position: int) -> None:
         """Keep whole lines within the first `position` bytes (a lost disk cache may have left fewer)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import socket
@@ -10,11 +9,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-_NUMBERS = itertools.count()
+_NAME = "events.out.tfevents."
 
 
 class EventWriter:
-    """Writes one event file into a folder; TensorBoard shows all files of the folder as one set of curves."""
+    """Writes one event file into a folder; TensorBoard shows all files of the folder as one set of curves.
+
+    Attributes:
+        is_empty: whether the folder holds no point yet.
+    """
 
     def __init__(self, folder: Path) -> None:
         # Half a second of imports that readers of this package need not pay. Not its EventFileWriter:
@@ -26,9 +29,12 @@ class EventWriter:
 
         self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
         folder.mkdir(parents=True, exist_ok=True)
-        # The reader takes files in the order of their names: seconds, host, process, number.
-        unique = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
-        self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{unique}").open("wb")
+        # The reader takes files in the order of their names, which begin with seconds: ours comes after all that are
+        # there, also after those of the same second, and of a node whose clock is ahead.
+        earlier = [_seconds(path) for path in folder.glob(f"{_NAME}*")]
+        self.is_empty = not earlier
+        seconds = max(int(time.time()), *(each + 1 for each in earlier), 0)
+        self._file = (folder / f"{_NAME}{seconds:010d}.{socket.gethostname()}.{os.getpid()}").open("xb")
         self._records = RecordWriter(self._file)
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -40,6 +46,7 @@ class EventWriter:
             if value is not None and math.isfinite(value)
         ]
         if points:
+            self.is_empty = False
             self._write(self._event(wall_time=when, step=step, summary=self._summary(value=points)))
 
     def purge(self, step: int) -> None:
@@ -54,3 +61,9 @@ class EventWriter:
     def _write(self, event: object) -> None:
         self._records.write(event.SerializeToString())  # type: ignore[attr-defined]
         self._file.flush()
+
+
+def _seconds(path: Path) -> int:
+    """The time in the name of an event file; 0 in another program's way of naming."""
+    text = path.name.removeprefix(_NAME).partition(".")[0]
+    return int(text) if text.isdecimal() else 0
