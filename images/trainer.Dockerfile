@@ -6,6 +6,8 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bash procps wget \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 # Whatever the pod's root file system: Ray, torch and the hub write below /tmp and /var/lib/rltrain only.
+# Some of reasoning-gym's generators go through sets of words: every process must order them alike.
+ENV PYTHONHASHSEED=0
 ENV PATH=/opt/rltrain/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp RAY_USAGE_STATS_ENABLED=0
 RUN useradd --uid 1000 --no-create-home --home-dir /tmp rltrain \
  && install -d -o 1000 -g 1000 /var/lib/rltrain /etc/rltrain
@@ -27,21 +29,21 @@ extras = project['optional-dependencies']; \
 [open(f'/{name}.txt', 'w').write('\n'.join(project['dependencies'] + extra)) for name, extra in extras.items()]"
 
 FROM compilers AS cpu-dependencies
-COPY --from=requirements /trainer.txt .
+COPY --from=requirements /trainer.txt /s3.txt ./
 COPY images/without_cuda.py .
 RUN python3 -m venv --without-pip /opt/rltrain \
  && /tools/bin/uv pip install --no-cache --quiet --python /opt/rltrain/bin/python --constraint constraints.txt \
-    --requirements trainer.txt \
+    --requirements trainer.txt --requirements s3.txt \
  && python3 without_cuda.py /opt/rltrain/lib/python3*/site-packages \
  && /opt/rltrain/bin/python -c 'import torch' \
  && find /opt/rltrain -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
  && { /opt/rltrain/bin/python -W ignore -m compileall -qq /opt/rltrain/lib || echo 'a few files are of a newer Python'; }
 
 FROM compilers AS gpu-dependencies
-COPY --from=requirements /trainer.txt /vllm.txt ./
+COPY --from=requirements /trainer.txt /s3.txt /vllm.txt ./
 RUN python3 -m venv --without-pip /opt/rltrain \
  && /tools/bin/uv pip install --no-cache --quiet --compile-bytecode --python /opt/rltrain/bin/python --constraint constraints.txt \
-    --requirements trainer.txt --requirements vllm.txt
+    --requirements trainer.txt --requirements s3.txt --requirements vllm.txt
 
 FROM tools AS wheel
 # As far as .dockerignore lets it.
