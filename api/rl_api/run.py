@@ -116,7 +116,9 @@ class StorageSpec(Model):
     persistent_volume_claim: ObjectName | None = Field(
         default=None, description="PersistentVolumeClaim in the run's namespace (on a cluster)."
     )
-    s3: Text | None = Field(default=None, description="s3://bucket/folder.")
+    s3: Text | None = Field(
+        default=None, description="s3://bucket/folder. On a cluster each run has a folder of its own in it."
+    )
     path: Text | None = Field(
         default=None, description="A folder that every learner sees; a relative one is in the run folder."
     )

@@ -100,12 +100,21 @@ def where_it_is(run: Mapping[str, Any]) -> str:
         return f"{state} yet, and so no report"
     claim = storage.get("persistentVolumeClaim")
     if claim:
-        folder = f"{metadata['name']}-{str(metadata.get('uid') or '')[:8]}/run"
+        from rl_operator.render.names import folder_name
+
+        folder = f"{folder_name(metadata['name'], str(metadata.get('uid') or ''))}/run"
         return (
             f"{state}: its report is on PersistentVolumeClaim {claim} in namespace {metadata.get('namespace')}, "
             f"as {folder}/report.html; docs/cluster.md shows how to copy it from there"
         )
-    return f"{state}, and its report went with it: only a run with checkpoint.storage.persistentVolumeClaim keeps one"
+    kept = str((status.get("checkpoint") or {}).get("uri") or "")
+    if kept.startswith("s3://"):
+        page = f"{kept.rpartition('/')[0]}/report.html"
+        return f"{state}: its report is {page}, if it has ended; docs/cluster.md shows how to get it"
+    return (
+        f"{state}, and its report went with it: only a run with checkpoint.storage.persistentVolumeClaim or "
+        "checkpoint.storage.s3 keeps one"
+    )
 
 
 def _write(path: Path, page: bytes) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from rl_api.paths import Path, render_path
 from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile, merge
-from rl_api.run import RLTrainingRun, RunSpec
+from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.validation import check_document
-from rl_operator.render.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest
+from rl_operator.render.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name
 from rl_operator.render.pools import choose_pools, head_pool, wrong_pools
 from rl_operator.render.roles import RolePlan, plan_roles, worker_roles
 from rl_operator.settings import Settings
@@ -123,11 +123,12 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
         return Refused("InvalidSpec", sentences(problems))
     if problems := list(_over_limits(profile_name, profile, roles)):
         return Refused("LimitExceeded", sentences(problems))
-    effective = _resolve(resource, profile_name, profile, roles, settings)
+    uid = str(metadata.get("uid") or "")
+    effective = _resolve(resource, uid, profile_name, profile, roles, settings)
     return Effective(
         name=resource.name,
         namespace=str(metadata.get("namespace") or "default"),
-        uid=str(metadata.get("uid") or ""),
+        uid=uid,
         spec=effective.spec,
         document=effective.model_dump(mode="json", by_alias=True, exclude={"status"}),
         digest=spec_digest(effective.spec),
@@ -297,6 +298,7 @@ def _shares(roles: Sequence[RolePlan]) -> str:
 
 def _resolve(
     run: RLTrainingRun,
+    uid: str,
     profile_name: str | None,
     profile: ProfileSpec,
     roles: Sequence[RolePlan],
@@ -313,6 +315,16 @@ def _resolve(
         **{role: group.model_copy(update={"pools": pools[role]}) for role, group in groups.items()},
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
+        "checkpoint": _own_folder(spec.checkpoint, folder_name(run.name, uid)),
         "suspend": False,
     }
     return run.model_copy(update={"spec": spec.model_copy(update=changes), "status": None})
+
+
+def _own_folder(checkpoint: CheckpointSpec | None, name: str) -> CheckpointSpec | None:
+    """What a run or a profile names in an object store is for many runs: each has a folder of its own there."""
+    storage = checkpoint.storage if checkpoint is not None else None
+    if checkpoint is None or storage is None or storage.s3 is None:
+        return checkpoint
+    own = storage.model_copy(update={"s3": f"{storage.s3.rstrip('/')}/{name}"})
+    return checkpoint.model_copy(update={"storage": own})

@@ -42,6 +42,11 @@ def attempt_name(run: str, number: int) -> str:
     return shorten(run, LONGEST_RAY_JOB - len(suffix)) + suffix
 
 
+def folder_name(run: str, uid: str) -> str:
+    """Folder of a run where several keep theirs: a later run of the same name begins anew."""
+    return f"{run}-{uid[:8]}"
+
+
 def secret_name(run: str) -> str:
     """Name of the Secret with the token of the driver's status server."""
     return f"{run}-status"

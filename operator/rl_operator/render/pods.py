@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
 from rl_operator.render.effective import RAY_PORTS, Effective
-from rl_operator.render.names import HEAD, LEARNER, Manifest, attempt_name, pod_labels, secret_name
+from rl_operator.render.names import (
+    HEAD,
+    LEARNER,
+    Manifest,
+    attempt_name,
+    folder_name,
+    pod_labels,
+    secret_name,
+)
 from rl_operator.render.pools import accelerator_resources, pod_placement
 from rl_operator.render.roles import RolePlan
 
@@ -77,8 +85,8 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
 def _add_storage(effective: Effective, spec: Manifest, container: Manifest) -> None:
     data: Manifest = {"name": "data", "mountPath": DATA_FOLDER}
     if effective.claim is not None:
-        # Of its own for each run, so that several can share a claim, and a later run of the same name starts anew.
-        data["subPath"] = f"{effective.name}-{effective.uid[:8]}"
+        # Of its own for each run, so that several can share a claim.
+        data["subPath"] = folder_name(effective.name, effective.uid)
     storage: Manifest = (
         {"persistentVolumeClaim": {"claimName": effective.claim}} if effective.claim else {"emptyDir": {}}
     )

@@ -142,6 +142,18 @@ class TestPods:
         assert all("subPath" not in mount for mount in container(head)["volumeMounts"])
         assert make_plan({"checkpoint": None}).claim is None
 
+    @pytest.mark.parametrize("named", ["s3://bucket/folder", "s3://bucket/folder/"])
+    def test_runs_that_name_the_same_object_store_do_not_meet_there(self, named: str) -> None:
+        own = make_plan({"checkpoint": {"storage": {"persistentVolumeClaim": None, "s3": named}}})
+        run = make_run()
+        del run["spec"]["checkpoint"]
+        defaults = {"checkpoint": {"storage": {"s3": named}}}
+        of_the_profile = plan(run, [make_profile(default=True, defaults=defaults)], SETTINGS)
+        for effective in (own, of_the_profile):
+            assert isinstance(effective, Effective)
+            storage = effective.document["spec"]["checkpoint"]["storage"]
+            assert storage["s3"] == "s3://bucket/folder/sums-12345678"
+
     def test_every_head_of_every_attempt_has_a_fence_of_its_own(self) -> None:
         for attempt in (1, 2):
             spec = ray_job(make_plan(), attempt)["spec"]["rayClusterSpec"]["headGroupSpec"]
