@@ -13,6 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint_remote import fetch, mirror
+from rl_trainer.remote_folder import RemoteFolder
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -48,9 +50,9 @@ def remote_names(uri: str) -> list[str]:
 
 def test_there_and_back(tmp_path: Path, uri: str) -> None:
     store = saved(tmp_path / "here", [10, 20])
-    assert store.mirror(uri) == f"{uri}/step-00000020"
+    assert mirror(store, RemoteFolder(uri)) == f"{uri}/step-00000020"
     other = CheckpointStore(tmp_path / "there")
-    fetched = other.fetch(uri)
+    fetched = fetch(other, RemoteFolder(uri))
     check(fetched, 20)
     assert fetched is not None
     assert fetched.skipped == ()
@@ -60,19 +62,19 @@ def test_there_and_back(tmp_path: Path, uri: str) -> None:
 
 
 def test_nothing_there(tmp_path: Path, uri: str) -> None:
-    assert CheckpointStore(tmp_path / "there").fetch(uri) is None
+    assert fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)) is None
     with pytest.raises(CheckpointError, match=r"There is no checkpoint in .* to copy"):
-        CheckpointStore(tmp_path / "here").mirror(uri)
+        mirror(CheckpointStore(tmp_path / "here"), RemoteFolder(uri))
 
 
 def test_the_copies_are_kept_like_the_originals(tmp_path: Path, uri: str) -> None:
     store = CheckpointStore(tmp_path / "here", keep=2)
     for step in (10, 20, 40):
         save(store, step)
-        store.mirror(uri)
+        mirror(store, RemoteFolder(uri))
     assert remote_names(uri) == ["step-00000020", "step-00000040"]
     save(store, 30)  # resumed from 20: 40 was given up
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     assert remote_names(uri) == ["step-00000020", "step-00000030"]
 
 
@@ -80,7 +82,7 @@ def test_a_copy_is_made_once_and_renewed_when_the_step_is_saved_again(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     uploads: list[str] = []
     for kind in (MemoryFileSystem, LocalFileSystem):
         real = kind.put_file
@@ -90,12 +92,12 @@ def test_a_copy_is_made_once_and_renewed_when_the_step_is_saved_again(
             return real(self, local, remote, **options)
 
         monkeypatch.setattr(kind, "put_file", put_file)
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     assert uploads == []
     store.save(10, {"other": b"new"}, {"cursor": "again"})
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     assert uploads == ["other"]
-    fetched = CheckpointStore(tmp_path / "there").fetch(uri)
+    fetched = fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
     assert fetched is not None
     assert (fetched.metadata, list(fetched.info.files)) == ({"cursor": "again"}, ["other"])
 
@@ -104,7 +106,7 @@ def test_an_upload_that_stops_half_way_is_no_copy(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     save(store, 20)
     for kind in (MemoryFileSystem, LocalFileSystem):
         real = kind.put_file
@@ -116,24 +118,24 @@ def test_an_upload_that_stops_half_way_is_no_copy(
 
         monkeypatch.setattr(kind, "put_file", put_file)
     with pytest.raises(CheckpointError) as error:
-        store.mirror(uri)
+        mirror(store, RemoteFolder(uri))
     assert str(error.value) == (
         f"The checkpoint of step 20 could not be copied to {uri}: Connection reset by peer. "
-        f"It is safe in {tmp_path}/here/step-00000020."
+        f"It is safe in {tmp_path}/here/step-00000020. Look at the place and its rights."
     )
-    check(CheckpointStore(tmp_path / "there").fetch(uri), 10)
+    check(fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)), 10)
     monkeypatch.undo()
-    store.mirror(uri)
-    check(CheckpointStore(tmp_path / "there").fetch(uri), 20)
+    mirror(store, RemoteFolder(uri))
+    check(fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)), 20)
 
 
 def test_a_renewal_that_stops_half_way_is_no_mixture(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     save(store, 20)
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     store.save(20, {"weights.bin": b"new", "zzz": b"new"}, {"cursor": "again"})
     for kind in (MemoryFileSystem, LocalFileSystem):
 
@@ -144,8 +146,8 @@ def test_a_renewal_that_stops_half_way_is_no_mixture(
 
         monkeypatch.setattr(kind, "put_file", put_file)
     with pytest.raises(CheckpointError, match="Connection reset"):
-        store.mirror(uri)
-    fetched = CheckpointStore(tmp_path / "there").fetch(uri)
+        mirror(store, RemoteFolder(uri))
+    fetched = fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
     check(fetched, 10)
     assert fetched is not None
     assert fetched.skipped == ()  # not a damaged copy: none
@@ -162,8 +164,8 @@ def test_an_upload_that_arrives_short_is_noticed(
 
         monkeypatch.setattr(kind, "put_file", put_file)
     with pytest.raises(CheckpointError, match=r"hf/config.json arrived with 1 bytes instead of 2"):
-        store.mirror(uri)
-    assert CheckpointStore(tmp_path / "there").fetch(uri) is None
+        mirror(store, RemoteFolder(uri))
+    assert fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)) is None
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,9 @@ def test_a_damaged_copy_is_passed_over(
     tmp_path: Path, uri: str, name: str, data: bytes | None, reason: str
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     save(store, 20)
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     fs, root = fsspec.core.url_to_fs(uri)
     path = f"{root}/step-00000020/{name}"
     if data is None:
@@ -189,58 +191,57 @@ def test_a_damaged_copy_is_passed_over(
     else:
         fs.pipe_file(path, data)
     other = CheckpointStore(tmp_path / "there")
-    fetched = other.fetch(uri)
+    fetched = fetch(other, RemoteFolder(uri))
     check(fetched, 10)
     assert fetched is not None
     assert fetched.skipped == (f"The copy of step 20 in {uri} was skipped: {reason}.",)
     assert [path.name for path in other.folder.iterdir()] == ["step-00000010"]
     fs.rm(f"{root}/step-00000010", recursive=True)
     with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be used"):
-        CheckpointStore(tmp_path / "third").fetch(uri)
+        fetch(CheckpointStore(tmp_path / "third"), RemoteFolder(uri))
 
 
 def test_a_copy_under_another_steps_name_is_damaged(tmp_path: Path, uri: str) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     fs, root = fsspec.core.url_to_fs(uri)
     fs.mv(f"{root}/step-00000010", f"{root}/step-00000011", recursive=True)
     with pytest.raises(CheckpointError, match="manifest is not of step 11"):
-        CheckpointStore(tmp_path / "there").fetch(uri)
+        fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
 
 
 def test_a_good_local_copy_is_not_downloaded_again(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     for kind in (MemoryFileSystem, LocalFileSystem):
         monkeypatch.setattr(kind, "get_file", lambda *_, **__: pytest.fail("downloaded"))
-    check(store.fetch(uri), 10)
+    check(fetch(store, RemoteFolder(uri)), 10)
     monkeypatch.undo()
     (store.folder / "step-00000010" / "weights.bin").write_bytes(b"\x0b" * 2000)  # right size, wrong bytes
-    check(store.fetch(uri), 10)
+    check(fetch(store, RemoteFolder(uri)), 10)
     check(store.load_latest(), 10)
 
 
 def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path, uri: str) -> None:
     store = saved(tmp_path / "here", [10], keep=1)
-    store.mirror(uri)
+    mirror(store, RemoteFolder(uri))
     save(store, 20)
     (store.folder / "step-00000020" / "weights.bin").write_bytes(b"\x00" * 2000)
     with pytest.raises(CheckpointError, match=r"weights.bin does not match its checksum"):
-        store.mirror(uri)
-    check(CheckpointStore(tmp_path / "there").fetch(uri), 10)
+        mirror(store, RemoteFolder(uri))
+    check(fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)), 10)
 
 
 def test_a_place_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = saved(tmp_path / "here", [10])
     release = threading.Event()
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: release.wait(60))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: release.wait(60) and b"")
     try:
-        with pytest.raises(
-            CheckpointError, match=r"could not be copied to memory://b: it was not done after 0\.05 s"
-        ):
-            store.mirror("memory://b", timeout=0.05)
+        sentence = r"could not be copied to memory://b: nothing has moved for 0\.05 s\. It is safe in "
+        with pytest.raises(CheckpointError, match=sentence):
+            mirror(store, RemoteFolder("memory://b", stalled=0.05))
     finally:
         release.set()
 
@@ -250,13 +251,13 @@ def test_a_missing_package_and_an_unknown_scheme_are_sentences(
 ) -> None:
     store = saved(tmp_path / "here", [10])
     with pytest.raises(CheckpointError, match="could not be copied to nowhere://x"):
-        store.mirror("nowhere://x")
+        mirror(store, RemoteFolder("nowhere://x"))
 
     def missing(*_: Any, **__: Any) -> None:
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(CheckpointError, match=r"Install s3fs to access S3\. Install rltrain\[s3\]"):
-        store.mirror("s3://bucket/x")
+        mirror(store, RemoteFolder("s3://bucket/x"))
     with pytest.raises(CheckpointError, match="No checkpoint could be read from s3://bucket/x"):
-        store.fetch("s3://bucket/x")
+        fetch(store, RemoteFolder("s3://bucket/x"))

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from rl_api import CheckpointStatus, RLTrainingRun
-from rl_api.errors import RLTrainError
+from rl_api.errors import RLTrainError, RunFolderBusy
 from rl_api.progress import Phase, Progress
 from rl_trainer.console import Console
 from rl_trainer.counters import Counters
+from rl_trainer.remote_run import RemoteRun
 from rl_trainer.report.page import write_report
 from rl_trainer.report.summary import write_summary
 from rl_trainer.run_folder import RunFolder
@@ -29,11 +30,14 @@ class Attempt:
         self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
         self.counters = Counters()
         self._progress = Progress(max_steps=run.spec.stop.max_steps)
+        self.remote = RemoteRun.of(run.spec, folder)
         self._checkpoint: CheckpointStatus | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         try:
+            if self.remote is not None:
+                self.remote.claim()
             self._open()
         except BaseException:
             self._stack.close()
@@ -44,11 +48,13 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._close()
-            write_report(self.folder.path)
-        except RLTrainError as problem:
-            if error is None:  # else that says why: the same disk is full
-                self.console.warning(str(problem))
+            try:
+                self._close()
+                write_report(self.folder.path)
+            except RLTrainError as problem:
+                if error is None:  # else that says why: the same disk is full
+                    self.console.warning(str(problem))
+            self._keep_outside(error)
         finally:
             self._stack.close()
 
@@ -58,6 +64,17 @@ class Attempt:
     def _close(self) -> None:
         """What is written last, before the report."""
         raise NotImplementedError
+
+    def _keep_outside(self, error: BaseException | None) -> None:
+        """Copies the results to the object store, which is what is left of a run when its pods are gone."""
+        if self.remote is None or isinstance(error, RunFolderBusy):
+            return
+        try:
+            self.remote.keep(hurry=error is not None)
+        except RLTrainError as problem:
+            if error is None:
+                raise
+            self.console.warning(str(problem))
 
     def _serve(self, on_checkpoint: Callable[[], None]) -> None:
         """Starts the status server, as the operator says in the environment; `on_checkpoint`: one is asked for."""

@@ -2,8 +2,7 @@
 
 Layout, and the promises it rests on:
 
-    step-00000020/          a finished checkpoint: it got this name in one rename, after everything in it was
-    on disk
+    step-00000020/          a finished checkpoint: it got this name in one rename, when all of it was on disk
         manifest.json       written last: step, metadata, size and SHA-256 of every file, and of itself
         ...                 the files
     step-00000020.new/      a second save of a step, finished too, about to take the first one's place
@@ -12,9 +11,8 @@ Layout, and the promises it rests on:
 1. A process killed at any moment leaves every finished checkpoint as it was.
 2. A save that fails (disk full, quota, a writer's error) removes what it began and touches nothing else.
 3. Older checkpoints are deleted only after a newer one is finished, and the newest never is.
-4. A damaged checkpoint is never loaded: every byte is checked against the manifest, and the one before is
-taken. 5. History is a line: saving step 50 removes steps above 50, which belong to a continuation that was
-given up.
+4. A damaged checkpoint is never loaded: every byte is checked against the manifest, and the one before is taken.
+5. History is a line: saving step 50 removes steps above 50, which belong to a continuation that was given up.
 
 One process writes a store (the run folder's lock sees to it); any number may read it with `read_only`.
 """
@@ -220,18 +218,6 @@ class CheckpointStore:
                 "Move the folder away to start from the beginning."
             )
         return None
-
-    def mirror(self, uri: str, *, timeout: float = 600.0) -> str:
-        """Copy the newest checkpoint to `uri` (s3://..., file://...), see `checkpoint_remote.mirror`."""
-        from rl_trainer import checkpoint_remote
-
-        return checkpoint_remote.mirror(self, uri, timeout=timeout)
-
-    def fetch(self, uri: str, *, timeout: float = 600.0) -> Checkpoint | None:
-        """Bring the newest good checkpoint of `uri` into this store, see `checkpoint_remote.fetch`."""
-        from rl_trainer import checkpoint_remote
-
-        return checkpoint_remote.fetch(self, uri, timeout=timeout)
 
     @contextlib.contextmanager
     def incoming(self, step: int) -> Iterator[Path]:

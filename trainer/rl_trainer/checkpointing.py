@@ -11,7 +11,8 @@ are cut off.
     critic.safetensors       weights, AdamW moments and steps of the critic, where there is one
     groups.npz               payloads of the groups that were ready
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
-    initial/, metrics.jsonl  only where checkpoints are kept outside the run folder, whose disk may be lost with a node
+    initial/, metrics.jsonl, examples.json
+                             only where checkpoints are kept outside the run folder, whose disk may be lost with a node
     manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
 """
 
@@ -30,10 +31,13 @@ from rl_api import CheckpointStatus, LoraSpec, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore, Writer
 from rl_trainer.checkpoint_manifest import reason
+from rl_trainer.checkpoint_remote import fetch, mirror
 from rl_trainer.checkpoint_state import Arrays, LearnerState, pack_groups, to_tensors, unpack_groups
 from rl_trainer.counters import Counters
 from rl_trainer.inputs import heldout_count
 from rl_trainer.model.shared_folder import share_folder
+from rl_trainer.remote_run import RemoteRun
+from rl_trainer.report.examples import EXAMPLES_FILE
 from rl_trainer.report.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.stopping import RESUME_HINT
@@ -60,11 +64,10 @@ _FIXED = (
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder):
-        self.spec, self.folder = spec, folder
+    def __init__(self, spec: RunSpec, folder: RunFolder, remote: RemoteRun | None):
+        self.spec, self.folder, self.remote = spec, folder, remote
         storage = spec.checkpoint.storage if spec.checkpoint else None
         place = folder.path / storage.path if storage and storage.path else folder.checkpoints
-        self.remote = storage.s3 if storage else None
         self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
 
@@ -75,8 +78,8 @@ class Checkpoints:
             CheckpointError: none can be used.
             InvalidConfig: it belongs to another run.
         """
-        remote = self.store.fetch(self.remote) if self.remote is not None else None
-        for sentence in remote.skipped if remote is not None else ():
+        copy = fetch(self.store, self.remote.remote) if self.remote is not None else None
+        for sentence in copy.skipped if copy is not None else ():
             warn(sentence)
         found = self.store.load_latest()
         if found is None:
@@ -104,7 +107,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: it cannot be written; the one before is untouched.
-            RunFolderBusy: a later attempt has taken the run folder over.
+            RunFolderBusy: a later attempt has taken the run folder over, or the one in the object store.
         """
         self.folder.check_owner()
         snapshot, payloads = buffer.snapshot()
@@ -129,9 +132,10 @@ class Checkpoints:
             },
             state,
         )
+        place = str(info.path)
         if self.remote is not None:
-            self.store.mirror(self.remote)
-        return CheckpointStatus(step=info.step, uri=self.remote or str(info.path), time=datetime.now(UTC))
+            place = mirror(self.store, self.remote.remote, self.remote.check_owner)
+        return CheckpointStatus(step=info.step, uri=place, time=datetime.now(UTC))
 
     def unpack(self, checkpoint: Checkpoint) -> Path:
         """Puts into the run folder what a resumed run needs there; returns a model folder that outlives the checkpoint.
@@ -145,6 +149,8 @@ class Checkpoints:
             shutil.copytree(checkpoint.file("model"), model, copy_function=_link)
             if not folder.initial.exists() and (checkpoint.path / "initial").exists():
                 shutil.copytree(checkpoint.path / "initial", folder.initial)
+            if not (folder.path / EXAMPLES_FILE).exists() and (checkpoint.path / EXAMPLES_FILE).exists():
+                shutil.copyfile(checkpoint.path / EXAMPLES_FILE, folder.path / EXAMPLES_FILE)
             metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
             if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
                 shutil.copyfile(kept, metrics)
@@ -206,6 +212,9 @@ class Checkpoints:
         if not self.outside:
             return {}
         files: dict[str, Writer] = {METRICS_FILE: lambda target: _copy(metrics.path, target)}
+        examples = self.folder.path / EXAMPLES_FILE
+        if examples.exists():
+            files[EXAMPLES_FILE] = lambda target: _copy(examples, target)
         if self._needs_initial():
             files["initial"] = lambda target: _copy(self.folder.initial, target)
         return files

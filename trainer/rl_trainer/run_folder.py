@@ -48,6 +48,8 @@ class RunFolder:
     Attributes:
         checkpoints: folder of numbered checkpoints.
         resume: go on from the newest good checkpoint, if there is one.
+        overwrite: an earlier run is removed.
+        token: who we are, for those that come after us: the operator's words, else host and process.
         initial: Hugging Face folder of the policy that reinforcement learning started from (the KL reference).
         final: Hugging Face folder of the trained policy.
     """
@@ -65,8 +67,9 @@ class RunFolder:
         """
         self.path = path.resolve()
         self.resume = resume
+        self.overwrite = overwrite
         self.search = search
-        self._token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
+        self.token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         ours = (path / _LOCK).exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,7 @@ class RunFolder:
     def _claim(self, path: Path) -> None:
         """Takes the lock; that of a head that this one replaces is waited for, as it writes its last checkpoint."""
         deadline = time.monotonic()
-        if os.environ.get("RLTRAIN_FENCE") and self._owner() not in ("", self._token):
+        if os.environ.get("RLTRAIN_FENCE") and self._owner() not in ("", self.token):
             deadline += _LAST_CHECKPOINT_SECONDS
         while not self._locks():
             if time.monotonic() >= deadline:
@@ -115,11 +118,11 @@ class RunFolder:
     def _own(self) -> None:
         """Takes the folder over from an earlier attempt of the same run."""
         owner = self._owner()
-        if _attempt_after(owner, self._token):
+        if attempt_after(owner, self.token):
             self._lock.close()
             raise RunFolderBusy(self._taken_over(owner))
         temporary = self.path / f"{_OWNER}.{os.getpid()}"
-        temporary.write_text(self._token)
+        temporary.write_text(self.token)
         temporary.replace(self.path / _OWNER)
 
     def check_owner(self) -> None:
@@ -129,7 +132,7 @@ class RunFolder:
             RunFolderBusy: another process has taken the folder over.
         """
         owner = self._owner()
-        if owner != self._token:
+        if owner != self.token:
             raise RunFolderBusy(self._taken_over(owner))
 
     def _owner(self) -> str:
@@ -140,7 +143,7 @@ class RunFolder:
 
     def _taken_over(self, owner: str) -> str:
         return (
-            f"--out {self.path}: {owner or 'another process'} has taken over this run folder from {self._token}, which "
+            f"--out {self.path}: {owner or 'another process'} has taken over this run folder from {self.token}, which "
             "stops and writes nothing more"
         )
 
@@ -205,7 +208,7 @@ class RunFolder:
                 target.unlink(missing_ok=True)
 
 
-def _attempt_after(owner: str, token: str) -> bool:
+def attempt_after(owner: str, token: str) -> bool:
     """Whether `owner` is of a later attempt of the run than `token`: the operator counts them, `uid/number/pod`.
 
     Of two pods of one attempt the one that came last owns the folder.

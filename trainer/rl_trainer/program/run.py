@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_api import CheckpointStatus, RLTrainingRun
+from rl_api.errors import CheckpointError
 from rl_trainer.attempt import Attempt
 from rl_trainer.console import Console
 from rl_trainer.program.environment import checkpoint_place, program_environment
@@ -17,14 +18,16 @@ from rl_trainer.program.lines import BadLine, Event, Tail, parse_line
 from rl_trainer.program.process import Program
 from rl_trainer.program.verl import LOG_VARIABLE, verl_command
 from rl_trainer.report.files import dump_json, read_json, write_atomic
-from rl_trainer.report.metrics import MetricsWriter, StepRecord, position_of_step
+from rl_trainer.report.metrics import METRICS_FILE, MetricsWriter, StepRecord, position_of_step
 from rl_trainer.run_folder import RunFolder
 from rl_trainer.stopping import RESUME_HINT, StopRequest
 
 CONFIG_FILE: Final = "run.json"
-METRICS_FILE: Final = "program.jsonl"
+LINES_FILE: Final = "program.jsonl"
 LOG_FILE: Final = "program.log"
 STATE_FILE: Final = "program.json"
+# Metrics first: the state names a position in them.
+_KEPT_OUTSIDE: Final = (METRICS_FILE, STATE_FILE)
 _POLL_SECONDS: Final = 0.2
 # How often it is looked whether another process has taken over the folder, and the time used is written down.
 _CARE_SECONDS: Final = 5.0
@@ -63,6 +66,8 @@ class ProgramRun(Attempt):
 
     def _open(self) -> None:
         spec, path = self.spec, self.folder.path
+        if self.remote is not None and self.folder.resume:
+            self.remote.bring(*_KEPT_OUTSIDE)
         state = read_json(path / STATE_FILE) if self.folder.resume else None
         earlier = state if isinstance(state, dict) else {}
         self._attempt = int(os.environ.get("RLTRAIN_ATTEMPT") or earlier.get("attempt", 0) + 1)
@@ -70,7 +75,7 @@ class ProgramRun(Attempt):
         self.counters.step = int(earlier.get("step", 0))
         self._serve(self._ask)
         self.metrics = self._stack.enter_context(MetricsWriter(path))
-        lines = path / METRICS_FILE
+        lines = path / LINES_FILE
         if earlier:
             self._catch_up(lines, earlier)
             self.counters.resumed_from = self.counters.step
@@ -96,7 +101,7 @@ class ProgramRun(Attempt):
             config=path / CONFIG_FILE,
             metrics=lines,
             attempt=self._attempt,
-            resume=bool(earlier),
+            resume=bool(earlier) or (self.remote is not None and self._attempt > 1),
             deadline=self._deadline,
         )
         if spec.trainer.kind == "verl":
@@ -281,6 +286,12 @@ class ProgramRun(Attempt):
             self._checkpoint = CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC))
             self.server.checkpointed(self._checkpoint)
         self._record_event(event.kind, event.step, fields)
+        if event.kind == "checkpoint" and self.remote is not None:
+            self._keep_state()
+            try:  # where the program will go on, should this disk be lost
+                self.remote.put(*_KEPT_OUTSIDE)
+            except CheckpointError as error:
+                self.console.warning(str(error))
 
     def _record_event(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         if self._first:  # its place is after the step that this attempt goes on from, which is not known yet

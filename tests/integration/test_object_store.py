@@ -1,0 +1,222 @@
+"""Runs that keep their checkpoints in an object store, with a real S3 server: no disk of theirs is needed twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import s3fs
+from object_store import ObjectStore
+from training_runs import PROMPTS, RunFiles, until
+
+from rl_trainer.remote_run import RemoteRun
+from rl_trainer.run_folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    served = ObjectStore(tmp_path_factory.mktemp("object-store"))
+    served.start()
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The server, and its address and credentials in the environment."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # they remember credentials
+    return server
+
+
+def small_run(folder: Path, uri: str, **changes: object) -> RunFiles:
+    kept = {"checkpoint": {"everySteps": 2, "keep": 2, "storage": {"s3": uri}}, "stop": {"maxSteps": STEPS}}
+    return RunFiles(folder, **{**kept, **changes})
+
+
+def ray_here() -> dict[str, str]:
+    """Makes another process join this process's Ray."""
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
+
+
+def checkpoints(folder: Path) -> list[int]:
+    """Steps of the whole checkpoints in a bucket."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json"))
+
+
+def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp_path: Path):
+    bucket = store.bucket("lost-disk")
+    shutil.copy(small_run(tmp_path / "prompts", "s3://x").folder / "prompts.jsonl", bucket)
+    evaluation = {"everySteps": 4, "samples": 8}
+    whole = RunFiles(tmp_path / "whole", task={"evaluation": evaluation}, stop={"maxSteps": STEPS})
+    whole.run().assert_well()
+
+    task = {"file": "s3://lost-disk/prompts.jsonl", "evaluation": evaluation}
+    first = small_run(tmp_path / "first", "s3://lost-disk/runs/one", task=task)
+    first.feel(delay=0.05)
+    with (
+        first.start() as process
+    ):  # with a Ray of its own: samplers read the prompts, and need the credentials too
+        process.wait_for(lambda: len(first.steps) >= 5)
+        process.kill()
+    kept = bucket / "runs" / "one"
+    assert checkpoints(kept)[-1] in (4, 6)
+    shutil.rmtree(first.out)
+
+    second = small_run(tmp_path / "second", "s3://lost-disk/runs/one", task=task)
+    with second.start("--resume") as process:
+        process.finish().assert_well()
+    assert second.summary["resumed_from"] in (4, 6)
+    assert second.weights == whole.weights
+    assert [prompt for r in second.steps for prompt in r.prompts] == list(range(STEPS * PROMPTS))
+    second.assert_nothing_lost_or_twice()
+    # What a person wants of it is there when the pods are gone, the beginning included.
+    assert checkpoints(kept) == [6, 8]
+    assert (kept / "final" / "model.safetensors").read_bytes() == whole.weights
+    for name in ("metrics.jsonl", "summary.json", "report.html", "run.yaml", "timeline.json"):
+        assert (kept / name).read_bytes() == (second.out / name).read_bytes()
+    examples = json.loads((kept / "examples.json").read_text())
+    assert examples
+    assert all(one["before"] is not None and one["after"] is not None for one in examples)
+
+    third = small_run(tmp_path / "third", "s3://lost-disk/runs/two", stop={"maxSteps": 1})
+    third.run("--set", "model.source=s3://lost-disk/runs/one/final", "--set", "model.tiny=null").assert_well()
+    assert (third.out / "initial" / "model.safetensors").read_bytes() == whole.weights
+
+
+def test_an_earlier_run_in_the_folder_is_not_lost_by_mistake(store: ObjectStore, tmp_path: Path):
+    kept = store.bucket("twice") / "run"
+    small_run(tmp_path / "first", "s3://twice/run", stop={"maxSteps": 4}).run().assert_well()
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    second = small_run(tmp_path / "second", "s3://twice/run", stop={"maxSteps": 1})
+    assert second.run().sentence == (
+        "checkpoint.storage.s3: s3://twice/run holds an earlier run; add --resume to go on with it, --overwrite to "
+        "start anew, or choose another folder"
+    )
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+    second.run("--overwrite").assert_well()
+    assert checkpoints(kept) == [1]
+    assert json.loads((kept / "summary.json").read_text())["steps"] == 1
+
+
+def test_an_attempt_that_was_replaced_writes_nothing_more(store: ObjectStore, tmp_path: Path):
+    kept = store.bucket("fenced") / "run"
+    first = small_run(tmp_path / "first", "s3://fenced/run", stop={"maxSteps": 500})
+    first.feel(delay=0.05)
+    with first.start("--resume", RLTRAIN_FENCE="uid/1/pod-a", **ray_here()) as process:
+        process.wait_for(lambda: len(checkpoints(kept)) > 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RLTRAIN_FENCE", "uid/2/pod-b")
+            later = RunFolder(tmp_path / "later", resume=True)
+        RemoteRun("s3://fenced/run", later).claim()
+        there = checkpoints(kept)
+        outcome = process.finish()
+    assert outcome.sentence == (
+        "checkpoint.storage.s3: uid/2/pod-b has taken over s3://fenced/run from uid/1/pod-a, which stops and writes "
+        "nothing more"
+    )
+    assert checkpoints(kept)[-1] <= there[-1] + 2
+    assert not (kept / "report.html").exists()
+    with first.start(
+        "--resume", RLTRAIN_FENCE="uid/1/pod-a", **ray_here()
+    ) as process:  # nor when it comes back
+        assert process.finish().sentence == outcome.sentence
+
+
+def test_an_object_store_that_goes_away_and_comes_back(store: ObjectStore, tmp_path: Path):
+    kept = store.bucket("away") / "run"
+    files = small_run(tmp_path / "run", "s3://away/run")
+    files.feel(delay=0.05)
+    with files.start(**ray_here()) as process:
+        process.wait_for(lambda: len(checkpoints(kept)) > 0)
+        store.stop()
+        outcome = process.finish()
+    store.start()
+    assert (
+        "could not be copied to s3://away/run: EndpointConnectionError: Could not connect to" in outcome.err
+    )
+    assert f"It is safe in {files.out}/checkpoints/step-" in outcome.err
+    files.feel()
+    files.run("--resume").assert_well()
+    files.assert_nothing_lost_or_twice()
+    assert checkpoints(kept) == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("uri", "variable", "sentence"),
+    [
+        ("s3://misspelt/run", "", "The specified bucket does not exist"),
+        ("s3://known/run", "AWS_SECRET_ACCESS_KEY", "PermissionError: Forbidden"),
+        ("s3://known/run", "AWS_ENDPOINT_URL", "Could not connect to the endpoint URL"),
+    ],
+)
+def test_what_is_wrong_with_the_place_is_said_before_anything_is_trained(
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uri: str,
+    variable: str,
+    sentence: str,
+):
+    if variable:
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    files = small_run(tmp_path, uri)
+    said = files.run().sentence
+    assert said.startswith(f"checkpoint.storage.s3: {uri} cannot be used: ")
+    assert sentence in said
+    assert said.endswith(
+        "Look at bucket and rights, and at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL (on a cluster: "
+        "keys of a Secret that spec.secrets names)."
+    )
+    assert not files.steps
+
+
+def test_a_program_of_the_users_own_goes_on_where_nothing_is_left_of_its_disk(
+    store: ObjectStore, tmp_path: Path
+):
+    bucket = store.bucket("program")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    trainer = {"kind": "command", "command": [sys.executable, str(program)]}
+    first = small_run(tmp_path / "first", "s3://program/run", trainer=trainer)
+    with first.start(RLTRAIN_ATTEMPT="1", RLTRAIN_FENCE="uid/1/a", FAIL_AT="6") as process:
+        outcome = process.finish()
+    assert "exit code 7" in outcome.err
+    until(lambda: (bucket / "run" / "program.json").exists(), 10)
+    shutil.rmtree(first.out)
+    second = small_run(tmp_path / "second", "s3://program/run", trainer=trainer)
+    with second.start("--resume", RLTRAIN_ATTEMPT="2", RLTRAIN_FENCE="uid/2/b") as process:
+        process.finish().assert_well()
+    assert [record.step for record in second.steps] == list(range(1, STEPS + 1))
+    assert second.summary["resumed_from"] == 4
+    assert (bucket / "run" / "report.html").exists()
+
+
+PROGRAM = """
+import json, os, sys
+import fsspec
+place = os.environ["RLTRAIN_CHECKPOINTS"] + "/mine"
+def say(**line):
+    with open(os.environ["RLTRAIN_METRICS"], "a") as file:
+        file.write(json.dumps(line) + "\\n")
+step = int(fsspec.open(place).open().read()) if os.environ["RLTRAIN_RESUME"] == "1" else 0
+while step < int(os.environ["RLTRAIN_MAX_STEPS"]):
+    step += 1
+    say(step=step, reward_mean=step / 10)
+    if step == 4:
+        with fsspec.open(place, "w") as file:
+            file.write(str(step))
+        say(event="checkpoint", step=step, path=place)
+    if str(step) == os.environ.get("FAIL_AT"):
+        sys.exit(7)
+"""

@@ -1,0 +1,158 @@
+"""A folder in another place, behind any URI that fsspec opens (s3://, file://...); every wait in it has a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_api.errors import CheckpointError, RLTrainError
+from rl_trainer.checkpoint_manifest import reason
+
+Result = TypeVar("Result")
+# Seconds in which at least one byte has to move.
+STALLED_SECONDS = 600.0
+_CREDENTIALS = (
+    "Look at bucket and rights, and at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL (on a cluster: "
+    "keys of a Secret that spec.secrets names)."
+)
+_LOOK_SECONDS = 1.0
+
+
+class RemoteFolder:
+    """One folder; names are relative to it, with slashes.
+
+    Args:
+        uri: for example s3://bucket/runs/arithmetic. A bucket is never made: it may be a misspelt one.
+        stalled: seconds without a byte moved after which `within` gives up.
+    """
+
+    def __init__(self, uri: str, *, stalled: float = STALLED_SECONDS) -> None:
+        self.uri = uri.rstrip("/")
+        self._stalled = stalled
+        self._moved = time.monotonic()
+        self._fs: Any = None
+        self._root = ""
+
+    def within(self, what: str, work: Callable[[], Result], advice: str = "") -> Result:
+        """Run `work`, which calls the other methods.
+
+        On a thread, since the libraries behind fsspec offer no deadline for a whole copy. One that never
+        returns is left behind as a daemon: it holds a connection, not the run.
+
+        Args:
+            what: begin of the sentence that says what went wrong.
+            work: what is to be done.
+            advice: a sentence that comes before what can be said of the place.
+
+        Raises:
+            CheckpointError: it went wrong, or no byte has moved for too long. RLTrainErrors pass.
+        """
+        results: list[Result] = []
+        failures: list[Exception] = []
+
+        def body() -> None:
+            try:
+                results.append(work())
+            except Exception as error:  # handed to the caller below
+                failures.append(error)
+
+        thread = threading.Thread(target=body, name="remote-folder", daemon=True)
+        self._moved = time.monotonic()
+        thread.start()
+        while thread.is_alive() and time.monotonic() - self._moved < self._stalled:
+            thread.join(min(_LOOK_SECONDS, self._stalled))
+        if results:
+            return results[0]
+        advices = " ".join(filter(None, (advice, self._advice())))
+        if not failures:
+            raise CheckpointError(f"{what}: nothing has moved for {self._stalled:g} s. {advices}")
+        error = failures[0]
+        if isinstance(error, RLTrainError):
+            raise error
+        if isinstance(error, ImportError):
+            raise CheckpointError(f"{what}: {reason(error)}. Install rltrain[s3] for s3://.") from error
+        raise CheckpointError(f"{what}: {reason(error).rstrip('.')}. {advices}") from error
+
+    def names(self) -> list[str]:
+        """Files and folders in it; none when it is not there."""
+        self.fs.invalidate_cache()
+        try:
+            paths = self.fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted({path.rstrip("/").rsplit("/", 1)[-1] for path in paths})
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file or folder of this name."""
+        return bool(self.fs.exists(self._path(name)))
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a small file; None when there is none."""
+        try:
+            content: bytes = self.fs.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, in one piece."""
+        self._make_parent(name)
+        self.fs.pipe_file(self._path(name), content)
+        self._moved = time.monotonic()
+
+    def upload(self, source: Path, name: str) -> None:
+        """Copy a file there; it counts as copied when its size was read back."""
+        self._make_parent(name)
+        self.fs.put_file(str(source), self._path(name), callback=self._callback())
+        self.fs.invalidate_cache()
+        size, found = source.stat().st_size, self.fs.size(self._path(name))
+        if found != size:
+            raise OSError(f"{name} arrived with {found:,} bytes instead of {size:,}")
+
+    def download(self, name: str, target: Path) -> None:
+        """Copy a file from there. Raises FileNotFoundError when there is none."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.fs.get_file(self._path(name), str(target), callback=self._callback())
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it; one that is not there is as good as deleted."""
+        self.fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self._path(name), recursive=True)
+        self._moved = time.monotonic()
+
+    @property
+    def fs(self) -> Any:
+        """The file system, opened on first use: what is wrong with it is said by `within`."""
+        if self._fs is None:
+            import fsspec  # type: ignore[import-untyped]  # slow to import, and only needed here
+
+            self._fs, root = fsspec.core.url_to_fs(self.uri)
+            self._root = root.rstrip("/")
+        return self._fs
+
+    def _path(self, name: str) -> str:
+        self.fs  # noqa: B018  # knows the root
+        return f"{self._root}/{name}"
+
+    def _make_parent(self, name: str) -> None:
+        # In an object store folders are part of names, and what s3fs would make is the bucket.
+        if not self.uri.startswith(("s3://", "s3a://")):
+            self.fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
+
+    def _callback(self) -> Any:
+        from fsspec.callbacks import Callback  # type: ignore[import-untyped]
+
+        def moved(*_: object, **__: object) -> None:
+            self._moved = time.monotonic()
+
+        return Callback(hooks={"moved": moved})
+
+    def _advice(self) -> str:
+        return (
+            _CREDENTIALS if self.uri.startswith(("s3://", "s3a://")) else "Look at the place and its rights."
+        )
