@@ -71,8 +71,16 @@ class Cluster:
         done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", *arguments, check=False)
         return done.stdout + done.stderr
 
-    def run_once(self, namespace: str, name: str, image: str, script: str, claim: str) -> str:
-        """What a shell script prints that sees a claim's files at /data; the pod is deleted afterwards."""
+    def run_once(
+        self, namespace: str, name: str, image: str, script: str, *, claim: str = "", secret: str = ""
+    ) -> str:
+        """What a shell script prints; the pod is deleted afterwards.
+
+        It sees a claim's files at /data, and a Secret's keys as environment variables.
+        """
+        volume: dict[str, Any] = (
+            {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+        )
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -91,6 +99,7 @@ class Cluster:
                         "name": "script",
                         "image": image,
                         "command": ["bash", "-ec", script],
+                        "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
                         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                         "securityContext": {
                             "allowPrivilegeEscalation": False,
@@ -98,7 +107,7 @@ class Cluster:
                         },
                     }
                 ],
-                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+                "volumes": [{"name": "data", **volume}],
             },
         }
         self.apply(pod)

@@ -29,6 +29,7 @@ SYSTEM = "rltrain-system"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 TRAINER_IMAGE = os.environ.get("E2E_TRAINER_IMAGE", f"rltrain-trainer:{VERSION}-cpu")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", f"rltrain-operator:{VERSION}")
+OBJECT_STORE_IMAGE = os.environ.get("E2E_OBJECT_STORE_IMAGE", f"rltrain-e2e-object-store:{VERSION}")
 GPU_IMAGE = os.environ.get("E2E_GPU_IMAGE", f"rltrain-trainer:{VERSION}-gpu")
 # A node for one scenario alone, which takes it away; no other pod tolerates its taint.
 SPARE = "rltrain.dev/e2e-spare"

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
-from cluster_client import wait_for
-from conftest import Train
+import json
+
+from cluster_client import Cluster, wait_for
+from conftest import OBJECT_STORE_IMAGE, TRAINER_IMAGE, Train
+from object_store import BUCKET, SECRET, serve_objects
 from test_training import START_SECONDS, TRAIN_SECONDS
-from training_run import ENDLESS
+from training_run import ENDLESS, TrainingRun
 
 
-@pytest.mark.parametrize("role", ["head", "learner"])
-def test_killed_pod_means_an_attempt_from_the_checkpoint(train: Train, role: str) -> None:
-    run = train("bereft", ENDLESS)
+def test_killed_learner_means_an_attempt_from_the_checkpoint(train: Train) -> None:
+    kill_and_go_on(train("bereft", ENDLESS), "learner")
+
+
+def test_killed_head_means_an_attempt_from_the_object_store(
+    cluster: Cluster, namespace: str, train: Train
+) -> None:
+    serve_objects(cluster, namespace, OBJECT_STORE_IMAGE, TRAINER_IMAGE)
+    storage = {"persistentVolumeClaim": None, "s3": BUCKET}
+    run = train("beheaded", ENDLESS | {"secrets": [SECRET], "checkpoint": {"storage": storage}})
+    kill_and_go_on(run, "head")  # its disk, with the run folder, is gone with it
+    summary = json.loads(run.read_file("summary.json", TRAINER_IMAGE))
+    assert summary["steps"] == run.step
+    assert "</html>" in run.read_file("report.html", TRAINER_IMAGE)
+    assert json.loads(run.read_file("final/config.json", TRAINER_IMAGE))["model_type"] == "qwen2"
+
+
+def kill_and_go_on(run: TrainingRun, role: str) -> None:
+    """Kill a pod after a checkpoint, and see the run end in a second attempt that began there."""
     kept = run.wait_for_checkpoint(START_SECONDS)
     run.kill_pod(role)
     run.wind_up(kept + 40)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_client import KINDS, Cluster, wait_for
+from object_store import BUCKET, SECRET
 
 from rl_api.documents import load_documents
 
@@ -172,12 +173,20 @@ class TrainingRun:
                 ours.append(f"{each['kind']}/{each['metadata']['name']}")
         return sorted(ours)
 
+    def read_file(self, name: str, image: str) -> str:
+        """A file of its folder on the claim or in the object store, when it has ended."""
+        folder = f"{self.name}-{self.uid[:8]}"
+        place = (self.status.get("checkpoint") or {}).get("uri", "").rpartition("/")[0]
+        if place.startswith("s3://"):
+            assert place == f"{BUCKET}/{folder}"
+            script = f"python -c \"import fsspec; print(fsspec.open('{place}/{name}', 'rt').open().read())\""
+            return self.cluster.run_once(self.namespace, f"read-{self.name}", image, script, secret=SECRET)
+        script = f"cat /data/{folder}/run/{name}"
+        return self.cluster.run_once(self.namespace, f"read-{self.name}", image, script, claim=CLAIM)
+
     def metrics(self, image: str) -> list[dict[str, Any]]:
-        """The steps in its metrics.jsonl on the claim; lines about other events are left out."""
-        folder = f"/data/{self.name}-{self.uid[:8]}/run"
-        text = self.cluster.run_once(
-            self.namespace, f"read-{self.name}", image, f"cat {folder}/metrics.jsonl", CLAIM
-        )
+        """The steps in its metrics.jsonl on the claim or in the object store; lines about other events are left out."""
+        text = self.read_file("metrics.jsonl", image)
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         return [line for line in lines if "event" not in line]
 
