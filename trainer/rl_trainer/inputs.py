@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,13 @@ def heldout_count(spec: RunSpec) -> int:
     return UNTIL_SCORE_SAMPLES if spec.warm_start and spec.warm_start.until_score is not None else 0
 
 
-def load_inputs(spec: RunSpec, cache: Path, search: Path | None, model: Path | None = None) -> Inputs:
+def load_inputs(
+    spec: RunSpec,
+    cache: Path,
+    search: Path | None,
+    model: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Inputs:
     """Finds and checks everything; imports torch and the task's library, which takes seconds.
 
     Args:
@@ -47,6 +54,7 @@ def load_inputs(spec: RunSpec, cache: Path, search: Path | None, model: Path | N
         cache: folder for presets and copies of remote models.
         search: folder in which reward modules and data files are looked for first.
         model: folder to use instead of `model.source`, of a checkpoint.
+        tell: hears now and then how far a long download has come.
 
     Raises:
         ModelError: the model folder cannot be used.
@@ -62,7 +70,7 @@ def load_inputs(spec: RunSpec, cache: Path, search: Path | None, model: Path | N
 
     source = spec.model
     if model is None:
-        model = resolve_model(source.source, cache, source.tiny, spec.seed, source.revision)
+        model = resolve_model(source.source, cache, source.tiny, spec.seed, source.revision, tell)
     tokenizer = load_tokenizer(model)
     if not tokenizer.stop_ids:
         raise ModelError(

@@ -15,11 +15,16 @@ from rl_trainer.checkpoint_manifest import reason
 Result = TypeVar("Result")
 # Seconds in which at least one byte has to move.
 STALLED_SECONDS = 600.0
-_CREDENTIALS = (
+_AT_S3 = (
     "Look at bucket and rights, and at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL (on a cluster: "
     "keys of a Secret that spec.secrets names)."
 )
 _LOOK_SECONDS = 1.0
+
+
+def advice(uri: str) -> str:
+    """A sentence on what to look at when a place cannot be read or written."""
+    return _AT_S3 if uri.startswith(("s3://", "s3a://")) else "Look at the place and its rights."
 
 
 class RemoteFolder:
@@ -37,7 +42,7 @@ class RemoteFolder:
         self._fs: Any = None
         self._root = ""
 
-    def within(self, what: str, work: Callable[[], Result], advice: str = "") -> Result:
+    def within(self, what: str, work: Callable[[], Result], first: str = "") -> Result:
         """Run `work`, which calls the other methods.
 
         On a thread, since the libraries behind fsspec offer no deadline for a whole copy. One that never
@@ -46,7 +51,7 @@ class RemoteFolder:
         Args:
             what: begin of the sentence that says what went wrong.
             work: what is to be done.
-            advice: a sentence that comes before what can be said of the place.
+            first: advice that comes before what can be said of the place.
 
         Raises:
             CheckpointError: it went wrong, or no byte has moved for too long. RLTrainErrors pass.
@@ -67,7 +72,7 @@ class RemoteFolder:
             thread.join(min(_LOOK_SECONDS, self._stalled))
         if results:
             return results[0]
-        advices = " ".join(filter(None, (advice, self._advice())))
+        advices = " ".join(filter(None, (first, advice(self.uri))))
         if not failures:
             raise CheckpointError(f"{what}: nothing has moved for {self._stalled:g} s. {advices}")
         error = failures[0]
@@ -151,8 +156,3 @@ class RemoteFolder:
             self._moved = time.monotonic()
 
         return Callback(hooks={"moved": moved})
-
-    def _advice(self) -> str:
-        return (
-            _CREDENTIALS if self.uri.startswith(("s3://", "s3a://")) else "Look at the place and its rights."
-        )

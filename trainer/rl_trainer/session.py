@@ -102,7 +102,9 @@ class Session(Attempt):
         spec, search = self.spec, self.folder.search
         self.console.phase("starting Ray, loading model and task")
         with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(load_inputs, spec, self.folder.path / "model", search, model)
+            loading = thread.submit(
+                load_inputs, spec, self.folder.path / "model", search, model, self.console.phase
+            )
             cpus = sum(bundle.cpus for bundle in bundles(spec))
             own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug, leave=self.console.close))
             inputs = loading.result()

@@ -101,7 +101,7 @@ def test_a_copy_that_breaks_leaves_nothing(folder, tmp_path, monkeypatch):
         shutil.copyfile(source, target)
 
     monkeypatch.setattr(LocalFileSystem, "get_file", broken)
-    assert "cannot be copied (connection reset)" in refused(f"file://{folder}", tmp_path / "cache")
+    assert "cannot be copied: connection reset. Look at" in refused(f"file://{folder}", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -126,7 +126,7 @@ def test_hub_downloads_only_what_is_needed(folder, tmp_path, monkeypatch):
 
     asked = {}
 
-    def download(name, revision=None, allow_patterns=None):
+    def download(name, revision=None, allow_patterns=None, tqdm_class=None):
         asked.update(name=name, revision=revision, patterns=allow_patterns)
         return str(folder)
 

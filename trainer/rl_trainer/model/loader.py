@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,8 @@ from torch import nn
 
 from rl_api.errors import ModelError
 from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
-from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES, weight_files
+from rl_trainer.model.download import copy_folder, download_from_hub
+from rl_trainer.model.folder import weight_files
 from rl_trainer.model.presets import DefaultTiny, TinyShape, write_tiny
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 PRESETS = ("tiny",)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_EXTRAS = {"s3": "s3", "s3a": "s3"}
 
 
 def resolve_model(
@@ -35,19 +32,20 @@ def resolve_model(
     tiny: TinyShape | None = None,
     seed: int = 0,
     revision: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Make `source` a checked local folder.
 
     `source` is the preset `tiny` (written below `cache_folder` from the sizes `tiny` and `seed`), a local
     folder, a URI that fsspec opens (s3://..., file://...; copied below `cache_folder`), or a Hugging Face hub
-    id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). Raises ModelError with one sentence for
-    everything that can go wrong.
+    id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). `tell` hears now and then how far a long
+    download has come. Raises ModelError with one sentence for everything that can go wrong.
     """
     cache = Path(cache_folder)
     if source in PRESETS:
         folder = _preset(cache, tiny or DefaultTiny(), seed)
     elif "://" in source:
-        folder = _remote(source, cache)
+        folder = copy_folder(source, cache, tell)
     elif Path(source).expanduser().is_dir():
         folder = Path(source).expanduser()
     elif _looks_local(source):
@@ -56,7 +54,7 @@ def resolve_model(
             "a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://..."
         )
     else:
-        folder = _hub(source, revision)
+        folder = download_from_hub(source, revision, tell)
     check_folder(folder)
     return folder
 
@@ -132,93 +130,3 @@ def _write(folder: Path, write: Any) -> None:
     except OSError as error:
         if not folder.is_dir():
             raise ModelError(f"model folder {folder}: cannot be written ({error})") from None
-
-
-def _remote(source: str, cache: Path) -> Path:
-    """Copy a folder at a URI below the cache; copied once per URI and listing (names, sizes, times)."""
-    import fsspec
-
-    scheme = source.split("://", 1)[0]
-    try:
-        filesystem, root = fsspec.core.url_to_fs(source)
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        hint = f"install rltrain[{extra}]" if extra else str(error)
-        raise ModelError(f"model.source: {source} needs a package that is not installed; {hint}") from None
-    except ValueError as error:
-        raise ModelError(f"model.source: {source} cannot be opened ({error})") from None
-    try:
-        entries = [entry for entry in filesystem.ls(root, detail=True) if entry["type"] == "file"]
-    except FileNotFoundError:
-        raise ModelError(f"model.source: there is no folder at {source}") from None
-    except Exception as error:  # each fsspec backend raises its own kinds
-        raise ModelError(f"model.source: {source} cannot be listed ({_first_line(error)})") from None
-    wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
-    if not wanted:
-        raise ModelError(
-            f"model.source: the folder at {source} holds no model files (config.json and safetensors)"
-        )
-    listing = sorted((Path(entry["name"]).name, entry.get("size"), str(_stamp(entry))) for entry in wanted)
-    key = hashlib.sha256(json.dumps([source, listing]).encode()).hexdigest()[:10]
-    folder = cache / f"{re.sub(r'[^A-Za-z0-9]+', '-', source.split('://', 1)[1]).strip('-')[-40:]}-{key}"
-    if folder.is_dir():
-        return folder
-    temporary = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        temporary.mkdir(parents=True)
-        for entry in wanted:
-            filesystem.get_file(entry["name"], str(temporary / Path(entry["name"]).name))
-        os.replace(temporary, folder)
-    except Exception as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.is_dir():
-            raise ModelError(f"model.source: {source} cannot be copied ({_first_line(error)})") from None
-    return folder
-
-
-def _is_model_file(name: str) -> bool:
-    return (
-        name in CONFIG_FILES
-        or name in TOKENIZER_FILES
-        or name.endswith((".safetensors", ".safetensors.index.json"))
-    )
-
-
-def _stamp(entry: dict[str, Any]) -> Any:
-    return entry.get("ETag") or entry.get("mtime") or entry.get("LastModified") or entry.get("created")
-
-
-def _hub(source: str, revision: str | None) -> Path:
-    """Download a hub model's needed files, or find them in the hub's cache."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=list(_PATTERNS)))
-    except GatedRepoError:
-        reason = "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)"
-    except RevisionNotFoundError:
-        reason = f"it has no revision {revision!r}"
-    except RepositoryNotFoundError:
-        reason = "the hub has no such model, or it is private (set HF_TOKEN); a local folder must exist"
-    except LocalEntryNotFoundError:
-        offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-        reason = (
-            "it is not in the local cache, and HF_HUB_OFFLINE is set"
-            if offline
-            else "the hub cannot be reached and the local cache lacks it; check the network or give a local folder"
-        )
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = _first_line(error)
-    raise ModelError(f"model.source: hub model {source} cannot be loaded: {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api.errors import TaskError
+from rl_trainer.remote_folder import advice
 from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
 from rl_trainer.tasks.task import Message
 
@@ -98,8 +99,8 @@ def _read_remote(uri: str) -> bytes:
     except ImportError as error:
         raise TaskError(f"task.file: {uri} needs a package that is not installed: {error}") from None
     except Exception as error:  # every store has its own errors
-        reason = str(error) or type(error).__name__
-        raise TaskError(f"task.file: {uri} cannot be read: {reason}") from error
+        reason = (str(error) or type(error).__name__).rstrip(".")
+        raise TaskError(f"task.file: {uri} cannot be read: {reason}. {advice(uri)}") from error
 
 
 def _lines(data: bytes, file: str) -> Iterable[tuple[int, dict[str, Any]]]:

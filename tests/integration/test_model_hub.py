@@ -1,0 +1,70 @@
+"""Runs of a hub's model: the hub's own library downloads it from a server on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from model_hub import ModelHub
+from training_runs import RunFiles
+
+from rl_trainer.model.loader import resolve_model
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[ModelHub]:
+    with ModelHub() as served:
+        folder = resolve_model("tiny", tmp_path / "models")
+        (folder / "pytorch_model.bin").write_bytes(b"not needed")
+        (folder / "README.md").write_text("not needed")
+        served.models["acme/tiny"] = folder
+        yield served
+
+
+def of_hub(folder: Path, source: str) -> RunFiles:
+    return RunFiles(folder, model={"source": source, "tiny": None}, stop={"maxSteps": 1})
+
+
+def at(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+
+
+def test_a_model_is_fetched_once_and_without_what_nobody_needs(hub: ModelHub, tmp_path: Path):
+    files = of_hub(tmp_path / "run", "acme/tiny")
+    with files.start(**at(hub, tmp_path)) as process:
+        outcome = process.finish().assert_well()
+    assert "downloading" not in outcome.out, "a small model is there at once"
+    weights = "model.safetensors"
+    assert (files.out / "initial" / weights).read_bytes() == (hub.models["acme/tiny"] / weights).read_bytes()
+    assert hub.fetched >= {"config.json", weights, "tokenizer.json"}
+    assert not hub.fetched & {"pytorch_model.bin", "README.md"}
+    hub.fetched.clear()
+    with files.start("--overwrite", **at(hub, tmp_path)) as process:
+        process.finish().assert_well()
+    assert not hub.fetched
+
+
+@pytest.mark.parametrize(
+    ("repository", "options", "sentence"),
+    [
+        (
+            "acme/nothing",
+            (),
+            "the hub has no such model, or it is private (set HF_TOKEN); a local folder must exist",
+        ),
+        (
+            "acme/closed",
+            (),
+            "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)",
+        ),
+        ("acme/tiny", ("--set", "model.revision=v9"), "it has no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_refuses_is_a_sentence(
+    hub: ModelHub, tmp_path: Path, repository: str, options: tuple[str, ...], sentence: str
+):
+    hub.refused["acme/closed"] = "GatedRepo"
+    with of_hub(tmp_path / "run", repository).start(*options, **at(hub, tmp_path)) as process:
+        outcome = process.finish()
+    assert outcome.sentence == f"model.source: hub model {repository} cannot be loaded: {sentence}"

@@ -1,0 +1,189 @@
+"""Models from elsewhere: a folder behind any URI that fsspec opens, and the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_api.errors import ModelError
+from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES
+from rl_trainer.remote_folder import advice
+
+Tell = Callable[[str], None]
+_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_EXTRAS = {"s3": "s3", "s3a": "s3"}
+_TELL_SECONDS = 5.0
+
+
+class Progress:
+    """Tells every few seconds how much of a download is there.
+
+    Args:
+        what: what is downloaded.
+        tell: hears a phrase.
+        total: bytes in all, 0: not known yet.
+    """
+
+    def __init__(
+        self, what: str, tell: Tell, total: float = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._what, self._tell, self._clock = what, tell, clock
+        self.done, self.total = 0.0, total
+        self._told = clock()
+
+    def add(self, count: float) -> None:
+        """`count` more bytes are there."""
+        self.done += count
+        if self._clock() - self._told >= _TELL_SECONDS:
+            self._told = self._clock()
+            of = f" of {self.total / 1e9:.2f}" if self.total >= self.done else ""
+            self._tell(f"downloading {self._what}: {self.done / 1e9:.2f}{of} GB")
+
+
+def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
+    """Copy a folder at a URI below the cache; copied once per URI and listing (names, sizes, times).
+
+    Raises:
+        ModelError: it cannot be copied, or is no model.
+    """
+    import fsspec
+
+    scheme = source.split("://", 1)[0]
+    try:
+        filesystem, root = fsspec.core.url_to_fs(source)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        hint = f"install rltrain[{extra}]" if extra else str(error)
+        raise ModelError(f"model.source: {source} needs a package that is not installed; {hint}") from None
+    except ValueError as error:
+        raise ModelError(f"model.source: {source} cannot be opened ({error})") from None
+    try:
+        entries = [entry for entry in filesystem.ls(root, detail=True) if entry["type"] == "file"]
+    except FileNotFoundError:
+        raise ModelError(f"model.source: there is no folder at {source}") from None
+    except Exception as error:  # each fsspec backend raises its own kinds
+        raise ModelError(
+            f"model.source: {source} cannot be listed: {_first_line(error)}. {advice(source)}"
+        ) from None
+    wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
+    if not wanted:
+        raise ModelError(
+            f"model.source: the folder at {source} holds no model files (config.json and safetensors)"
+        )
+    listing = sorted((Path(entry["name"]).name, entry.get("size"), str(_stamp(entry))) for entry in wanted)
+    key = hashlib.sha256(json.dumps([source, listing]).encode()).hexdigest()[:10]
+    folder = cache / f"{re.sub(r'[^A-Za-z0-9]+', '-', source.split('://', 1)[1]).strip('-')[-40:]}-{key}"
+    if folder.is_dir():
+        return folder
+    temporary = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        progress = Progress(source, tell, sum(entry.get("size") or 0 for entry in wanted))
+        for entry in wanted:
+            target = temporary / Path(entry["name"]).name
+            filesystem.get_file(entry["name"], str(target), callback=_counted(progress))
+        os.replace(temporary, folder)
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():
+            raise ModelError(
+                f"model.source: {source} cannot be copied: {_first_line(error)}. {advice(source)}"
+            ) from None
+    return folder
+
+
+def _is_model_file(name: str) -> bool:
+    return (
+        name in CONFIG_FILES
+        or name in TOKENIZER_FILES
+        or name.endswith((".safetensors", ".safetensors.index.json"))
+    )
+
+
+def _stamp(entry: dict[str, Any]) -> Any:
+    return entry.get("ETag") or entry.get("mtime") or entry.get("LastModified") or entry.get("created")
+
+
+def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
+    """Download a hub model's needed files, or find them in the hub's cache.
+
+    Raises:
+        ModelError: the hub does not give them.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                source,
+                revision=revision,
+                allow_patterns=list(_PATTERNS),
+                tqdm_class=_told(Progress(source, tell)),
+            )
+        )
+    except GatedRepoError:
+        reason = "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)"
+    except RevisionNotFoundError:
+        reason = f"it has no revision {revision!r}"
+    except RepositoryNotFoundError:
+        reason = "the hub has no such model, or it is private (set HF_TOKEN); a local folder must exist"
+    except LocalEntryNotFoundError:
+        offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+        reason = (
+            "it is not in the local cache, and HF_HUB_OFFLINE is set"
+            if offline
+            else "the hub cannot be reached and the local cache lacks it; check the network or give a local folder"
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = _first_line(error)
+    raise ModelError(f"model.source: hub model {source} cannot be loaded: {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _counted(progress: Progress) -> Any:
+    """What fsspec calls with the bytes of a file."""
+    from fsspec.callbacks import Callback
+
+    class Counted(Callback):  # type: ignore[misc, unused-ignore]
+        def relative_update(self, inc: int = 1) -> None:
+            progress.add(inc)
+
+    return Counted()
+
+
+def _told(progress: Progress) -> type:
+    """What the hub's library takes for the class of its progress bars: ours draw nothing."""
+    from tqdm import tqdm
+
+    class Told(tqdm):  # type: ignore[type-arg, unused-ignore]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            # Of its three bars the first counts files, and the last what has reached the disk.
+            if self.unit == "B" and not str(self.desc).startswith("Downloading"):
+                progress.total = float(self.total or 0)
+                progress.add(n or 0)
+            return super().update(n)
+
+    return Told
