@@ -198,6 +198,23 @@ def test_what_a_program_said_when_rltrain_was_killed_is_not_lost(folder: Folder)
     assert json.loads((folder.out / "summary.json").read_text())["resumed_from"] == 7
 
 
+def test_a_program_whose_rltrain_was_killed_does_not_train_on(folder: Folder) -> None:
+    folder.configure(steps=100_000, delay=0.05)
+    process = folder.start()
+    wait_for(lambda: len(folder.steps) >= 3, process)
+    process.kill()
+    process.wait(PATIENCE)
+    saved, deadline = folder.out / "checkpoints" / "step", time.monotonic() + PATIENCE
+    while not (saved.exists() and saved.read_text()):  # it was told to stop, and did so as ever
+        assert time.monotonic() < deadline, "it trains on"
+        time.sleep(0.05)
+    kept = int(saved.read_text())
+    folder.configure(steps=kept + 2)
+    code, out, error = folder.run("--resume")
+    assert (code, f"begins at {kept}" in out) == (0, True), error
+    assert folder.steps == list(range(1, kept + 3))
+
+
 @pytest.mark.parametrize("forgetful", [False, True])
 def test_who_asks_for_a_checkpoint_stops_it(folder: Folder, forgetful: bool) -> None:
     folder.configure(steps=1000, delay=0.05, forgetful=forgetful)

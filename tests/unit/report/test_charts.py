@@ -35,6 +35,13 @@ def test_time_that_no_part_accounts_for_is_shown_when_it_matters():
     assert build_columns(records(2, time_train=3.0), [])["time_other"] == [None, None]
 
 
+def test_samplers_are_a_curve_where_their_number_changed():
+    same, changed = build_columns(records(3, samplers=2), []), records(2, samplers=2)
+    changed += records(1, step=3, samplers=1)
+    assert same["samplers"] == [None, None, None]
+    assert build_columns(changed, [])["samplers"] == [2, 2, 1]
+
+
 def test_charts_and_curves_without_numbers_are_left_out():
     columns = build_columns(records(3, kl=0.0, staleness_mean=1.0, time_train=2.0, time_wait=0.0), [])
     shown = {chart.id: [series.column for series in chart.series] for chart in visible(ALL, columns)}

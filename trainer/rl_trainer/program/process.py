@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rl_api.errors import InvalidConfig, ProgramFailed
 
+_PR_SET_PDEATHSIG = 1
 # Lines of output that are kept for the sentence about a failure.
 _LAST_LINES = 3
 _LONGEST = 300
@@ -51,6 +54,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a signal to it reaches what it has started, and Ctrl-C comes through us
+                preexec_fn=_end_with_parent(),
             )
         except OSError as error:
             self._log.close()
@@ -142,3 +146,14 @@ class Program:
             if line:
                 self._last.append(line.strip())
                 self._lines.put(line)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Has the program told to stop (SIGTERM) when this process is killed: with two of them, checkpoints would be mixed.
+
+    Linux only: elsewhere it ends when it next writes to its output.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # found here: between fork and exec little may be done
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -232,6 +232,13 @@ SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
                 "Groups put in and taken out",
                 (Series("buffer_in_rate", "in"), Series("buffer_out_rate", "out", "orange")),
             ),
+            Chart(
+                "samplers",
+                "Samplers",
+                "",
+                "How many took part: they came and went",
+                (Series("samplers", "samplers", "violet"),),
+            ),
         ),
     ),
 )
@@ -285,7 +292,7 @@ def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, fl
 
     Rows are step records by step, and steps at which only an evaluation happened (step 0). Besides the fields
     of `StepRecord` there are `elapsed` (seconds of training until the end of the step, all attempts together)
-    and `time_other` (wall time that no part accounts for).
+    and `time_other` (wall time that no part accounts for). `samplers` is empty where it never changed.
     """
     by_step = {record.step: record for record in records}
     scores = dict(heldout)
@@ -304,6 +311,8 @@ def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, fl
         columns["time_other"].append(_other(record) if record else None)
     if sum(present(columns["time_other"])) < 0.02 * elapsed:
         columns["time_other"] = [None] * len(columns["step"])
+    if len(set(present(columns["samplers"]))) < 2:  # the number that the run asked for, all the time
+        columns["samplers"] = [None] * len(columns["step"])
     return thin(columns, MAX_POINTS)
 
 
