@@ -96,6 +96,10 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp
 
 def test_an_earlier_run_in_the_folder_is_not_lost_by_mistake(store: ObjectStore, tmp_path: Path):
     kept = store.bucket("twice") / "run"
+    failed = small_run(tmp_path / "failed", "s3://twice/run").run(
+        "--set", "model.source=./nothing", "--set", "model.tiny=null"
+    )
+    assert failed.code == 2  # before there was anything to lose
     small_run(tmp_path / "first", "s3://twice/run", stop={"maxSteps": 4}).run().assert_well()
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
     second = small_run(tmp_path / "second", "s3://twice/run", stop={"maxSteps": 1})

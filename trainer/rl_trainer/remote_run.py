@@ -15,20 +15,17 @@ from rl_trainer.report.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from rl_trainer.run_folder import RunFolder, attempt_after
 
 _OWNER = ".owner"
-_FINAL = "final"
 # In the order in which they are copied: what is read on resuming names positions in those before it.
-_KEPT = (
+_SMALL = (
     "run.yaml",
     METRICS_FILE,
     "program.json",
-    "program.log",
     "examples.json",
     "summary.json",
     "timeline.json",
     "report.html",
-    TENSORBOARD_FOLDER,
-    _FINAL,
 )
+_KEPT = (*_SMALL, "program.log", TENSORBOARD_FOLDER, "final")
 # Seconds without a byte moved at the end of a run that was stopped: a pod is killed soon after.
 _HURRY_SECONDS = 20.0
 
@@ -73,7 +70,7 @@ class RemoteRun:
         """Copy results there, as far as there are any.
 
         Args:
-            hurry: the process is about to be killed: no weights, and a short deadline.
+            hurry: the process is about to be killed: small files only, and a short deadline.
 
         Raises:
             CheckpointError: they cannot be copied; here they are safe.
@@ -133,10 +130,11 @@ class RemoteRun:
 
     def _keep(self, remote: RemoteFolder, hurry: bool) -> None:
         self.check_owner()
-        for name in _KEPT:
+        metrics = self.folder.path / METRICS_FILE
+        if not metrics.exists() or metrics.stat().st_size == 0:
+            return  # it failed before its first step: nothing that the next try would have to spare
+        for name in _SMALL if hurry else _KEPT:
             source = self.folder.path / name
-            if not source.exists() or (hurry and name == _FINAL):
-                continue
             if source.is_file():
                 remote.upload(source, name)
                 continue
