@@ -27,7 +27,8 @@ def of_hub(folder: Path, source: str) -> RunFiles:
 
 
 def at(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    return settings | {"NO_PROXY": "127.0.0.1"}
 
 
 def test_a_model_is_fetched_once_and_without_what_nobody_needs(hub: ModelHub, tmp_path: Path):

@@ -146,9 +146,7 @@ def test_an_object_store_that_goes_away_and_comes_back(store: ObjectStore, tmp_p
         store.stop()
         outcome = process.finish()
     store.start()
-    assert (
-        "could not be copied to s3://away/run: EndpointConnectionError: Could not connect to" in outcome.err
-    )
+    assert "could not be copied to s3://away/run: " in outcome.err
     assert f"It is safe in {files.out}/checkpoints/step-" in outcome.err
     files.feel()
     files.run("--resume").assert_well()

@@ -55,6 +55,7 @@ class ObjectStore:
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET,
             "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
         }
 
     def bucket(self, name: str) -> Path:
