@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from model_hub import ModelHub
-from training_runs import RunFiles
+from training_runs import RunFiles, ray_here
 
+from rl_api.errors import ModelError
 from rl_trainer.model.loader import resolve_model
 
 
@@ -22,18 +24,12 @@ def hub(tmp_path: Path) -> Iterator[ModelHub]:
         yield served
 
 
-def of_hub(folder: Path, source: str) -> RunFiles:
-    return RunFiles(folder, model={"source": source, "tiny": None}, stop={"maxSteps": 1})
-
-
-def at(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
-    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    return settings | {"NO_PROXY": "127.0.0.1"}
-
-
+@pytest.mark.usefixtures("local_ray")
 def test_a_model_is_fetched_once_and_without_what_nobody_needs(hub: ModelHub, tmp_path: Path):
-    files = of_hub(tmp_path / "run", "acme/tiny")
-    with files.start(**at(hub, tmp_path)) as process:
+    files = RunFiles(tmp_path / "run", model={"source": "acme/tiny", "tiny": None}, stop={"maxSteps": 1})
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    settings |= {"NO_PROXY": "127.0.0.1", **ray_here()}
+    with files.start(**settings) as process:
         outcome = process.finish().assert_well()
     assert "downloading" not in outcome.out, "a small model is there at once"
     weights = "model.safetensors"
@@ -41,31 +37,39 @@ def test_a_model_is_fetched_once_and_without_what_nobody_needs(hub: ModelHub, tm
     assert hub.fetched >= {"config.json", weights, "tokenizer.json"}
     assert not hub.fetched & {"pytorch_model.bin", "README.md"}
     hub.fetched.clear()
-    with files.start("--overwrite", **at(hub, tmp_path)) as process:
+    with files.start("--overwrite", **settings) as process:
         process.finish().assert_well()
     assert not hub.fetched
 
 
 @pytest.mark.parametrize(
-    ("repository", "options", "sentence"),
+    ("repository", "revision", "sentence"),
     [
         (
             "acme/nothing",
-            (),
+            None,
             "the hub has no such model, or it is private (set HF_TOKEN); a local folder must exist",
         ),
         (
             "acme/closed",
-            (),
+            None,
             "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)",
         ),
-        ("acme/tiny", ("--set", "model.revision=v9"), "it has no revision 'v9'"),
+        ("acme/tiny", "v9", "it has no revision 'v9'"),
     ],
 )
 def test_what_the_hub_refuses_is_a_sentence(
-    hub: ModelHub, tmp_path: Path, repository: str, options: tuple[str, ...], sentence: str
+    hub: ModelHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    repository: str,
+    revision: str | None,
+    sentence: str,
 ):
     hub.refused["acme/closed"] = "GatedRepo"
-    with of_hub(tmp_path / "run", repository).start(*options, **at(hub, tmp_path)) as process:
-        outcome = process.finish()
-    assert outcome.sentence == f"model.source: hub model {repository} cannot be loaded: {sentence}"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ModelError) as error:
+        resolve_model(repository, tmp_path, revision=revision)
+    assert str(error.value) == f"model.source: hub model {repository} cannot be loaded: {sentence}"

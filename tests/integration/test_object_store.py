@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 import s3fs
 from object_store import ObjectStore
-from training_runs import PROMPTS, RunFiles, until
+from training_runs import PROMPTS, RunFiles, ray_here, until
 
+from rl_api.errors import TaskError
 from rl_trainer.remote_run import RemoteRun
 from rl_trainer.run_folder import RunFolder
+from rl_trainer.tasks.prompts import read_prompts
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -44,11 +45,6 @@ def small_run(folder: Path, uri: str, **changes: object) -> RunFiles:
     return RunFiles(folder, **{**kept, **changes})
 
 
-def ray_here() -> dict[str, str]:
-    """Makes another process join this process's Ray."""
-    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
-
-
 def checkpoints(folder: Path) -> list[int]:
     """Steps of the whole checkpoints in a bucket."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json"))
@@ -56,17 +52,13 @@ def checkpoints(folder: Path) -> list[int]:
 
 def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp_path: Path):
     bucket = store.bucket("lost-disk")
-    shutil.copy(small_run(tmp_path / "prompts", "s3://x").folder / "prompts.jsonl", bucket)
-    evaluation = {"everySteps": 4, "samples": 8}
-    whole = RunFiles(tmp_path / "whole", task={"evaluation": evaluation}, stop={"maxSteps": STEPS})
+    task = {"evaluation": {"everySteps": 4, "samples": 8}}
+    whole = RunFiles(tmp_path / "whole", task=task, stop={"maxSteps": STEPS})
     whole.run().assert_well()
 
-    task = {"file": "s3://lost-disk/prompts.jsonl", "evaluation": evaluation}
     first = small_run(tmp_path / "first", "s3://lost-disk/runs/one", task=task)
     first.feel(delay=0.05)
-    with (
-        first.start() as process
-    ):  # with a Ray of its own: samplers read the prompts, and need the credentials too
+    with first.start(**ray_here()) as process:
         process.wait_for(lambda: len(first.steps) >= 5)
         process.kill()
     kept = bucket / "runs" / "one"
@@ -74,8 +66,7 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp
     shutil.rmtree(first.out)
 
     second = small_run(tmp_path / "second", "s3://lost-disk/runs/one", task=task)
-    with second.start("--resume") as process:
-        process.finish().assert_well()
+    second.run("--resume").assert_well()
     assert second.summary["resumed_from"] in (4, 6)
     assert second.weights == whole.weights
     assert [prompt for r in second.steps for prompt in r.prompts] == list(range(STEPS * PROMPTS))
@@ -92,6 +83,17 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp
     third = small_run(tmp_path / "third", "s3://lost-disk/runs/two", stop={"maxSteps": 1})
     third.run("--set", "model.source=s3://lost-disk/runs/one/final", "--set", "model.tiny=null").assert_well()
     assert (third.out / "initial" / "model.safetensors").read_bytes() == whole.weights
+
+
+def test_prompts_from_the_object_store(store: ObjectStore):
+    (store.bucket("prompts") / "two.jsonl").write_text(
+        '{"prompt": "1+1", "answer": 2}\n{"prompt": "1+2", "answer": 3}\n'
+    )
+    assert len(read_prompts("s3://prompts/two.jsonl", "prompt", "answer")) == 2
+    with pytest.raises(
+        TaskError, match=r"task\.file: s3://prompts/three\.jsonl cannot be read: .* Look at bucket"
+    ):
+        read_prompts("s3://prompts/three.jsonl", "prompt", "answer")
 
 
 def test_an_earlier_run_in_the_folder_is_not_lost_by_mistake(store: ObjectStore, tmp_path: Path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import ray
-from training_runs import GROUP, PROMPTS, RunFiles
+from training_runs import GROUP, PROMPTS, RunFiles, ray_here
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -20,11 +19,6 @@ def two_samplers(folder: Path, **changes: object) -> RunFiles:
 def trained(files: RunFiles, *options: str) -> RunFiles:
     files.run(*options).assert_well()
     return files
-
-
-def ray_here() -> dict[str, str]:
-    """Makes another process join this process's Ray: it saves the start of a second one."""
-    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 import yaml
 
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore
@@ -253,6 +254,11 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def ray_here() -> dict[str, str]:
+    """Makes another process join this process's Ray: it saves the start of a second one."""
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
 
 
 def actors(role: str) -> list[psutil.Process]:
