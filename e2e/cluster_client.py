@@ -24,6 +24,14 @@ KINDS = (
     "poddisruptionbudgets.policy",
     "persistentvolumeclaims",
 )
+# What the restricted pod security standard asks of a pod and of its containers.
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "fsGroup": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 T = TypeVar("T")
 
 
@@ -88,12 +96,7 @@ class Cluster:
             "spec": {
                 "restartPolicy": "Never",
                 "automountServiceAccountToken": False,
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 1000,
-                    "fsGroup": 1000,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
+                "securityContext": RESTRICTED_POD,
                 "containers": [
                     {
                         "name": "script",
@@ -101,10 +104,7 @@ class Cluster:
                         "command": ["bash", "-ec", script],
                         "envFrom": [{"secretRef": {"name": secret}}] if secret else [],
                         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-                        "securityContext": {
-                            "allowPrivilegeEscalation": False,
-                            "capabilities": {"drop": ["ALL"]},
-                        },
+                        "securityContext": RESTRICTED_CONTAINER,
                     }
                 ],
                 "volumes": [{"name": "data", **volume}],

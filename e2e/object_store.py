@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from cluster_client import Cluster, wait_for
+from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 
 NAME = "objects"
 BUCKET = "s3://checkpoints"
@@ -22,11 +20,7 @@ def serve_objects(cluster: Cluster, namespace: str, image: str, shell_image: str
         shell_image: any with one, to make the bucket.
     """
     labels = {"app.kubernetes.io/name": NAME}
-    locked: dict[str, Any] = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    locked = RESTRICTED_CONTAINER | {"readOnlyRootFilesystem": True}
     data = {"volumeMounts": [{"name": "data", "mountPath": "/data"}], "securityContext": locked}
     folder = f"/data/{BUCKET.removeprefix('s3://')}"
     pod = {
@@ -35,12 +29,7 @@ def serve_objects(cluster: Cluster, namespace: str, image: str, shell_image: str
         "metadata": {"name": NAME, "namespace": namespace, "labels": labels},
         "spec": {
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "fsGroup": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": RESTRICTED_POD,
             "initContainers": [
                 {"name": "bucket", "image": shell_image, "command": ["mkdir", "-p", folder], **data}
             ],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_client import Cluster, wait_for
+from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 from conftest import SPARE, TRAINER_IMAGE, Train
 from fake_nodes import fake_nodes
 from test_training import START_SECONDS, TRAIN_SECONDS
@@ -98,7 +98,7 @@ def plain_pod(namespace: str) -> dict[str, Any]:
         "image": TRAINER_IMAGE,
         "command": ["true"],
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": RESTRICTED_CONTAINER,
     }
     return {
         "apiVersion": "v1",
@@ -106,11 +106,7 @@ def plain_pod(namespace: str) -> dict[str, Any]:
         "metadata": {"name": "greedy", "namespace": namespace},
         "spec": {
             "containers": [container],
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": RESTRICTED_POD,
         },
     }
 

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "administrator-of-a-test-cluster"
@@ -54,7 +54,7 @@ class KubeApi:
         """
         self.folder, self.binaries = folder, binaries
         self.token = TOKEN
-        self._etcd_port, self._peer_port, self._port = _free_ports(3)
+        self._etcd_port, self._peer_port, self._port = free_ports(3)
         self.server = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = folder / "kubeconfig"
         self.certificate = folder / "certificates" / "apiserver.crt"
@@ -289,14 +289,3 @@ def _status(url: str, headers: dict[str, str] | None = None, context: ssl.SSLCon
         return error.code
     except OSError:
         return 0
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from ports import free_ports
 
 WRITES: Final = ("create", "patch", "update", "delete")
 START_SECONDS: Final = 60.0
@@ -78,7 +79,7 @@ class OperatorProcess(Program):
 
     def start(self) -> None:
         """Start it; it does not work at once."""
-        self._port = free_port()
+        (self._port,) = free_ports(1)
         listen = [f"--metrics-listen=127.0.0.1:{self._port}", "--health-listen=127.0.0.1:0"]
         self.command = [sys.executable, "-m", "rl_operator", *listen, *self._options]
         super().start()
@@ -129,10 +130,3 @@ class OperatorProcess(Program):
                 return str(answer.read().decode())
         except OSError:
             return ""
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

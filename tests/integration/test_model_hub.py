@@ -68,6 +68,7 @@ def test_what_the_hub_refuses_is_a_sentence(
 ):
     hub.refused["acme/closed"] = "GatedRepo"
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the unit tests' conftest.py sets the variable
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ModelError) as error:

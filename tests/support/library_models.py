@@ -23,6 +23,21 @@ def save_random_model(folder: Path, family: str, config: Mapping[str, object]) -
     model.save_pretrained(folder)
 
 
+def save_family_model(
+    name: str,
+    folder: Path,
+    families: Mapping[str, tuple[str, Mapping[str, object]]],
+    sizes: Mapping[str, object],
+    gpt2: Mapping[str, object],
+) -> None:
+    """Write a model of `families` (name -> the library's family, and what it has beside `sizes`), or a `gpt2`."""
+    if name == "gpt2":
+        save_random_model(folder, "GPT2", gpt2)
+    else:
+        family, extra = families[name]
+        save_random_model(folder, family, {**sizes, **extra})
+
+
 def made_once(
     tmp_path_factory: pytest.TempPathFactory, save: Callable[[str, Path], None]
 ) -> Callable[[str], Path]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from library_models import made_once, save_random_model
+from library_models import made_once, save_family_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -61,12 +61,7 @@ def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 def _save(name: str, folder: Path) -> None:
-    if name == "gpt2":
-        family, config = "GPT2", GPT2
-    else:
-        family, extra = FAMILIES[name]
-        config = {**SIZES, **extra}
-    save_random_model(folder, family, config)
+    save_family_model(name, folder, FAMILIES, SIZES, GPT2)
     _save_tokenizer(folder)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from library_models import save_random_model
+from library_models import save_family_model
 
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.sampler.engine import Engine, GenerationRequest, GenerationResult, SamplingParams
@@ -45,12 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save_model(name: str, folder: Path) -> None:
     """Write a model of a family, or a `gpt2`, which our decoder does not run."""
-    if name == "gpt2":
-        family, config = "GPT2", GPT2
-    else:
-        family, extra = FAMILIES[name]
-        config = {**SIZES, **extra}
-    save_random_model(folder, family, config)
+    save_family_model(name, folder, FAMILIES, SIZES, GPT2)
 
 
 def changed(weights: dict[str, torch.Tensor], seed: int = 3) -> dict[str, torch.Tensor]:

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ports import free_ports
+
 SERVER = Path(__file__).parents[2] / ".tools" / "bin" / "versitygw"
 _KEY, _SECRET = "rltrain", "open-sesame"
 _START_SECONDS = 20.0
@@ -18,9 +20,7 @@ class ObjectStore:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port: int = free.getsockname()[1]
+        (self._port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
