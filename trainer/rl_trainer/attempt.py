@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -47,7 +47,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with closing(self._stack):
             try:
                 self._close()
                 write_report(self.folder.path)
@@ -55,8 +55,6 @@ class Attempt:
                 if error is None:  # else that says why: the same disk is full
                     self.console.warning(str(problem))
             self._keep_outside(error)
-        finally:
-            self._stack.close()
 
     def _open(self) -> None:
         raise NotImplementedError

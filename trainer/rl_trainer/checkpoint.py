@@ -41,12 +41,12 @@ from rl_trainer.checkpoint_manifest import (
     files_in,
     fsync,
     read_manifest,
-    reason,
     settle,
     step_name,
     step_of,
     verify,
 )
+from rl_trainer.error_text import reason
 
 # A file's content: the bytes, or a function that writes the file (or a folder of files) at a path.
 Writer = Callable[[Path], None] | bytes

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_trainer.error_text import reason
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 # A second save of a step, finished, about to take the first one's place.
@@ -173,10 +175,3 @@ def fsync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def reason(error: Exception) -> str:
-    """The text of an error in one line: what the system says, without the number."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")

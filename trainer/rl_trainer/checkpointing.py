@@ -30,10 +30,10 @@ import numpy as np
 from rl_api import CheckpointStatus, LoraSpec, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint import Checkpoint, CheckpointStore, Writer
-from rl_trainer.checkpoint_manifest import reason
 from rl_trainer.checkpoint_remote import fetch, mirror
 from rl_trainer.checkpoint_state import Arrays, LearnerState, pack_groups, to_tensors, unpack_groups
 from rl_trainer.counters import Counters
+from rl_trainer.error_text import reason
 from rl_trainer.inputs import heldout_count
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.remote_run import RemoteRun
@@ -147,10 +147,9 @@ class Checkpoints:
         try:
             shutil.rmtree(model, ignore_errors=True)
             shutil.copytree(checkpoint.file("model"), model, copy_function=_link)
-            if not folder.initial.exists() and (checkpoint.path / "initial").exists():
-                shutil.copytree(checkpoint.path / "initial", folder.initial)
-            if not (folder.path / EXAMPLES_FILE).exists() and (checkpoint.path / EXAMPLES_FILE).exists():
-                shutil.copyfile(checkpoint.path / EXAMPLES_FILE, folder.path / EXAMPLES_FILE)
+            for name in ("initial", EXAMPLES_FILE):
+                if not (folder.path / name).exists() and (checkpoint.path / name).exists():
+                    _copy(checkpoint.path / name, folder.path / name)
             metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
             if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
                 shutil.copyfile(kept, metrics)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from rl_api.errors import DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_trainer.error_text import first_line
 from rl_trainer.local_ray.processes import (
     START_SECONDS,
     fork_server,
@@ -121,7 +122,7 @@ def _start(cpus: int, debug: bool, leave: Callable[[], None] | None) -> None:
         ray.shutdown()
         _kill(_children() - before)
         raise DeadlineExceeded(
-            f"starting Ray on this machine: {_first_line(error)}; stop other programs if it is overloaded, look "
+            f"starting Ray on this machine: {first_line(error)}; stop other programs if it is overloaded, look "
             "for free space in /tmp and /dev/shm, then try again (--debug shows Ray's own lines)"
         ) from error
 
@@ -152,7 +153,7 @@ def _join(address: str, debug: bool) -> None:
         with _muted(debug):
             ray.init(address=address, **_options(debug))
     except Exception as error:
-        raise _unreachable(address, _first_line(error)) from error
+        raise _unreachable(address, first_line(error)) from error
     finally:
         for name in missing:
             os.environ.pop(name, None)
@@ -238,8 +239,3 @@ def _kill(processes: set[psutil.Process]) -> None:
 
 def _children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -6,11 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_api.errors import CheckpointError, RLTrainError
-from rl_trainer.checkpoint_manifest import reason
+from rl_trainer.error_text import reason
 
 Result = TypeVar("Result")
 # Seconds in which at least one byte has to move.
@@ -22,9 +23,14 @@ _AT_S3 = (
 _LOOK_SECONDS = 1.0
 
 
+def is_s3(uri: str) -> bool:
+    """Whether a URI is of an object store that speaks S3."""
+    return uri.startswith(("s3://", "s3a://"))
+
+
 def advice(uri: str) -> str:
     """A sentence on what to look at when a place cannot be read or written."""
-    return _AT_S3 if uri.startswith(("s3://", "s3a://")) else "Look at the place and its rights."
+    return _AT_S3 if is_s3(uri) else "Look at the place and its rights."
 
 
 class RemoteFolder:
@@ -39,8 +45,6 @@ class RemoteFolder:
         self.uri = uri.rstrip("/")
         self._stalled = stalled
         self._moved = time.monotonic()
-        self._fs: Any = None
-        self._root = ""
 
     def within(self, what: str, work: Callable[[], Result], first: str = "") -> Result:
         """Run `work`, which calls the other methods.
@@ -84,21 +88,21 @@ class RemoteFolder:
 
     def names(self) -> list[str]:
         """Files and folders in it; none when it is not there."""
-        self.fs.invalidate_cache()
+        self._files.invalidate_cache()
         try:
-            paths = self.fs.ls(self._root, detail=False)
+            paths = self._files.ls(self._place[1], detail=False)
         except FileNotFoundError:
             return []
         return sorted({path.rstrip("/").rsplit("/", 1)[-1] for path in paths})
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder of this name."""
-        return bool(self.fs.exists(self._path(name)))
+        return bool(self._files.exists(self._path(name)))
 
     def read(self, name: str) -> bytes | None:
         """Content of a small file; None when there is none."""
         try:
-            content: bytes = self.fs.cat_file(self._path(name))
+            content: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
             return None
         return content
@@ -106,48 +110,49 @@ class RemoteFolder:
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, in one piece."""
         self._make_parent(name)
-        self.fs.pipe_file(self._path(name), content)
+        self._files.pipe_file(self._path(name), content)
         self._moved = time.monotonic()
 
     def upload(self, source: Path, name: str) -> None:
         """Copy a file there; it counts as copied when its size was read back."""
         self._make_parent(name)
-        self.fs.put_file(str(source), self._path(name), callback=self._callback())
-        self.fs.invalidate_cache()
-        size, found = source.stat().st_size, self.fs.size(self._path(name))
+        self._files.put_file(str(source), self._path(name), callback=self._callback())
+        self._files.invalidate_cache()
+        size, found = source.stat().st_size, self._files.size(self._path(name))
         if found != size:
             raise OSError(f"{name} arrived with {found:,} bytes instead of {size:,}")
 
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there. Raises FileNotFoundError when there is none."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.fs.get_file(self._path(name), str(target), callback=self._callback())
+        self._files.get_file(self._path(name), str(target), callback=self._callback())
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that is in it; one that is not there is as good as deleted."""
-        self.fs.invalidate_cache()
+        self._files.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self._path(name), recursive=True)
+            self._files.rm(self._path(name), recursive=True)
         self._moved = time.monotonic()
 
-    @property
-    def fs(self) -> Any:
-        """The file system, opened on first use: what is wrong with it is said by `within`."""
-        if self._fs is None:
-            import fsspec  # type: ignore[import-untyped]  # slow to import, and only needed here
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        """File system and path there, opened on first use: what is wrong with it is said by `within`."""
+        import fsspec  # type: ignore[import-untyped]  # slow to import, and only needed here
 
-            self._fs, root = fsspec.core.url_to_fs(self.uri)
-            self._root = root.rstrip("/")
-        return self._fs
+        files, root = fsspec.core.url_to_fs(self.uri)
+        return files, root.rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._place[0]
 
     def _path(self, name: str) -> str:
-        self.fs  # noqa: B018  # knows the root
-        return f"{self._root}/{name}"
+        return f"{self._place[1]}/{name}"
 
     def _make_parent(self, name: str) -> None:
         # In an object store folders are part of names, and what s3fs would make is the bucket.
-        if not self.uri.startswith(("s3://", "s3a://")):
-            self.fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
+        if not is_s3(self.uri):
+            self._files.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
 
     def _callback(self) -> Any:
         from fsspec.callbacks import Callback  # type: ignore[import-untyped]

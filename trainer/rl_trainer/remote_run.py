@@ -77,9 +77,13 @@ class RemoteRun:
             RunFolderBusy: another process has taken the folder over.
         """
         remote = RemoteFolder(self.remote.uri, stalled=_HURRY_SECONDS) if hurry else self.remote
+        names: tuple[str, ...] = _SMALL if hurry else _KEPT
+        metrics = self.folder.path / METRICS_FILE
+        if not metrics.exists() or metrics.stat().st_size == 0:
+            names = ()  # it failed before its first step: nothing that the next try would have to spare
         remote.within(
             f"The results of the run could not be copied to {remote.uri}",
-            lambda: self._keep(remote, hurry),
+            lambda: self._copy(remote, names),
             f"They are in {self.folder.path}.",
         )
 
@@ -91,12 +95,8 @@ class RemoteRun:
             RunFolderBusy: another process has taken the folder over.
         """
 
-        def work() -> None:
-            self.check_owner()
-            for name in names:
-                self.remote.upload(self.folder.path / name, name)
-
-        self.remote.within(f"{', '.join(names)} could not be copied to {self.remote.uri}", work)
+        what = f"{', '.join(names)} could not be copied to {self.remote.uri}"
+        self.remote.within(what, lambda: self._copy(self.remote, names))
 
     def bring(self, *names: str) -> None:
         """Copy files from there that are missing here. Raises CheckpointError when that fails."""
@@ -128,12 +128,10 @@ class RemoteRun:
         for name in kept:
             self.remote.delete(name)
 
-    def _keep(self, remote: RemoteFolder, hurry: bool) -> None:
+    def _copy(self, remote: RemoteFolder, names: tuple[str, ...]) -> None:
+        """Those of the files and folders that are there."""
         self.check_owner()
-        metrics = self.folder.path / METRICS_FILE
-        if not metrics.exists() or metrics.stat().st_size == 0:
-            return  # it failed before its first step: nothing that the next try would have to spare
-        for name in _SMALL if hurry else _KEPT:
+        for name in names:
             source = self.folder.path / name
             if source.is_file():
                 remote.upload(source, name)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rl_api.errors import ModelError
+from rl_trainer.error_text import first_line
 from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES
-from rl_trainer.remote_folder import advice
+from rl_trainer.remote_folder import advice, is_s3
 
 Tell = Callable[[str], None]
 _PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-_EXTRAS = {"s3": "s3", "s3a": "s3"}
 _TELL_SECONDS = 5.0
 
 
@@ -57,12 +57,10 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
     """
     import fsspec
 
-    scheme = source.split("://", 1)[0]
     try:
         filesystem, root = fsspec.core.url_to_fs(source)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        hint = f"install rltrain[{extra}]" if extra else str(error)
+        hint = "install rltrain[s3]" if is_s3(source) else str(error)
         raise ModelError(f"model.source: {source} needs a package that is not installed; {hint}") from None
     except ValueError as error:
         raise ModelError(f"model.source: {source} cannot be opened ({error})") from None
@@ -72,7 +70,7 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
         raise ModelError(f"model.source: there is no folder at {source}") from None
     except Exception as error:  # each fsspec backend raises its own kinds
         raise ModelError(
-            f"model.source: {source} cannot be listed: {_first_line(error)}. {advice(source)}"
+            f"model.source: {source} cannot be listed: {first_line(error)}. {advice(source)}"
         ) from None
     wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
     if not wanted:
@@ -96,7 +94,7 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():
             raise ModelError(
-                f"model.source: {source} cannot be copied: {_first_line(error)}. {advice(source)}"
+                f"model.source: {source} cannot be copied: {first_line(error)}. {advice(source)}"
             ) from None
     return folder
 
@@ -151,13 +149,8 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
             else "the hub cannot be reached and the local cache lacks it; check the network or give a local folder"
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = _first_line(error)
+        reason = first_line(error)
     raise ModelError(f"model.source: hub model {source} cannot be loaded: {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _counted(progress: Progress) -> Any:

@@ -252,9 +252,12 @@ class MetricsWriter:
 
     def _draw(self, line: dict[str, Any]) -> None:
         """The points of a line of metrics.jsonl."""
-        points = {tag: line.get(name) for tag, name in TENSORBOARD_TAGS.items()}
-        if "event" in line:
-            points = {"reward/heldout_score": line.get("score")} if line["event"] == "evaluation" else {}
+        if "event" not in line:
+            points = {tag: line.get(name) for tag, name in TENSORBOARD_TAGS.items()}
+        elif line["event"] == "evaluation":
+            points = {"reward/heldout_score": line.get("score")}
+        else:
+            return
         self._events.scalars(line["step"], line.get("time", 0.0), points)
 
     def _cut(self, position: int) -> None:

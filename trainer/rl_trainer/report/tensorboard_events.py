@@ -33,7 +33,7 @@ class EventWriter:
         # there, also after those of the same second, and of a node whose clock is ahead.
         earlier = [_seconds(path) for path in folder.glob(f"{_NAME}*")]
         self.is_empty = not earlier
-        seconds = max(int(time.time()), *(each + 1 for each in earlier), 0)
+        seconds = max([int(time.time()), *(each + 1 for each in earlier)])
         self._file = (folder / f"{_NAME}{seconds:010d}.{socket.gethostname()}.{os.getpid()}").open("xb")
         self._records = RecordWriter(self._file)
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))

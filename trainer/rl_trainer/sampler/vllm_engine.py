@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rl_api.errors import ModelError, RLTrainError
+from rl_trainer.error_text import first_line
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
@@ -97,7 +98,7 @@ class VllmEngine:
             opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
-            raise ModelError(f"model folder {folder}: vLLM cannot open it ({_first_line(error)})") from error
+            raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
         if _ties_the_head(engine) and any(engine.apply_model(_has_own_head)):
             raise ModelError(
                 f"model folder {folder}: config.json ties the output head to the embeddings, but the weights hold another "
@@ -166,7 +167,7 @@ class VllmEngine:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
             self._engine.apply_model(_repack_heads)
         except Exception as error:
-            raise ModelError(f"{where}: vLLM cannot load them ({_first_line(error)})") from error
+            raise ModelError(f"{where}: vLLM cannot load them ({first_line(error)})") from error
         self._loads += 1
         if self._tainted:
             # What is no number in the cache would spoil every later sequence, masked or not.
@@ -309,8 +310,3 @@ def _repack_heads(model: torch.nn.Module) -> None:
     """A head that is tied to the embeddings gets the new weights with them, but on a CPU it computes with a packed copy."""
     for head in _heads(model):
         head.quant_method.process_weights_after_loading(head)  # type: ignore[operator,union-attr]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
