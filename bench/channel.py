@@ -26,8 +26,8 @@ from channel_items import SIZES, make_items, percentiles, touch
 from ray.util.queue import Empty, Full, Queue
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.channel.channel import Channel
-from rl_trainer.ray_session import ray_session
+from rl_trainer.flow.channel import Channel
+from rl_trainer.run.ray_session import ray_session
 
 CAPACITY = {"200 B": 4096, "16 KB": 4096, "1 MB": 256}  # items
 SHAPES = {"1 to 1": (1, 1), "4 to 2": (4, 2)}

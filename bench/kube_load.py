@@ -111,10 +111,10 @@ async def bounded(limit: int, work: Sequence[Callable[[], Awaitable[None]]]) -> 
 
 def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], run: dict[str, Any]) -> None:
     """Prepare what the bare operator writes for a run: as the operator does it, name and uid to be filled in."""
-    from rl_operator.api import path
-    from rl_operator.render.effective import Effective, plan
+    from rl_operator.kube.client import path
+    from rl_operator.model.settings import FINALIZER, Settings
+    from rl_operator.plan.effective import Effective, plan
     from rl_operator.render.objects import all_objects
-    from rl_operator.settings import FINALIZER, Settings
 
     metadata = {"name": NAME, "namespace": "default", "uid": UID, "generation": 1}
     planned = plan({**run, "metadata": metadata}, [], Settings())

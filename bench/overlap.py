@@ -26,10 +26,11 @@ import ray
 import table
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.channel.buffer import Buffer
-from rl_trainer.channel.channel import Channel, ChannelClosed
-from rl_trainer.channel.groups import BufferConfig, GroupMeta
-from rl_trainer.ray_session import ray_session
+from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.flow.channel import Channel, ChannelClosed
+from rl_trainer.run.ray_session import ray_session
+from rl_trainer.trajectory import GroupMeta
 
 SAMPLERS, SLOTS, GROUPS = 2, 16, 64  # samplers, slots of each, groups per step: a step fills all slots twice
 SPREAD = 0.8  # sigma of the log-normal

@@ -16,7 +16,7 @@ from pathlib import Path
 import table
 
 from rl_api.recipes import RECIPES
-from rl_trainer.report.metrics import heldout_curve
+from rl_trainer.observe.metrics import heldout_curve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / "runs" / "recipes"

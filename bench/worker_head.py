@@ -19,7 +19,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     import torch
     from torch import Tensor
 
-    from rl_trainer.learner.token_log_probs import head_token_log_probs
+    from rl_trainer.algorithms.token_log_probs import head_token_log_probs
 
     torch.set_num_threads(1)
     tokens, width = int(sys.argv[1]), int(sys.argv[2])

@@ -20,9 +20,9 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     from worker_head import resident, start_high_water
 
     from rl_api import RunSpec
+    from rl_trainer.algorithms.losses import LossDenominators
     from rl_trainer.learner.batch import Sample
-    from rl_trainer.learner.learner import Learner, MiniBatch
-    from rl_trainer.learner.losses import LossDenominators
+    from rl_trainer.learner.rank import Learner, MiniBatch
 
     torch.set_num_threads(int(sys.argv[2]))
     spec = RunSpec.model_validate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_trainer.learner.policy_losses import LossInputs
+from rl_trainer.algorithms.policy_losses import LossInputs
 
 
 def tapered(inputs: LossInputs) -> torch.Tensor:

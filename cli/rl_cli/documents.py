@@ -10,8 +10,8 @@ from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
 from rl_api.validation import blamed_sentence, is_foreign, read_file
-from rl_operator.render.effective import Effective, Refused, plan
-from rl_operator.settings import Settings
+from rl_operator.model.settings import Settings
+from rl_operator.plan.effective import Effective, Refused, plan
 
 Object = dict[str, Any]
 

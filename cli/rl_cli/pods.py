@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_operator.render.names import ATTEMPT_LABEL, ROLE_LABEL, RUN_LABEL
+from rl_operator.model.names import ATTEMPT_LABEL, ROLE_LABEL, RUN_LABEL
 
 
 def selector(run: str) -> str:

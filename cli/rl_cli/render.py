@@ -69,7 +69,7 @@ def _verl(source: str, effective: Any) -> str:
     from rl_api import dump_yaml
     from rl_api.errors import InvalidConfig
     from rl_api.verl import verl_config
-    from rl_operator.render.names import LEARNER
+    from rl_operator.model.names import LEARNER
     from rl_operator.render.pods import DATA_FOLDER
 
     kind = effective.spec.trainer.kind

@@ -100,7 +100,7 @@ def where_it_is(run: Mapping[str, Any]) -> str:
         return f"{state} yet, and so no report"
     claim = storage.get("persistentVolumeClaim")
     if claim:
-        from rl_operator.render.names import folder_name
+        from rl_operator.model.names import folder_name
 
         folder = f"{folder_name(metadata['name'], str(metadata.get('uid') or ''))}/run"
         return (

@@ -227,7 +227,7 @@ def _cell(
 ) -> RenderableType:
     from rich.text import Text
 
-    from rl_trainer.console import sparkline
+    from rl_trainer.observe.console import sparkline
 
     if label == "reward":
         curve = sparkline(rewards.get(shown.uid, ()), max(8, room))

@@ -9,7 +9,7 @@ import pytest
 from cluster_runs import file, kubeconfig, namespace, run
 from kube import kube
 
-from rl_trainer.ray_session import ray_session
+from rl_trainer.run.ray_session import ray_session
 
 __all__ = ["file", "kube", "kubeconfig", "local_ray", "namespace", "run"]
 

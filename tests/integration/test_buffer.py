@@ -11,9 +11,9 @@ import pytest
 import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.channel.buffer import Buffer
-from rl_trainer.channel.groups import BufferConfig, GroupMeta
-from rl_trainer.channel.payload import Trajectory, pack_group
+from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.trajectory import GroupMeta, Trajectory, pack_group
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 pytestmark = pytest.mark.usefixtures("local_ray")

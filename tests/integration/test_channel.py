@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.channel.channel import Channel, ChannelClosed
-from rl_trainer.channel.chunks import decode, pack, split, unpack
-from rl_trainer.channel.liveness import Progress
+from rl_trainer.flow.channel import Channel, ChannelClosed
+from rl_trainer.flow.chunks import decode, pack, split, unpack
+from rl_trainer.flow.liveness import Progress
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 

@@ -14,7 +14,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from training_runs import PROMPTS, Process, RunFiles, actors
 
-from rl_trainer.local_ray.processes import only_needed_processes, patient
+from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 
 # Enough steps that no run ends before it is told to.
 ENDLESS = {"maxSteps": 100_000}

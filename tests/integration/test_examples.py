@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rl_api import load_run
-from rl_trainer.console import Console
 from rl_trainer.driver import train
-from rl_trainer.report.timeline import read_timeline
-from rl_trainer.run_folder import RunFolder
-from rl_trainer.stopping import StopRequest
+from rl_trainer.observe.console import Console
+from rl_trainer.observe.timeline import read_timeline
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.run.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]
 # The rest is for clusters: applied by other tests, and the training is that of quickstart.yaml; or a program of its own.

@@ -13,13 +13,13 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
-from rl_trainer.channel.payload import Trajectory, pack_group
-from rl_trainer.channel.state import GroupMeta, TakenGroup
+from rl_trainer.algorithms.value_targets import value_targets
+from rl_trainer.buffer.state import TakenGroup
 from rl_trainer.learner.actor import Learners
-from rl_trainer.learner.value_targets import value_targets
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve
+from rl_trainer.trajectory import GroupMeta, Trajectory, pack_group
 from rl_trainer.weights.payload import unpack_weights
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from rl_trainer.local_ray import start_worker
+from rl_trainer.run.local_ray import start_worker
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

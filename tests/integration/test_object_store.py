@@ -14,8 +14,8 @@ from object_store import ObjectStore
 from training_runs import PROMPTS, RunFiles, ray_here, until
 
 from rl_api.errors import TaskError
-from rl_trainer.remote_run import RemoteRun
-from rl_trainer.run_folder import RunFolder
+from rl_trainer.run.remote_run import RemoteRun
+from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.tasks.prompts import read_prompts
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -16,11 +16,11 @@ from kube import KubeApi
 from kubernetes.aio import client, config
 from operator_process import OperatorProcess
 
-from rl_operator.api import Api
-from rl_operator.controller import Controller
-from rl_operator.leader import Leader, Times
-from rl_operator.metrics import Metrics
-from rl_operator.settings import FINALIZER, Settings
+from rl_operator.kube.client import Api
+from rl_operator.model.settings import FINALIZER, Settings
+from rl_operator.runtime.controller import Controller
+from rl_operator.runtime.leader import Leader, Times
+from rl_operator.runtime.metrics import Metrics
 
 DEADLINE = 60.0  # waits end when what they wait for is there; a busy machine gets patience
 OURS = "rlruns,rayjobs,configmaps,secrets,networkpolicies,poddisruptionbudgets,events"
@@ -400,7 +400,7 @@ def test_no_checkpoints_is_kept_though_kubectl_forgets_it(kube: KubeApi, namespa
         document["metadata"]["annotations"] = {"example.com/note": note}
         kube.apply(document, namespace=namespace)
     stored = kube.get("rlrun", "forgetful", "-n", namespace)
-    assert "checkpoint" not in stored["spec"], "kubectl apply keeps a null: rl_operator.applied can go"
+    assert "checkpoint" not in stored["spec"], "kubectl apply keeps a null: rl_operator.kube.applied can go"
 
     async def work() -> None:
         controller = await primed(kube, namespace)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rl_trainer.report.examples import Example, write_examples
-from rl_trainer.report.metrics import NAN, MetricsWriter, StepRecord
-from rl_trainer.report.page import write_report
-from rl_trainer.report.summary import write_summary
-from rl_trainer.report.timeline import Span, TimelineWriter
+from rl_trainer.observe.examples import Example, write_examples
+from rl_trainer.observe.metrics import NAN, MetricsWriter, StepRecord
+from rl_trainer.observe.page import write_report
+from rl_trainer.observe.summary import write_summary
+from rl_trainer.observe.timeline import Span, TimelineWriter
 
 HOSTILE = "</script><script>throw new Error('not escaped')</script><img src=x onerror=document.title=1>"
 FLAGS = (

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_trainer.report.metrics import read_events, read_metrics
+from rl_trainer.observe.metrics import read_events, read_metrics
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0

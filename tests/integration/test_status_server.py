@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rl_api.errors import InvalidConfig, PortInUse
 from rl_api.progress import CheckpointStatus, Progress
-from rl_trainer.report.metrics import StepRecord
-from rl_trainer.status_server import MAX_BODY, StatusServer
+from rl_trainer.observe.metrics import StepRecord
+from rl_trainer.run.status_server import MAX_BODY, StatusServer
 
 CHECKPOINT = CheckpointStatus(step=20, uri="runs/a/checkpoints/20", time=datetime(2026, 1, 2, tzinfo=UTC))
 

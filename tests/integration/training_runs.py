@@ -22,9 +22,9 @@ import psutil
 import ray
 import yaml
 
-from rl_trainer.checkpoint import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rl_trainer.cli import main
-from rl_trainer.report.metrics import StepRecord, read_events, read_metrics
+from rl_trainer.observe.metrics import StepRecord, read_events, read_metrics
 
 GROUP, PROMPTS = 2, 4
 SPEC: dict[str, Any] = {

@@ -14,8 +14,8 @@ import verl_peer
 from numerics_batches import Batch, agree
 from torch import Tensor
 
-from rl_trainer.learner.advantages import batch_normalized_advantages, group_advantages
-from rl_trainer.learner.reward_shaping import (
+from rl_trainer.algorithms.advantages import batch_normalized_advantages, group_advantages
+from rl_trainer.algorithms.reward_shaping import (
     kl_estimates,
     overlong_penalty,
     penalized_rewards,

@@ -11,11 +11,11 @@ import verl_peer
 from numerics_batches import Batch, agree, random_batch
 from torch import Tensor
 
-from rl_trainer.learner.advantages import batch_normalized_advantages, group_advantages
-from rl_trainer.learner.gae import gae
-from rl_trainer.learner.importance import ImportanceConfig
-from rl_trainer.learner.losses import LossDenominators, PolicyLossConfig, policy_loss
-from rl_trainer.learner.reward_shaping import overlong_penalty
+from rl_trainer.algorithms.advantages import batch_normalized_advantages, group_advantages
+from rl_trainer.algorithms.gae import gae
+from rl_trainer.algorithms.importance import ImportanceConfig
+from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.reward_shaping import overlong_penalty
 
 
 def number(value: float) -> Tensor:

@@ -10,7 +10,7 @@ import verl_peer
 from numerics_batches import Batch, agree, with_gradient
 from torch import Tensor
 
-from rl_trainer.learner.importance import (
+from rl_trainer.algorithms.importance import (
     ImportanceConfig,
     importance_ratios,
     importance_weights,

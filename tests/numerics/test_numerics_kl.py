@@ -9,7 +9,7 @@ import verl_peer
 from numerics_batches import Batch, agree, same_function, with_gradient
 from torch import Tensor
 
-from rl_trainer.learner.losses import kl_penalty
+from rl_trainer.algorithms.losses import kl_penalty
 
 ESTIMATORS = ["k1", "k2", "k3"]
 

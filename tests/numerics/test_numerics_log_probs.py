@@ -12,7 +12,7 @@ import verl_peer
 from numerics_batches import agree
 from torch import Tensor
 
-from rl_trainer.learner.token_log_probs import head_token_log_probs, token_log_probs
+from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
 
 CASES = [(0, 3, 7), (1, 40, 11), (2, 5, 3000)]
 

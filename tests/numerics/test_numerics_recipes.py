@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rl_api import RunSpec
 from rl_api.recipes import RECIPES
-from rl_trainer.learner.batch_advantages import batch_advantages, kl_in_reward
-from rl_trainer.learner.learner import policy_loss_config
-from rl_trainer.learner.losses import LossDenominators, policy_loss
-from rl_trainer.learner.value_targets import ValueTargets
+from rl_trainer.algorithms.batch_advantages import batch_advantages, kl_in_reward
+from rl_trainer.algorithms.losses import LossDenominators, policy_loss
+from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.learner.rank import policy_loss_config
 
 # verl's estimator with its options, objective, aggregation, and coefficient of the KL in the reward
 VERL = {

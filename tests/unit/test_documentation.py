@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from rl_api import RLTrainingRun, RunSpec, validate_files
 from rl_api.recipes import RECIPES, recipe
 from rl_trainer.cli import _parser
-from rl_trainer.report.charts import SECTIONS
-from rl_trainer.report.metrics import FIELDS
+from rl_trainer.observe.charts import SECTIONS
+from rl_trainer.observe.metrics import FIELDS
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "trainer" / "rl_trainer"

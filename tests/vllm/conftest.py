@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_trainer.sampler.vllm_needs import is_installed
+from rl_trainer.rollout.engines.vllm_needs import is_installed
 
 HAS_VLLM = is_installed()
 collect_ignore_glob = [] if HAS_VLLM else ["*.py"]

@@ -16,11 +16,11 @@ from rl_api.errors import InvalidConfig, ModelError, TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
-from rl_trainer.sampler import vllm_engine
-from rl_trainer.sampler.engine import GenerationRequest, SamplingParams, create_engine
-from rl_trainer.sampler.library_engine import LibraryEngine
-from rl_trainer.sampler.torch_engine import TorchEngine
-from rl_trainer.sampler.vllm_engine import VllmEngine, cache_bytes
+from rl_trainer.rollout.engines import vllm as vllm_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.library import LibraryEngine
+from rl_trainer.rollout.engines.torch import TorchEngine
+from rl_trainer.rollout.engines.vllm import VllmEngine, cache_bytes
 
 SLOTS = 4
 # How far two programs in fp32 may be apart.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_trainer.report.metrics import read_metrics
+from rl_trainer.observe.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"

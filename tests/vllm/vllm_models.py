@@ -11,8 +11,8 @@ import torch
 from library_models import save_family_model
 
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.sampler.engine import Engine, GenerationRequest, GenerationResult, SamplingParams
-from rl_trainer.sampler.sampling import BatchSampling, distribution
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.sampling import BatchSampling, distribution
 
 VOCAB, CONTEXT, EOS = 61, 256, 1
 SIZES: dict[str, Any] = {

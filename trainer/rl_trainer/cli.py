@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rl_api.cli import add_validate_parser, run_validate
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.stopping import RESUME_HINT, STOPPED_AT_ONCE, StopRequest
+from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
+from rl_trainer.run.stopping import StopRequest
 
 EXAMPLES = """examples:
   rltrain run examples/quickstart.yaml
@@ -110,8 +111,8 @@ def _run(args: argparse.Namespace) -> int:
 
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
     # Only now: importing Ray takes seconds, and a mistake in the file should not.
-    from rl_trainer.console import Console
-    from rl_trainer.run_folder import RunFolder
+    from rl_trainer.observe.console import Console
+    from rl_trainer.run.run_folder import RunFolder
 
     search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
     out = args.out or Path("runs") / run.name
@@ -146,7 +147,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from rl_trainer.report.page import write_report
+    from rl_trainer.observe.page import write_report
 
     print(write_report(args.folder))
     return 0

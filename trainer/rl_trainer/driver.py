@@ -1,7 +1,7 @@
 """The training loop: generate, score, advantage, update, evaluate, publish.
 
 Synchronous and asynchronous training are this same loop; `buffer.maxStaleness` decides how far the samplers may run ahead
-(`rl_trainer.channel.admission`). They generate and score all the time, as far as the buffer admits them.
+(`rl_trainer.buffer.admission`). They generate and score all the time, as far as the buffer admits them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from rl_api import RLTrainingRun
-from rl_trainer.console import Console
-from rl_trainer.learner.batch_advantages import batch_advantages
-from rl_trainer.run_folder import RunFolder
-from rl_trainer.session import Session
-from rl_trainer.stopping import RESUME_HINT, StopRequest, check_divergence
-from rl_trainer.warm_start import warm_start
+from rl_trainer.algorithms.batch_advantages import batch_advantages
+from rl_trainer.error_text import RESUME_HINT
+from rl_trainer.observe.console import Console
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.run.session import Session
+from rl_trainer.run.stopping import StopRequest, check_divergence
+from rl_trainer.run.warm_start import warm_start
 
 
 def train(

@@ -1,6 +1,16 @@
-"""What errors of libraries and of the system say, in one line for a sentence of ours."""
+"""Parts of sentences: what errors of libraries and of the system say in one line, and how a run goes on after one."""
 
 from __future__ import annotations
+
+import os
+
+# On a cluster nobody types the command: there the operator begins the next attempt.
+RESUME_HINT = (
+    "the next attempt goes on from the last checkpoint"
+    if "RLTRAIN_ATTEMPT" in os.environ
+    else "add --resume to the same command to go on from the last checkpoint"
+)
+STOPPED_AT_ONCE = f"stopped at once; {RESUME_HINT}"
 
 
 def first_line(error: BaseException) -> str:

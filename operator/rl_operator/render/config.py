@@ -6,8 +6,7 @@ import base64
 from typing import Final
 
 from rl_api.documents import dump_yaml
-from rl_operator.render.effective import Effective
-from rl_operator.render.names import (
+from rl_operator.model.names import (
     Manifest,
     attempt_labels,
     attempt_name,
@@ -15,6 +14,7 @@ from rl_operator.render.names import (
     run_labels,
     secret_name,
 )
+from rl_operator.plan.effective import Effective
 
 CONFIG_KEY: Final = "run.yaml"
 TOKEN_KEY: Final = "token"

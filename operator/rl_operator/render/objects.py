@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
+from rl_operator.model.names import HASH_ANNOTATION, Manifest
+from rl_operator.plan.effective import Effective
+from rl_operator.render.budget import disruption_budget
 from rl_operator.render.config import config_map, secret
-from rl_operator.render.disruption import disruption_budget
-from rl_operator.render.effective import Effective
-from rl_operator.render.names import HASH_ANNOTATION, Manifest
 from rl_operator.render.network import network_policy
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
-from rl_operator.render.effective import RAY_PORTS, Effective
-from rl_operator.render.names import (
+from rl_operator.model.names import (
     HEAD,
     LEARNER,
     Manifest,
@@ -15,8 +13,10 @@ from rl_operator.render.names import (
     pod_labels,
     secret_name,
 )
-from rl_operator.render.pools import accelerator_resources, pod_placement
-from rl_operator.render.roles import RolePlan
+from rl_operator.plan.effective import RAY_PORTS, Effective
+from rl_operator.plan.pools import accelerator_resources, pod_placement
+from rl_operator.plan.roles import RolePlan
+from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
 
 CONFIG_FOLDER: Final = "/etc/rltrain"
 DATA_FOLDER: Final = "/var/lib/rltrain"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rl_operator.render.effective import Effective
-from rl_operator.render.names import (
+from rl_operator.model.names import (
     HEAD,
     LEARNER,
     QUEUE_LABEL,
@@ -15,8 +14,9 @@ from rl_operator.render.names import (
     attempt_name,
     owner,
 )
+from rl_operator.plan.effective import Effective
+from rl_operator.plan.roles import RolePlan
 from rl_operator.render.pods import pod_template
-from rl_operator.render.roles import RolePlan
 
 
 def cluster_spec(effective: Effective, attempt: int) -> Manifest:
@@ -40,7 +40,7 @@ def group_size(plan: RolePlan) -> tuple[int, int, int]:
     """Replicas of a worker group at the start, at least and at most.
 
     KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for later
-    (`rl_operator.scaling`).
+    (`rl_operator.decide.scaling`).
     """
     return plan.at_start, plan.at_start, plan.replicas
 

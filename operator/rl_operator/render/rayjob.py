@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from rl_operator.model.names import Manifest, attempt_name, owner
+from rl_operator.plan.effective import Effective
 from rl_operator.render.config import CONFIG_KEY
-from rl_operator.render.effective import Effective
-from rl_operator.render.names import Manifest, attempt_name, owner
 from rl_operator.render.pods import CONFIG_FOLDER, DATA_FOLDER
 from rl_operator.render.raycluster import cluster_labels, cluster_spec
 

@@ -107,7 +107,7 @@ def test_pods_pass_pod_security_restricted(values: tuple[str, ...]) -> None:
 
 
 def test_the_operator_understands_its_arguments() -> None:
-    parser = pytest.importorskip("rl_operator.__main__")._parser()
+    parser = pytest.importorskip("rl_operator.runtime.main")._parser()
     for values in ((), EVERYTHING, ("leaderElection.enabled=false",)):
         container = one(render(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
         parsed = parser.parse_args(container["args"])
@@ -185,7 +185,7 @@ def test_monitors_and_services_find_the_operator() -> None:
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
-    metrics = pytest.importorskip("rl_operator.metrics").Metrics()
+    metrics = pytest.importorskip("rl_operator.runtime.metrics").Metrics()
     names = {metric.name for metric in metrics.registry.collect()}
     dashboard = one(render("grafana.dashboard.enabled=true"), "ConfigMap", "rltrain-dashboard")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -205,7 +205,7 @@ def test_network_policy_lets_in_probes_and_metrics_and_out_what_is_needed() -> N
     ports = [[port["port"] for port in rule.get("ports", [])] for rule in spec["egress"]]
     assert ports == [[53, 53], [443, 6443], []]
     heads = spec["egress"][2]["to"][0]["podSelector"]["matchLabels"]
-    pod_labels = pytest.importorskip("rl_operator.render.names").pod_labels("run", 1, "head")
+    pod_labels = pytest.importorskip("rl_operator.model.names").pod_labels("run", 1, "head")
     assert heads.items() <= pod_labels.items()
 
 

@@ -113,7 +113,7 @@ def test_the_page_lists_every_verb() -> None:
 
 
 def test_the_page_lists_every_metric() -> None:
-    metrics = pytest.importorskip("rl_operator.metrics").Metrics()
+    metrics = pytest.importorskip("rl_operator.runtime.metrics").Metrics()
     names = {metric.name for metric in metrics.registry.collect()}
     listed = set(
         re.findall(

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from rl_cli.main import main
-from rl_operator.render.effective import Effective, plan
+from rl_operator.model.settings import Settings
+from rl_operator.plan.effective import Effective, plan
 from rl_operator.render.objects import all_objects
-from rl_operator.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "examples" / "quickstart-cluster.yaml")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rl_api import RunSpec
+from rl_trainer.algorithms.losses import LossDenominators
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
-from rl_trainer.learner.learner import Learner, MiniBatch
-from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.loader import resolve_model
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rl_api import RunSpec
+from rl_trainer.algorithms.losses import LossDenominators
 from rl_trainer.learner.batch import Sample, collate
-from rl_trainer.learner.learner import Learner, MiniBatch
-from rl_trainer.learner.losses import LossDenominators
+from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.decoder import load_decoder, save_hf_folder
 from rl_trainer.model.loader import resolve_model
 

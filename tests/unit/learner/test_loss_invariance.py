@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_trainer.learner.importance import ImportanceConfig
-from rl_trainer.learner.losses import (
+from rl_trainer.algorithms.importance import ImportanceConfig
+from rl_trainer.algorithms.losses import (
     Aggregation,
     LossDenominators,
     PolicyLossConfig,
@@ -24,9 +24,9 @@ from rl_trainer.learner.losses import (
     merge_metrics,
     policy_loss,
 )
+from rl_trainer.algorithms.policy_losses import Objective
+from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.packing import micro_batches, split_over_ranks
-from rl_trainer.learner.policy_losses import Objective
-from rl_trainer.learner.value_loss import clipped_value_loss
 
 LONGEST = 6
 POSITIONS = torch.arange(LONGEST)

@@ -75,7 +75,7 @@ def test_a_part_that_is_missing_is_named():
 def test_a_learner_starts_without_the_compiler():
     """It takes longer to import than torch itself."""
     program = (
-        "import sys, torch; from torch import nn; from rl_trainer.learner import learner, optimizer\n"
+        "import sys, torch; from torch import nn; from rl_trainer.learner import optimizer, rank\n"
         "p = nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
         "optimizer.AdamW([('p', p)], betas=(0.9, 0.9), epsilon=1e-8, weight_decay=0.0).step(0.1)\n"
         "sys.exit('torch._dynamo' in sys.modules)"

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from rl_api import RunSpec
+from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.policy_losses import LossInputs
 from rl_trainer.learner.batch import Sample
-from rl_trainer.learner.learner import Learner, MiniBatch
-from rl_trainer.learner.losses import LossDenominators
-from rl_trainer.learner.policy_losses import LossInputs
-from rl_trainer.sampler.engine import GenerationRequest, SamplingParams
-from rl_trainer.sampler.torch_engine import TorchEngine
+from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.torch import TorchEngine
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPTS, GROUP_SIZE = 6, 4

@@ -6,7 +6,8 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
-from rl_trainer.placement.bundles import bundles, check_supported
+from rl_trainer.placement.bundles import bundles
+from rl_trainer.run.supported import check_supported
 
 
 def spec(**parts: Any) -> RunSpec:

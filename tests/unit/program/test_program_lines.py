@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_trainer.observe.metrics import FIELDS, StepRecord
 from rl_trainer.program.lines import BadLine, Event, Line, Tail, parse_line
-from rl_trainer.report.metrics import FIELDS, StepRecord
 
 
 def parse(text: str) -> Line:

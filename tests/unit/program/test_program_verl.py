@@ -9,9 +9,9 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
+from rl_trainer.observe.metrics import StepRecord
 from rl_trainer.program.lines import parse_line
 from rl_trainer.program.verl import verl_command
-from rl_trainer.report.metrics import StepRecord
 
 SPEC = RunSpec.model_validate(
     {

@@ -9,7 +9,7 @@ from rl_api.task import TaskSpec
 from rl_trainer.tasks import Prompt, Segment, load_task
 from rl_trainer.tasks.deadline import DeadlineThread
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
-from rl_trainer.tasks.task import Score, StepResult
+from rl_trainer.tasks.types import Score, StepResult
 
 
 def calculator(seed=0, **fields):

@@ -8,7 +8,7 @@ import pytest
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
 from rl_trainer.tasks import Score, Segment, load_task
-from rl_trainer.tasks.task import HELDOUT_INDEX
+from rl_trainer.tasks.types import HELDOUT_INDEX
 
 LINES = [{"prompt": f"{a}+{b}", "answer": str(a + b), "level": a} for a in range(5) for b in range(5)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import RewardRule
 from rl_trainer.tasks.rewards import Rewards
-from rl_trainer.tasks.task import Prompt
+from rl_trainer.tasks.types import Prompt
 
 PROMPT = Prompt(7, "What is 6 * 7?", "42", {"prompt": "What is 6 * 7?", "answer": "42", "level": 3})
 

@@ -18,23 +18,23 @@ from torch import Tensor
 
 from rl_api import RunSpec
 from rl_api.errors import ObjectiveError
-from rl_trainer.actors import answer, answers
-from rl_trainer.channel.buffer import fetch_payloads
-from rl_trainer.channel.payload import Trajectory, unpack_group
-from rl_trainer.channel.state import TakenGroup
-from rl_trainer.checkpoint_state import Arrays, LearnerState, capture_rng, restore_rng, to_tensors
+from rl_trainer.algorithms.batch_advantages import Advantage
+from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
+from rl_trainer.algorithms.value_targets import ValueTargets, value_metrics
+from rl_trainer.buffer.actor import fetch_payloads
+from rl_trainer.buffer.state import TakenGroup
+from rl_trainer.checkpoint.state import Arrays, LearnerState, capture_rng, restore_rng, to_tensors
+from rl_trainer.flow.calls import answer, answers
 from rl_trainer.learner.batch import Sample
-from rl_trainer.learner.batch_advantages import Advantage
-from rl_trainer.learner.learner import Learner, MiniBatch, TokenEstimates, UpdateResult
-from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
-from rl_trainer.learner.policy_losses import LossInputs, UserObjective
-from rl_trainer.learner.value_targets import ValueTargets, value_metrics
+from rl_trainer.learner.rank import Learner, MiniBatch, TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.groups import Reservation
-from rl_trainer.report.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
+from rl_trainer.trajectory import Trajectory, unpack_group
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.

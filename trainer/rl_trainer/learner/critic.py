@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_api import RunSpec
+from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.schedule import learning_rate
+from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch
 from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
-from rl_trainer.learner.losses import LossDenominators
 from rl_trainer.learner.optimizer import AdamW
-from rl_trainer.learner.schedule import learning_rate
-from rl_trainer.learner.value_loss import clipped_value_loss
 
 _WEIGHT, _STEPS = "weight/", "steps"
 

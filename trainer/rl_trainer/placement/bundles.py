@@ -1,35 +1,11 @@
-"""What each actor of a run asks for, and what this trainer cannot place yet. Pure."""
+"""What each actor of a run asks for. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
 from rl_api import RunSpec
-from rl_api.errors import InvalidConfig
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
-from rl_trainer.sampler.vllm_needs import TEMPERATURES
-
-
-def check_supported(spec: RunSpec) -> None:
-    """Refuses settings of the contract that this version of the trainer does not have.
-
-    Raises:
-        InvalidConfig: names the first of them.
-    """
-    missing = (
-        ("sampler.tensorParallelSize", spec.sampler.tensor_parallel_size, (1,)),
-        ("placement.mode", spec.placement.mode, ("auto", "disaggregated")),
-    )
-    for field, found, allowed in missing:
-        if found not in allowed:
-            values = " or ".join(str(value) for value in allowed)
-            raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
-    lowest, highest = TEMPERATURES
-    if spec.sampler.engine == "vllm" and not lowest <= spec.sampler.temperature <= highest:
-        raise InvalidConfig(
-            f"spec.sampler.temperature: found {spec.sampler.temperature}, allowed with sampler.engine vllm: "
-            f"{lowest} to {highest}"
-        )
 
 
 def bundles(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl_api.errors import PlacementError
-from rl_trainer.stopping import RESUME_HINT
+from rl_trainer.error_text import RESUME_HINT
 
 # How long Ray may take to notice that a dead sampler's node is gone as well.
 NODE_DEATH_SECONDS = 5.0

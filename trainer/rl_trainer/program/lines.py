@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rl_trainer.observe.metrics import FIELDS, FLOATS, NAN, StepRecord
 from rl_trainer.program.verl import from_verl
-from rl_trainer.report.metrics import FIELDS, FLOATS, NAN, StepRecord
 
 # Fields of a step record that are whole numbers.
 _COUNTS: Final = (

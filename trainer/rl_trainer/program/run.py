@@ -11,16 +11,17 @@ from typing import Any, Final
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import CheckpointError
-from rl_trainer.attempt import Attempt
-from rl_trainer.console import Console
+from rl_trainer.error_text import RESUME_HINT
+from rl_trainer.observe.console import Console
+from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter, StepRecord, position_of_step
 from rl_trainer.program.environment import checkpoint_place, program_environment
 from rl_trainer.program.lines import BadLine, Event, Tail, parse_line
 from rl_trainer.program.process import Program
 from rl_trainer.program.verl import LOG_VARIABLE, verl_command
-from rl_trainer.report.files import dump_json, read_json, write_atomic
-from rl_trainer.report.metrics import METRICS_FILE, MetricsWriter, StepRecord, position_of_step
-from rl_trainer.run_folder import RunFolder
-from rl_trainer.stopping import RESUME_HINT, StopRequest
+from rl_trainer.run.attempt import Attempt
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.run.stopping import StopRequest
+from rl_trainer.storage.files import dump_json, read_json, write_atomic
 
 CONFIG_FILE: Final = "run.json"
 LINES_FILE: Final = "program.jsonl"

@@ -1,6 +1,6 @@
 """Tasks: what a model is asked, how its answers are rewarded, and the environments it can act in."""
 
-from rl_trainer.tasks.task import (
+from rl_trainer.tasks.types import (
     Environment,
     Message,
     Prompt,

@@ -20,8 +20,8 @@ from rl_trainer.tasks.prompts import read_items, read_prompts
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, TaskScorer, full
 from rl_trainer.tasks.rules import exact_match
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, derive_seed
-from rl_trainer.tasks.task import HELDOUT_INDEX, Message, Prompt, Score, Segment, Task
 from rl_trainer.tasks.templates import Template
+from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment, Task
 
 
 class Split(Protocol):
@@ -79,7 +79,7 @@ class PromptMaker:
 
 
 class LoadedTask:
-    """A task made of its parts; see `rl_trainer.tasks.task.Task`.
+    """A task made of its parts; see `rl_trainer.tasks.types.Task`.
 
     Args:
         spec: `spec.task`.
@@ -191,7 +191,7 @@ class LoadedTask:
 
 
 def load(spec: TaskSpec, seed: int, search: Path | None, heldout: int | None) -> Task:
-    """What `rl_trainer.tasks.task.load_task` does."""
+    """What `rl_trainer.tasks.types.load_task` does."""
     if heldout is None:
         heldout = spec.evaluation.samples if spec.evaluation else 0
     thread = DeadlineThread()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_api.errors import TaskError
-from rl_trainer.remote_folder import advice
+from rl_trainer.storage.remote_folder import advice
 from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
-from rl_trainer.tasks.task import Message
+from rl_trainer.tasks.types import Message
 
 READ_SECONDS = 300.0
 """Deadline for reading a file from a remote store."""

@@ -15,7 +15,7 @@ from rl_api.task import RewardRule
 from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
 from rl_trainer.tasks.functions import file_of, line_of, load_function, short_location
 from rl_trainer.tasks.rules import PatternRule, exact_match, fraction_right, number_matches
-from rl_trainer.tasks.task import Prompt
+from rl_trainer.tasks.types import Prompt
 
 TaskScorer = Callable[[Mapping[str, Any], str], float]
 """A task's own scorer: (item, completion) -> how right, as a rule from 0 to 1."""

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from rl_api import RunSpec
 from rl_api.errors import TaskError
 
 T = TypeVar("T")
@@ -23,6 +24,15 @@ _MISSES = 100
 # 1e-22.
 _TRIES = 5000
 _TRIES_PER_STREAM = 64
+# Held-out prompts of a run that has no evaluation, but a score at which its warm start ends.
+UNTIL_SCORE_SAMPLES = 64
+
+
+def heldout_count(spec: RunSpec) -> int:
+    """Prompts kept out of training: for evaluation, and for `warmStart.untilScore`."""
+    if spec.task.evaluation is not None:
+        return spec.task.evaluation.samples
+    return UNTIL_SCORE_SAMPLES if spec.warm_start and spec.warm_start.until_score is not None else 0
 
 
 def derive_seed(*parts: int | str) -> int:

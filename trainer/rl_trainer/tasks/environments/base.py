@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from rl_trainer.tasks.task import Message, StepResult
+from rl_trainer.tasks.types import Message, StepResult
 
 Turns: TypeAlias = Sequence[str]
 """What a perfect model writes, turn by turn."""

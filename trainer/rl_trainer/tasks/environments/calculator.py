@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_api.errors import TaskError
 from rl_trainer.tasks.arithmetic import evaluate, shown
-from rl_trainer.tasks.task import StepResult
+from rl_trainer.tasks.types import StepResult
 
 _TRIES = 1000
 _CALL = re.compile(r"<([^<>]*)>")

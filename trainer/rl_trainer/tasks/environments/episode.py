@@ -13,7 +13,7 @@ from rl_trainer.tasks.environments.base import EnvironmentClass, Generates
 from rl_trainer.tasks.functions import file_of, line_of, short_location
 from rl_trainer.tasks.prompts import check_messages
 from rl_trainer.tasks.split import derive_seed
-from rl_trainer.tasks.task import Message, Prompt, Score, StepResult
+from rl_trainer.tasks.types import Message, Prompt, Score, StepResult
 
 STEP_SECONDS = 60.0
 """Deadline of one call of an environment."""
@@ -109,7 +109,7 @@ class EnvironmentMaker:
 
 
 class Episode:
-    """One dialogue; see `rl_trainer.tasks.task.Environment`.
+    """One dialogue; see `rl_trainer.tasks.types.Environment`.
 
     Args:
         maker: the class to talk to.

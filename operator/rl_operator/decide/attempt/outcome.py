@@ -1,0 +1,133 @@
+"""How an attempt ended, and whether another one can mend it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rl_api.progress import Attempt
+from rl_operator.decide.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
+from rl_operator.model.names import SAMPLER
+from rl_operator.model.seen import Ray, World
+
+SUSPENDED: Final = "Suspended"
+SUCCEEDED: Final = "Succeeded"
+QUOTA_TAKEN: Final = "QuotaTaken"
+"""The queue of the run took its quota back, and the job did not live to be started again. No failure."""
+
+_INVALID_INPUT: Final = 2
+_REWARD_FAILED: Final = 3
+_INTERRUPTED: Final = frozenset({130, 143})
+_FIRST_BACK_OFF: Final = 10.0
+_LONGEST_BACK_OFF: Final = 300.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of an attempt."""
+
+    code: str
+    """One word: Succeeded, InvalidInput, AppFailed, OutOfMemory, HeadLost ..."""
+    sentence: str
+    mendable: bool = True
+    """Whether a new attempt may go better."""
+
+
+_QUOTA_TAKEN: Final = Outcome(QUOTA_TAKEN, "it was suspended by its queue, or by somebody, and ended by that")
+
+
+def outcome(world: World, attempt: int) -> Outcome | None:
+    """How the attempt ended; None: it goes on."""
+    ray = world.ray(attempt)
+    if ray is None:
+        return Outcome("Lost", "its RayJob or RayCluster was deleted by somebody")
+    if ray.kind == "RayCluster" or ray.deleting:
+        return None
+    if ray.deployment_status == "ValidationFailed":
+        return Outcome("Refused", f"KubeRay refuses the RayJob: {one_line(ray.message)}", mendable=False)
+    if ray.deployment_status == "Complete":
+        if ray.job_status == "SUCCEEDED":
+            return Outcome(SUCCEEDED, "the run is done")
+        if ray.suspended:
+            return _QUOTA_TAKEN
+        return Outcome("Stopped", "the Ray job was stopped by somebody")
+    if ray.deployment_status == "Failed":
+        return _QUOTA_TAKEN if ray.suspended else _failed(world, ray)
+    if ray.submitted and not ray.suspended:
+        return _head_lost(world, attempt)
+    return None
+
+
+def _failed(world: World, ray: Ray) -> Outcome:
+    code = exit_code(ray.message)
+    if code == _INVALID_INPUT:
+        return Outcome("InvalidInput", failure_sentence(ray.message), mendable=False)
+    if code == _REWARD_FAILED:
+        return Outcome("RewardFailed", failure_sentence(ray.message), mendable=False)
+    if code in _INTERRUPTED:
+        return Outcome("Interrupted", "the driver was told to stop")
+    dead = dead_pod(world, ray.attempt)
+    # Attempts survive lost samplers: what became of one is no reason for an end that is not about samplers.
+    if dead is not None and (dead.role != SAMPLER or SAMPLER in failure_sentence(ray.message)):
+        return Outcome(dead.reason, dead.message)
+    if ray.reason and ray.reason != "AppFailed":
+        return Outcome(ray.reason, one_line(ray.message) or "KubeRay says no more")
+    if code is None and "supervisor" in ray.message.lower():
+        return Outcome("HeadLost", f"the driver died with its head: {one_line(ray.message, 200)}")
+    said = failure_sentence(ray.message)
+    memory = memory_sentence(world, ray.attempt, said)
+    return Outcome("AppFailed", said) if memory is None else Outcome("OutOfMemory", memory)
+
+
+def _head_lost(world: World, attempt: int) -> Outcome | None:
+    head = world.head(attempt)
+    if head is not None and head.phase not in ("Failed", "Succeeded"):
+        return None
+    dead = dead_pod(world, attempt)
+    if dead is not None and dead.role == "head":
+        return Outcome(dead.reason, dead.message)
+    where = f" on node {head.node}" if head is not None and head.node else ""
+    return Outcome("HeadLost", f"the head pod{where} is gone, and the driver with it")
+
+
+def code_of(attempt: Attempt) -> str:
+    """The one-word reason of an attempt that ended: what stands before the colon."""
+    return (attempt.reason or "").partition(":")[0]
+
+
+def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts that failed, oldest first."""
+    return [
+        attempt
+        for attempt in attempts
+        if attempt.end_time is not None and code_of(attempt) not in (SUSPENDED, SUCCEEDED, QUOTA_TAKEN)
+    ]
+
+
+def final_word(attempts: Sequence[Attempt], end: Outcome, limit: int) -> str | None:
+    """Why there is no attempt after the last of `attempts`, which ended with `end`; None: there is one.
+
+    Args:
+        attempts: all attempts, the last one closed.
+        end: how it ended.
+        limit: attempts after the first.
+    """
+    if not end.mendable:
+        return "another attempt would end the same way"
+    failed = failures(attempts)
+    if len(failed) > limit:
+        return f"it was the last of {limit + 1} attempts" if limit else "spec.retry.limit is 0"
+    if len(failed) < 2:
+        return None
+    last, before = failed[-1], failed[-2]
+    if end.code == "OutOfMemory" and code_of(before) == end.code:
+        return "it ran out of memory twice"
+    if end.code == "AppFailed" and (last.reason, last.to_step) == (before.reason, before.to_step):
+        return "it failed twice in the same way at the same step"
+    return None
+
+
+def back_off(failed: int) -> float:
+    """Seconds to wait after the `failed`-th failure: 10, 20, 40 ... 300."""
+    return float(min(_FIRST_BACK_OFF * 2 ** max(failed - 1, 0), _LONGEST_BACK_OFF))

@@ -1,0 +1,86 @@
+"""Conditions of a run: set, cleared, compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, Literal
+
+from rl_api.progress import Condition
+from rl_operator.model.decision import Note
+
+ORDER: Final = ("Accepted", "Admitted", "ClusterReady", "Training", "Suspended", "Succeeded", "Failed")
+"""All conditions, in the order in which they are shown."""
+
+QUIET: Final = frozenset({"Starting", "Retrying", "Suspended", "Finished", "Stopping", "Queued"})
+"""Reasons of ClusterReady that are the normal course of things and no event."""
+
+_ADMISSION: Final = frozenset({"Evicted", "SuspendedByOthers"})
+"""Reasons of Admitted that people want to know; ClusterReady repeats them."""
+
+State = Literal["True", "False", "Unknown"]
+
+
+class Conditions:
+    """The conditions of one run while it is looked at."""
+
+    def __init__(self, old: Iterable[Condition], generation: int, now: datetime) -> None:
+        self._old = {condition.type: condition for condition in old}
+        self._new = dict(self._old)
+        self._generation, self._now = generation, now
+
+    def get(self, kind: str) -> Condition | None:
+        """The condition of this type as it stands."""
+        return self._new.get(kind)
+
+    def holds(self, kind: str) -> bool:
+        """Whether the condition is True."""
+        condition = self.get(kind)
+        return condition is not None and condition.status == "True"
+
+    def since(self, kind: str, status: State) -> datetime | None:
+        """Since when the condition has this status; None: it has another."""
+        condition = self.get(kind)
+        return condition.last_transition_time if condition and condition.status == status else None
+
+    def set(self, kind: str, status: State, reason: str, message: str = "") -> None:
+        """Set a condition; its time stays while its status does."""
+        old = self._old.get(kind)
+        kept = old is not None and old.status == status and old.last_transition_time is not None
+        self._new[kind] = Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message,
+            last_transition_time=old.last_transition_time if kept and old else self._now,
+            observed_generation=self._generation,
+        )
+
+    def clear(self, kind: str) -> None:
+        """Take a condition away."""
+        self._new.pop(kind, None)
+
+    def all(self) -> list[Condition]:
+        """All conditions, in their order."""
+        rank = {kind: index for index, kind in enumerate(ORDER)}
+        return sorted(self._new.values(), key=lambda condition: rank.get(condition.type, len(ORDER)))
+
+    def notes(self) -> list[Note]:
+        """One event for each condition that changed in a way that people want to know."""
+        return [note for condition in self.all() if (note := self._note(condition)) is not None]
+
+    def _note(self, new: Condition) -> Note | None:
+        old = self._old.get(new.type)
+        if old is not None and (old.status, old.reason) == (new.status, new.reason):
+            return None
+        if new.status == "False":
+            if new.type == "Admitted" and new.reason in _ADMISSION:
+                return Note("Warning", new.reason, new.message)
+            if new.type == "Accepted" or (
+                new.type == "ClusterReady" and new.reason not in QUIET | _ADMISSION
+            ):
+                return Note("Warning", new.reason, new.message)
+            return None
+        if new.status != "True" or new.type == "Accepted" or (old is not None and old.status == "True"):
+            return None  # that a run is accepted shows in what follows
+        return Note("Warning" if new.type == "Failed" else "Normal", new.type, new.message)

@@ -1,0 +1,318 @@
+"""Why a run's pods do not run: from pods, events and KubeRay's status to the sentence that a person needs. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rl_operator.model.seen import Container, Event, Pod, Ray, World
+from rl_operator.plan.effective import Effective
+
+_PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_CONFIG: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_TAKEN: Final = frozenset(
+    {
+        "Evicted",
+        "NodeShutdown",
+        "Preempted",
+        "Terminated",
+        "EvictionByEvictionAPI",
+        "PreemptionByScheduler",
+        "TerminationByKubelet",
+    }
+)
+_NODE_LOST: Final = frozenset({"NodeLost", "DeletionByTaintManager"})
+_SHORT: Final = re.compile(r"Insufficient ([\w.\-/]*\w)")
+_MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
+_MISSING_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
+_EXIT_CODE: Final = re.compile(r"exit code (-?\d+)")
+_RAN_OUT: Final = re.compile(r"\b(?P<role>sampler|learner) \d+ [^;]*ran out of memory")
+_SAID: Final = "rltrain: "
+_LONGEST: Final = 600
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why something is not running."""
+
+    reason: str
+    """One word for programs."""
+    message: str
+    """A sentence for people."""
+    role: str = ""
+
+
+def one_line(text: str, limit: int = _LONGEST) -> str:
+    """`text` on one line of at most `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def last_lines(text: str, count: int = 3) -> str:
+    """The last lines of a log that are not empty, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return one_line(" | ".join(lines[-count:]))
+
+
+def exit_code(message: str) -> int | None:
+    """Exit code that KubeRay's message about a failed job names."""
+    match = _EXIT_CODE.search(message)
+    return int(match.group(1)) if match else None
+
+
+def failure_sentence(message: str) -> str:
+    """What a failed job's last lines say: the trainer's own sentence where there is one, else the last lines."""
+    lines = [line.strip() for line in message.splitlines()]
+    said = [line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)]
+    return one_line(" ".join(said[-3:])) if said else last_lines(message) or "the job says nothing"
+
+
+def diagnose(world: World, attempt: int, effective: Effective | None) -> list[Diagnosis]:
+    """All that keeps an attempt's pods from running, the most telling first; empty: nothing is known to."""
+    if not world.kuberay:
+        return [
+            Diagnosis(
+                "KubeRayMissing",
+                "this cluster has no KubeRay (no RayJob in ray.io/v1), which runs the pods: install the KubeRay operator",
+            )
+        ]
+    found: list[Diagnosis] = []
+    for pod in sorted(world.pods_of(attempt), key=lambda pod: (pod.role, pod.name)):
+        diagnosis = _of_pod(pod, world, effective)
+        if diagnosis is not None:
+            found.append(diagnosis)
+    ray = world.ray(attempt)
+    if ray is not None:
+        found += _of_ray(ray, world)
+    found.sort(key=lambda diagnosis: _ORDER.index(diagnosis.reason))
+    return found
+
+
+_ORDER: Final = (
+    "ClaimMissing",
+    "ObjectMissing",
+    "ImagePullFailed",
+    "OutOfMemory",
+    "NodeLost",
+    "CrashLoop",
+    "ContainerNotCreated",
+    "QuotaExceeded",
+    "PodRefused",
+    "Evicted",
+    "VolumeNotMounted",
+    "Unschedulable",
+    "Queued",
+)
+
+
+def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | None:
+    taken = _taken_away(pod)
+    if taken is not None:
+        return taken
+    for container in pod.containers:
+        diagnosis = _of_container(pod, container, world)
+        if diagnosis is not None:
+            return diagnosis
+    if pod.unschedulable:
+        return _unschedulable(pod, effective)
+    if _unanswered(pod, world):
+        return Diagnosis(
+            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} does not answer", pod.role
+        )
+    if pod.phase == "Pending":
+        for event in world.events:
+            if event.kind == "Pod" and event.name == pod.name:
+                diagnosis = _of_pod_event(pod, event)
+                if diagnosis is not None:
+                    return diagnosis
+    return None
+
+
+def _unanswered(pod: Pod, world: World) -> bool:
+    """Whether the pod's node is silent: said by an event until its toleration is over and the pod is taken away."""
+    return (
+        pod.phase == "Running"
+        and not pod.ready
+        and any(event.name == pod.name and event.reason == "NodeNotReady" for event in world.events)
+    )
+
+
+def _taken_away(pod: Pod) -> Diagnosis | None:
+    """What Kubernetes itself ended the pod for."""
+    why = one_line(f"{pod.reason}: {pod.message}" if pod.message else pod.reason, 300)
+    if pod.reason in _NODE_LOST:
+        return Diagnosis(
+            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} was lost ({why})", pod.role
+        )
+    if pod.reason in _TAKEN:
+        return Diagnosis("Evicted", f"{pod.role}: pod {pod.name} was taken away ({why})", pod.role)
+    return None
+
+
+def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | None:
+    if container.waiting in _PULL:
+        why = one_line(container.waiting_message, 300)
+        return Diagnosis(
+            "ImagePullFailed",
+            f"{pod.role}: the image {container.image!r} cannot be pulled ({container.waiting}"
+            f"{': ' + why if why else ''}); check spec.image, the registry and its credentials",
+            pod.role,
+        )
+    if container.waiting in _CONFIG:
+        missing = _MISSING_OBJECT.search(container.waiting_message)
+        if missing:
+            kind = {"configmap": "ConfigMap", "secret": "Secret"}[missing.group(1).lower()]
+            return Diagnosis(
+                "ObjectMissing",
+                f"{pod.role}: {kind} {missing.group(2)!r} is missing in this namespace",
+                pod.role,
+            )
+        return Diagnosis(
+            "ContainerNotCreated",
+            f"{pod.role}: the container cannot be created ({container.waiting}: "
+            f"{one_line(container.waiting_message, 300)})",
+            pod.role,
+        )
+    if container.ended == "OOMKilled" and not container.ready:
+        return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
+    if container.waiting == "CrashLoopBackOff" or (container.restarts >= 2 and not container.ready):
+        code = f" with exit code {container.exit_code}" if container.exit_code is not None else ""
+        log = world.log_tail.get(pod.name) or container.ended_message
+        lines = f"; its last lines: {last_lines(log)}" if log else ""
+        return Diagnosis(
+            "CrashLoop",
+            f"{pod.role}: container {container.name} of pod {pod.name} ended{code} {container.restarts} times{lines}",
+            pod.role,
+        )
+    return None
+
+
+def out_of_memory(pod: Pod) -> str:
+    """The sentence about a pod that was killed for its memory."""
+    limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
+    return (
+        f"{pod.role}: pod {pod.name} was killed because it used more than its memory limit{limit}; "
+        f"{_memory_advice(pod.role)}"
+    )
+
+
+def _memory_advice(role: str) -> str:
+    return {
+        "sampler": "raise sampler.resources.memory, or lower sampler.maxSequences or sampler.maxNewTokens",
+        "learner": "lower learner.tokensPerMicroBatch or ask your platform team for a pool with more memory",
+    }.get(
+        role,
+        "lower buffer.capacity or ask your platform team for more memory for heads (of a program of yours: raise "
+        "trainer.resources.memory)",
+    )
+
+
+def memory_sentence(world: World, attempt: int, said: str) -> str | None:
+    """What the driver says about a process that was ended for the memory of its pod; None: it says something else."""
+    found = _RAN_OUT.search(said)
+    if found is None:
+        return None
+    role = found["role"]
+    limits = {pod.memory_limit for pod in world.pods if (pod.role, pod.attempt) == (role, attempt)} - {""}
+    limit = f" (limit {limits.pop()})" if len(limits) == 1 else ""
+    return f"{found[0]}{limit}; {_memory_advice(role)}"
+
+
+def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
+    claim = _MISSING_CLAIM.search(event.message)
+    if claim:
+        return missing_claim(claim.group(1), pod.role)
+    missing = _MISSING_OBJECT.search(event.message)
+    if missing:
+        kind = {"configmap": "ConfigMap", "secret": "Secret"}[missing.group(1).lower()]
+        return Diagnosis(
+            "ObjectMissing", f"{pod.role}: {kind} {missing.group(2)!r} is missing in this namespace", pod.role
+        )
+    if event.reason in ("FailedMount", "FailedAttachVolume"):
+        return Diagnosis(
+            "VolumeNotMounted",
+            f"{pod.role}: a volume of pod {pod.name} cannot be used ({one_line(event.message, 300)})",
+            pod.role,
+        )
+    if event.reason == "FailedScheduling":
+        return Diagnosis("Unschedulable", f"{pod.role}: {one_line(event.message, 400)}", pod.role)
+    return None
+
+
+def missing_claim(name: str, role: str = "") -> Diagnosis:
+    """The checkpoint claim is not there."""
+    return Diagnosis(
+        "ClaimMissing",
+        f"spec.checkpoint.storage.persistentVolumeClaim: there is no PersistentVolumeClaim {name!r} in this namespace; "
+        "create it, and the run goes on by itself",
+        role,
+    )
+
+
+def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
+    text = pod.unschedulable
+    claim = _MISSING_CLAIM.search(text)
+    if claim:
+        return missing_claim(claim.group(1), pod.role)
+    plan = next((plan for plan in effective.roles if plan.role == pod.role), None) if effective else None
+    pool = f" of {plan.where}" if plan else ""
+    reasons = []
+    short = sorted(set(_SHORT.findall(text)))
+    if short:
+        asked = ""
+        if plan is not None and plan.accelerators and plan.pool.accelerator_resource in short:
+            asked = f" ({plan.accelerators} asked for per pod)"
+        reasons.append(f"too little {', '.join(short)} is free{asked}")
+    if "node affinity/selector" in text or "node selector" in text:
+        labels = [sorted(one.node_selector.items()) for one in plan.pools] if plan else []
+        shown = " or ".join(", ".join(f"{key}={value}" for key, value in pairs) for pairs in labels)
+        their = "pools'" if len(labels) > 1 else "pool's"
+        reasons.append(f"too few nodes have the {their} labels{f' ({shown})' if shown else ''}")
+    if "untolerated taint" in text:
+        reasons.append("nodes have taints that the pool does not tolerate")
+    if "unbound immediate PersistentVolumeClaims" in text:
+        reasons.append("the checkpoint claim is not bound to a volume yet")
+    why = ", ".join(reasons) or "the scheduler found none"
+    return Diagnosis(
+        "Unschedulable", f"{pod.role}: no node{pool} takes the pod: {why} [{one_line(text, 300)}]", pod.role
+    )
+
+
+def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:
+    """What KubeRay says about pods that it could not even create."""
+    texts = [ray.cluster_reason] if ray.cluster_reason else []
+    texts += [
+        event.message
+        for event in world.events
+        if event.name in (ray.name, ray.cluster) and event.reason.startswith("FailedToCreate")
+    ]
+    # KubeRay tries again what it has done already, when its own watch lags.
+    texts = [text for text in texts if "already exists" not in text]
+    for text in texts[:1]:
+        if "exceeded quota" in text or "quota" in text.lower():
+            yield Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {quota_sentence(text)}")
+        else:
+            yield Diagnosis("PodRefused", f"KubeRay cannot create the pods: {one_line(text, 400)}")
+    if ray.suspended and not world.pods_of(ray.attempt):
+        yield Diagnosis("Queued", "the run waits in its queue for quota")
+
+
+def quota_sentence(text: str) -> str:
+    """The part of an API server's refusal that names the quota."""
+    start = text.find("exceeded quota")
+    return one_line(text[start:] if start >= 0 else text, 300)
+
+
+def dead_pod(world: World, attempt: int) -> Diagnosis | None:
+    """The pod of an attempt whose end explains the attempt's: killed for its memory, or with its node."""
+    for pod in sorted(world.pods, key=lambda pod: (pod.role != "head", pod.name)):
+        if pod.attempt != attempt:
+            continue
+        if any(container.ended == "OOMKilled" for container in pod.containers):
+            return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
+        taken = _taken_away(pod)
+        if taken is not None:
+            return taken
+    return None

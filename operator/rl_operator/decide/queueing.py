@@ -1,0 +1,62 @@
+"""A run and the queue that admits it: Kueue owns `suspend` of its RayJob, and takes it back by it. Pure.
+
+An attempt that is evicted stays open: its RayJob keeps its place in the queue, KubeRay starts its pods again when it is
+admitted again, and the driver goes on from the last checkpoint. That is no failure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.turn import Turn
+from rl_operator.model.seen import Ray
+
+EVICTED: Final = "Evicted"
+
+STOPPED: Final = "Stopped"
+"""Reason of Kueue's event about a job that it suspends; its message says why."""
+
+_BY_OTHERS: Final = "SuspendedByOthers"
+
+
+def held(turn: Turn, ray: Ray) -> bool:
+    """Set Admitted, and where the attempt must wait ClusterReady and Training too; returns whether it must."""
+    conditions, effective = turn.conditions, turn.effective
+    known = conditions.get("Admitted")
+    queue = effective.spec.scheduling.queue if effective is not None else None
+    queued = queue is not None or (known is not None and known.reason != _BY_OTHERS)
+    if not ray.suspended:
+        if queued:
+            conditions.set("Admitted", "True", "Admitted", "the queue has admitted the run")
+        else:
+            conditions.clear("Admitted")
+        return False
+    goes_on = f"goes on from step {turn.checkpoint.step}" if turn.checkpoint is not None else "begins anew"
+    if not queued:
+        reason = _BY_OTHERS
+        message = (
+            f"{ray.kind} {ray.name} was suspended by somebody else: the run {goes_on} when its spec.suspend is false again "
+            "(rltrain suspend is the way to suspend a run)"
+        )
+    elif known is not None and (known.status == "True" or known.reason == EVICTED):
+        why = next(
+            (
+                event.message
+                for event in turn.world.events
+                if (event.name, event.reason) == (ray.name, STOPPED)
+            ),
+            "",
+        )
+        reason = EVICTED
+        message = (
+            f"{f'queue {queue}' if queue else 'the queue'} took the quota back"
+            f"{f' ({one_line(why, 300)})' if why else ''}; the run {goes_on} when it is admitted again"
+        )
+    else:
+        reason, message = "Queued", "the run waits in its queue for quota"
+    for kind in ("Admitted", "ClusterReady", "Training"):
+        conditions.set(kind, "False", reason, message)
+    turn.dashboard = None
+    turn.phase = "Pending"
+    return True

@@ -1,0 +1,239 @@
+"""What the status shows of a running attempt: roles, conditions, progress, phase. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rl_api.progress import Attempt, Progress, RoleStatus, RunStatus
+from rl_api.run import StopSpec
+from rl_operator.decide.conditions import Conditions
+from rl_operator.decide.diagnose import Diagnosis
+from rl_operator.model.decision import Note
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.seen import Ray, World
+from rl_operator.plan.effective import Effective, Plan, Refused
+
+ACTIVE: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
+"""Phases in which a driver trains."""
+
+SILENCE: Final = timedelta(seconds=60)
+"""How long a driver may say nothing."""
+
+IGNORED: Final = timedelta(seconds=60)
+"""How long KubeRay may take to notice a RayJob."""
+
+_REFRESH: Final = timedelta(seconds=30)
+
+_STEP_LINE: Final = re.compile(r"^step (\d+)/(\d+)  reward (-?\d+(?:\.\d+)?)?", re.MULTILINE)
+"""A step as the driver writes it where nobody watches a terminal (rl_trainer.observe.console)."""
+
+
+def known_status(run: Mapping[str, Any]) -> RunStatus:
+    """The run's status as it was last written; an empty one where it cannot be read."""
+    try:
+        return RunStatus.model_validate(run.get("status") or {})
+    except ValidationError:
+        return RunStatus()
+
+
+def unwritten(status: RunStatus, rays: Sequence[Ray], now: datetime) -> list[Attempt]:
+    """Attempts that are not in the status, oldest first: their operator died before it could write them."""
+    newest = max((attempt.number for attempt in status.attempts), default=0)
+    step = status.checkpoint.step if status.checkpoint is not None else 0
+    return [
+        Attempt(number=ray.attempt, ray_job=ray.name, start_time=ray.created or now, from_step=step)
+        for ray in sorted(rays, key=lambda ray: ray.attempt)
+        if ray.attempt > newest
+    ]
+
+
+def started(attempt: Attempt) -> Note:
+    """The event about the beginning of an attempt."""
+    text = f"attempt {attempt.number} begins at step {attempt.from_step or 0} as {attempt.ray_job}"
+    return Note("Normal", "AttemptStarted", text)
+
+
+def merge_progress(old: Progress | None, new: Progress) -> Progress:
+    """The newer reading, or the old one where they say the same: a status is not written for its time alone."""
+    if old is None:
+        return new
+    same = {"updated_at": None, "eta_seconds": None}
+    if old.model_copy(update=same) != new.model_copy(update=same):
+        return new
+    if old.updated_at is None or new.updated_at is None:
+        return old
+    return new if new.updated_at - old.updated_at >= _REFRESH else old
+
+
+def last_figures(
+    known: Progress | None, ray: Ray | None, succeeded: bool, stop: StopSpec | None, now: datetime
+) -> Progress | None:
+    """Progress at the end of an attempt whose driver may have told its last to nobody, as no operator ran.
+
+    What outlives a driver where an operator sees it is the RayJob: whether the job succeeded, and the last lines of the
+    log of one that failed, among which are the last steps. A run that succeeds has done all of its steps, unless its spec
+    lets it end otherwise; what it reached then is in its folder alone.
+
+    Args:
+        known: the last reading.
+        ray: the attempt's RayJob; None: it is gone.
+        succeeded: whether the job has.
+        stop: when the run ends, by its spec; None: not known.
+        now: the time.
+    """
+    before = known or Progress()
+    figures: dict[str, Any] = {"updated_at": now, "eta_seconds": None}
+    if succeeded:
+        if before.phase == "Succeeded" or stop is None:
+            return known
+        if stop.target_reward is not None or stop.max_duration is not None:
+            return known
+        steps = before.max_steps or stop.max_steps
+        return before.model_copy(update=figures | {"phase": "Succeeded", "step": steps, "max_steps": steps})
+    lines = _STEP_LINE.findall(ray.message) if ray is not None else []
+    if not lines or int(lines[-1][0]) <= before.step:
+        return known
+    step, most, reward = lines[-1]
+    figures |= {"step": int(step), "max_steps": int(most), "reward": float(reward) if reward else None}
+    return before.model_copy(update=figures)
+
+
+def role_statuses(
+    world: World,
+    attempt: int,
+    plan: Plan,
+    old: Mapping[str, RoleStatus],
+    found: Sequence[Diagnosis],
+) -> dict[str, RoleStatus]:
+    """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with."""
+    roles: dict[str, RoleStatus] = {}
+    pods = world.pods_of(attempt)
+    effective = plan if isinstance(plan, Effective) else None
+    known = (
+        [plan.role for plan in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
+    )
+    for role in (HEAD, LEARNER, SAMPLER):
+        if role not in known:
+            continue
+        desired = old[role].desired if role in old else 1
+        if effective is not None and (role not in old or (role == SAMPLER and effective.elastic)):
+            desired = effective.role(role).replicas
+        ready = sum(pod.ready and pod.deleting is None for pod in pods if pod.role == role)
+        why = next((diagnosis.message for diagnosis in found if diagnosis.role in (role, "")), None)
+        reason = None
+        if ready < desired:
+            refused = world.scale_refusal if role == SAMPLER else ""
+            reason = why or refused or "starting"
+        elif role == SAMPLER:
+            reason = _not_followed(plan, desired)
+        roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
+    return roles
+
+
+def _not_followed(plan: Plan, desired: int) -> str | None:
+    """Why there are not as many samplers as the spec says now; None: there are."""
+    if isinstance(plan, Refused):
+        return plan.message if plan.reason == "LimitExceeded" else None
+    wanted = plan.role(SAMPLER).replicas
+    if wanted == desired:
+        return None
+    return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
+
+
+def cluster_condition(
+    conditions: Conditions,
+    world: World,
+    ray: Ray,
+    roles: Mapping[str, RoleStatus],
+    effective: Effective | None,
+    found: Sequence[Diagnosis],
+    now: datetime,
+) -> None:
+    """Set ClusterReady."""
+    missing = [name for name, role in sorted(roles.items()) if role.ready < role.desired]
+    if ray.submitted or ray.cluster_state == "ready":
+        if not missing:
+            conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
+            return
+        samplers = roles[SAMPLER] if missing == [SAMPLER] else None
+        if samplers and effective and samplers.ready >= effective.role(SAMPLER).at_start:
+            share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
+            conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
+            return
+    if found:
+        conditions.set("ClusterReady", "False", found[0].reason, found[0].message)
+    elif _ignored(ray, world, now):
+        conditions.set(
+            "ClusterReady",
+            "False",
+            "KubeRayNotReacting",
+            f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?",
+        )
+    elif ray.submitted:
+        conditions.set(
+            "ClusterReady", "False", "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
+        )
+    else:
+        conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
+
+
+def _ignored(ray: Ray, world: World, now: datetime) -> bool:
+    untouched = not ray.deployment_status and not ray.cluster_state and not world.pods_of(ray.attempt)
+    return untouched and ray.created is not None and now - ray.created > IGNORED
+
+
+def _not_submitted(ray: Ray) -> bool:
+    """Whether no driver can run: what it said is from before its attempt was evicted by a queue."""
+    return ray.kind == "RayJob" and not ray.submitted
+
+
+def idle(world: World, ray: Ray, now: datetime) -> bool:
+    """Whether this is a cluster to work on by hand whose pods are there, and nobody trains in it."""
+    if ray.kind == "RayJob" or not ray.at_work:
+        return False
+    reading = world.reading
+    return reading is None or reading.attempt != ray.attempt or now - reading.time > SILENCE
+
+
+def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> None:
+    """Set Training from what the driver says."""
+    reading = world.reading
+    if idle(world, ray, now):
+        conditions.set(
+            "Training", "False", "Idle", "the cluster waits for somebody: rltrain exec works in it"
+        )
+    elif reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
+        if ray.submitted and conditions.holds("Training") and not world.reading_error:
+            return  # an operator that has just started has not asked yet
+        error = f": {world.reading_error}" if world.reading_error and ray.submitted else ""
+        conditions.set(
+            "Training",
+            "False",
+            "Starting",
+            f"the driver has not answered yet{error}" if ray.submitted else "the pods are starting",
+        )
+    elif now - reading.time > SILENCE:
+        conditions.set(
+            "Training", "Unknown", "DriverSilent", f"the driver does not answer: {world.reading_error}"
+        )
+    elif reading.progress.phase in ACTIVE:
+        conditions.set("Training", "True", "Running", "the driver reports progress")
+    elif reading.progress.phase == "Starting":
+        conditions.set("Training", "False", "Starting", "the driver loads model and task")
+    else:
+        conditions.set("Training", "False", "Finishing", "the driver has finished")
+
+
+def shown_phase(world: World, ray: Ray, conditions: Conditions, now: datetime) -> str:
+    """The one word for the print column."""
+    if idle(world, ray, now):
+        return "Ready"
+    reading = world.reading
+    if reading is not None and reading.attempt == ray.attempt and not _not_submitted(ray):
+        return reading.progress.phase if reading.progress.phase in ACTIVE | {"Starting"} else "Stopping"
+    return "Training" if conditions.holds("Training") else "Starting"

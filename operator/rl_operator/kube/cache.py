@@ -1,0 +1,214 @@
+"""What the watches have seen, by run. Keeps views, not whole objects: memory grows with runs, not with YAML."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rl_operator.kube.applied import with_nulls
+from rl_operator.kube.client import version_of
+from rl_operator.model.names import KIND, RUN_LABEL, Manifest
+from rl_operator.model.parse import parse_group, parse_live, parse_pod, parse_ray
+from rl_operator.model.seen import Live, Pod, Ray, SamplerGroup
+from rl_operator.model.times import parse_time
+
+Key = tuple[str, str]
+"""Namespace and name of a run."""
+
+WATCHED: Final = (
+    "RLTrainingRun",
+    "RLTrainingProfile",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Pod",
+    "RayJob",
+    "RayCluster",
+)
+"""Kinds that are watched. The last two exist only where KubeRay is installed."""
+
+_TOMBSTONES: Final = 600.0
+_REMEMBERED: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One object as it was seen last."""
+
+    kind: str
+    uid: str
+    version: int
+    view: Ray | Pod | Live | SamplerGroup | Manifest | None
+    """None: it is no object of a run; only its version is known."""
+    owner: str = ""
+    """Uid of the run that owns it; empty for pods, which a RayCluster owns."""
+
+
+class Store:
+    """The last state of everything that is watched. Older news than what is known is dropped."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, Seen]] = {kind: {} for kind in WATCHED}
+        self._of_run: dict[Key, set[tuple[str, Key]]] = defaultdict(set)
+        self._run_of: dict[tuple[str, Key], Key] = {}
+        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._ended: dict[Key, list[tuple[float, Pod]]] = defaultdict(list)
+
+    def put(self, document: Manifest) -> list[Key]:
+        """Take over an object; returns the runs that it concerns."""
+        kind, place, uid = document["kind"], place_of(document), str(document["metadata"].get("uid", ""))
+        if uid in self._deleted:
+            return []
+        known, version = self._objects[kind].get(place), version_of(document)
+        if known is not None and known.uid == uid and known.version >= version:
+            return []
+        view = _view(document)
+        self._objects[kind][place] = Seen(kind, uid, version, view, _owner(document))
+        if view is None:
+            return [key] if (key := self._run_of.get((kind, place))) else []
+        if isinstance(view, SamplerGroup) and known is not None and known.view == view:
+            return []
+        return self._note(kind, place, document)
+
+    def drop(self, document: Manifest) -> list[Key]:
+        """Forget an object that was deleted; returns the runs that it concerned."""
+        kind, place, uid = document["kind"], place_of(document), str(document["metadata"].get("uid", ""))
+        return self.gone(kind, place, uid, parse_pod(document) if kind == "Pod" else None)
+
+    def gone(self, kind: str, place: Key, uid: str, last: Pod | None = None) -> list[Key]:
+        """Forget an object; `last` is what was seen of a pod at its end. Returns the runs that it concerned."""
+        if uid:
+            self._deleted[uid] = None
+            while len(self._deleted) > _REMEMBERED:
+                self._deleted.popitem(last=False)
+        known = self._objects[kind].get(place)
+        if known is not None and known.uid != uid:
+            return []
+        seen = self._objects[kind].pop(place, None)
+        if kind == "RLTrainingProfile":
+            return list(self._objects[KIND])
+        if kind == KIND:
+            self._ended.pop(place, None)
+            return [place]
+        key = self._run_of.pop((kind, place), None)
+        if key is None:
+            return []
+        self._of_run[key].discard((kind, place))
+        if not self._of_run[key]:
+            del self._of_run[key]
+        if last is None and seen is not None and isinstance(seen.view, Pod):
+            last = seen.view
+        if last is not None:
+            self._bury(key, last)
+        return [key]
+
+    def run(self, key: Key) -> Manifest | None:
+        """The run as the API server holds it."""
+        seen = self._objects[KIND].get(key)
+        return seen.view if seen is not None and isinstance(seen.view, dict) else None
+
+    def runs(self) -> list[Key]:
+        """All runs."""
+        return list(self._objects[KIND])
+
+    def profiles(self) -> list[Manifest]:
+        """All profiles."""
+        seen = self._objects["RLTrainingProfile"].values()
+        return [one.view for one in seen if isinstance(one.view, dict)]
+
+    def profiles_version(self) -> tuple[tuple[str, int], ...]:
+        """Something that changes when a profile does."""
+        return tuple(sorted((one.uid, one.version) for one in self._objects["RLTrainingProfile"].values()))
+
+    def of_run(self, key: Key) -> Iterator[tuple[str, Seen]]:
+        """Name and state of everything that belongs to a run."""
+        for kind, place in sorted(self._of_run.get(key, ())):
+            seen = self._objects[kind].get(place)
+            if seen is not None:
+                yield place[1], seen
+
+    def ended_pods(self, key: Key) -> list[Pod]:
+        """Pods of the run that are gone since a short while."""
+        border = time.monotonic() - _TOMBSTONES
+        kept = [(when, pod) for when, pod in self._ended.get(key, ()) if when > border]
+        if kept:
+            self._ended[key] = kept
+        else:
+            self._ended.pop(key, None)
+        return [pod for _, pod in kept]
+
+    def known(self, kind: str) -> dict[Key, tuple[str, int]]:
+        """Uid and version of all objects of a kind."""
+        return {place: (seen.uid, seen.version) for place, seen in self._objects[kind].items()}
+
+    def version(self, kind: str, place: Key, uid: str) -> int | None:
+        """Version of an object that was seen last; None: it was not seen, or is gone."""
+        seen = self._objects[kind].get(place)
+        return seen.version if seen is not None and seen.uid == uid else None
+
+    def was_deleted(self, uid: str) -> bool:
+        """Whether the object is known to be gone."""
+        return uid in self._deleted
+
+    def phases(self) -> dict[str, int]:
+        """Number of runs by phase."""
+        counts: dict[str, int] = defaultdict(int)
+        for seen in self._objects[KIND].values():
+            status = seen.view.get("status") if isinstance(seen.view, dict) else None
+            phase = status.get("phase") if isinstance(status, dict) else None
+            counts[str(phase or "Pending")] += 1
+        return counts
+
+    def _note(self, kind: str, place: Key, document: Manifest) -> list[Key]:
+        if kind == "RLTrainingProfile":
+            return list(self._objects[KIND])
+        if kind == KIND:
+            return [place]
+        label = (document["metadata"].get("labels") or {}).get(RUN_LABEL)
+        if not label:
+            return []
+        key = (place[0], str(label))
+        self._of_run[key].add((kind, place))
+        self._run_of[kind, place] = key
+        return [key]
+
+    def _bury(self, key: Key, pod: Pod) -> None:
+        if any(container.ended for container in pod.containers) or pod.reason:
+            self._ended[key] = [*self._ended[key][-9:], (time.monotonic(), replace(pod, gone=True))]
+
+
+def place_of(document: Manifest) -> Key:
+    """Namespace and name of an object."""
+    metadata = document["metadata"]
+    return str(metadata.get("namespace") or ""), str(metadata["name"])
+
+
+def _owner(document: Manifest) -> str:
+    owners: list[dict[str, Any]] = document["metadata"].get("ownerReferences") or []
+    return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
+
+
+def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | None:
+    kind = document["kind"]
+    if kind in ("RayJob", "RayCluster"):
+        if _owner(document):
+            return parse_ray(document)
+        # The RayCluster of a RayJob is KubeRay's business, but for the number of samplers.
+        return parse_group(document) if kind == "RayCluster" else None
+    if kind == "Pod":
+        return parse_pod(document)
+    if kind in ("NetworkPolicy", "PodDisruptionBudget"):
+        return parse_live(document) if _owner(document) else None
+    metadata = dict(document["metadata"])
+    metadata.pop("managedFields", None)
+    annotations = metadata.pop("annotations", None) or {}
+    if kind != KIND:
+        return {**document, "metadata": metadata}
+    return {**document, "metadata": metadata, "spec": with_nulls(document.get("spec"), annotations)}
+
+
+def created(document: Manifest) -> Any:
+    """When an object was created."""
+    return parse_time(document["metadata"].get("creationTimestamp"))

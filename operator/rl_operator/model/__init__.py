@@ -1,0 +1,1 @@
+"""Names, settings, what is seen and what is decided: plain values."""

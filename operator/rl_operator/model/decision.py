@@ -1,0 +1,95 @@
+"""What the operator decides to do for one run: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rl_api.progress import RunStatus
+from rl_operator.model.names import SAMPLER, Manifest
+from rl_operator.model.seen import SamplerGroup
+
+
+@dataclass(frozen=True)
+class Target:
+    """An object to delete, and which one: a later one of the same name is left alone."""
+
+    kind: str
+    name: str
+    uid: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """An event about the run."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Where the driver of an attempt answers."""
+
+    attempt: int
+    service: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The wish for another number of samplers."""
+
+    group: SamplerGroup
+    replicas: int
+    remove: tuple[str, ...] = ()
+    """Pods to take away, where there are to be fewer."""
+
+    @property
+    def patch(self) -> list[Manifest]:
+        """As a JSON patch, which fails where the cluster or the group is another one by now."""
+        root = f"/spec/workerGroupSpecs/{self.group.index}"
+        patch: list[Manifest] = [
+            {"op": "test", "path": "/metadata/uid", "value": self.group.uid},
+            {"op": "test", "path": f"{root}/groupName", "value": SAMPLER},
+            {"op": "add", "path": f"{root}/replicas", "value": self.replicas},
+            # What was named there before is gone, and names are not used again.
+            {
+                "op": "add",
+                "path": f"{root}/scaleStrategy",
+                "value": {"workersToDelete": list(self.remove)} if self.remove else {},
+            },
+        ]
+        if self.replicas > self.group.most:
+            patch.append({"op": "add", "path": f"{root}/maxReplicas", "value": self.replicas})
+        return patch
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.replicas} instead of {self.group.replicas} samplers are wanted in {self.group.cluster}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now. Done in the order of the fields, the status after the notes."""
+
+    status: RunStatus
+    """Status as it should be; written only when it is not so already."""
+    create: tuple[Manifest, ...] = ()
+    """Objects that are missing."""
+    apply: tuple[Manifest, ...] = ()
+    """Objects that are there and differ."""
+    delete: tuple[Target, ...] = ()
+    scale: Scale | None = None
+    """Another number of samplers to ask KubeRay for."""
+    finalizer: bool | None = None
+    """True: add ours to the run; False: take it away; None: as it should be."""
+    notes: tuple[Note, ...] = ()
+    pull: Pull | None = None
+    """Driver to ask for its progress now and then; None: none."""
+    ask: float | None = None
+    """Seconds that the driver may take for a checkpoint to ask for now; None: ask for none."""
+    requeue: float = 60.0
+    """Seconds until the next look, when nothing happens before."""

@@ -1,0 +1,216 @@
+"""What the operator sees of one run: plain values, no client in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from rl_api.progress import CheckpointStatus, Progress
+from rl_operator.model.names import HEAD
+from rl_operator.model.times import parse_time
+
+
+@dataclass(frozen=True)
+class SamplerGroup:
+    """The worker group of samplers in a RayCluster, as it is wanted there."""
+
+    cluster: str
+    uid: str
+    owner: str
+    """Uid of what controls the RayCluster: a RayJob or the run."""
+    index: int
+    """Place among the worker groups."""
+    replicas: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Ray:
+    """RayJob or RayCluster of one attempt."""
+
+    kind: Literal["RayJob", "RayCluster"]
+    name: str
+    uid: str
+    attempt: int
+    created: datetime | None = None
+    deleting: bool = False
+    suspended: bool = False
+    """Suspended by a queue, which waits for quota."""
+    job_status: str = ""
+    deployment_status: str = ""
+    reason: str = ""
+    message: str = ""
+    cluster: str = ""
+    """Name of the RayCluster."""
+    cluster_state: str = ""
+    cluster_reason: str = ""
+    """Message of the RayCluster's ReplicaFailure condition."""
+    head_service: str = ""
+    dashboard_url: str = ""
+    samplers: SamplerGroup | None = None
+    """Samplers that KubeRay was asked for; None: not known yet."""
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the job was submitted, so that a head must have been there."""
+        return self.deployment_status == "Running"
+
+    @property
+    def at_work(self) -> bool:
+        """Whether all pods were there once, so that training, or a person, has begun."""
+        return self.submitted if self.kind == "RayJob" else self.cluster_state == "ready"
+
+
+@dataclass(frozen=True)
+class Container:
+    """State of one container, init containers included."""
+
+    name: str
+    image: str = ""
+    ready: bool = False
+    restarts: int = 0
+    waiting: str = ""
+    """Reason of waiting, such as ImagePullBackOff."""
+    waiting_message: str = ""
+    ended: str = ""
+    """Reason of the last end, such as OOMKilled; of the end before the last restart too."""
+    exit_code: int | None = None
+    ended_message: str = ""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of the run."""
+
+    name: str
+    uid: str
+    role: str
+    attempt: int
+    phase: str = ""
+    ready: bool = False
+    node: str = ""
+    created: datetime | None = None
+    deleting: datetime | None = None
+    """When it must be gone: deletion time, grace period included."""
+    gone: bool = False
+    """No longer there; kept in mind for a while for what its end says."""
+    reason: str = ""
+    """Such as Evicted, or DeletionByTaintManager for a node that was lost."""
+    message: str = ""
+    unschedulable: str = ""
+    """Message of the scheduler."""
+    memory_limit: str = ""
+    containers: tuple[Container, ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """A warning about one of the run's objects."""
+
+    kind: str
+    name: str
+    reason: str
+    message: str
+    time: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the driver said when it was asked last."""
+
+    attempt: int
+    time: datetime
+    progress: Progress
+    checkpoint: CheckpointStatus | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The wish for a checkpoint that was brought to the driver, and what became of it."""
+
+    attempt: int
+    state: Literal["running", "done", "refused", "absent", "failed"]
+    """refused: asking again is no use; failed: it may be; absent: no driver listens now."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Live:
+    """An object of the run that is there."""
+
+    uid: str
+    hash: str
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that decides what happens next with a run."""
+
+    run: Mapping[str, Any]
+    """The RLTrainingRun as the API server holds it."""
+    rays: tuple[Ray, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    events: tuple[Event, ...] = ()
+    live: Mapping[tuple[str, str], Live] = field(default_factory=dict)
+    """Objects by kind and name."""
+    claim_exists: bool | None = None
+    """Whether the checkpoint claim is there; None: not looked for."""
+    token: str | None = None
+    """Token in the run's Secret; None: there is no Secret."""
+    new_token: str = ""
+    """A fresh random token, for when there is none yet."""
+    kuberay: bool = True
+    """Whether the cluster knows RayJob and RayCluster."""
+    reading: Reading | None = None
+    reading_error: str = ""
+    """Why the driver did not answer the last time."""
+    ask: Ask | None = None
+    refusal: str = ""
+    """What the API server said when an object of the run could not be written."""
+    scale_refusal: str = ""
+    """What it said when KubeRay was to be asked for another number of samplers."""
+    log_tail: Mapping[str, str] = field(default_factory=dict)
+    """Last log lines of containers that crashed, by pod name."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the run."""
+        found: Mapping[str, Any] = self.run["metadata"]
+        return found
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Spec of the run, as a person wrote it; empty where it is no object."""
+        spec = self.run.get("spec")
+        return spec if isinstance(spec, Mapping) else {}
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the run is to be suspended."""
+        return self.spec.get("suspend") is True
+
+    @property
+    def generation(self) -> int:
+        """Generation of the run's spec."""
+        return int(self.metadata.get("generation") or 0)
+
+    @property
+    def deleted(self) -> datetime | None:
+        """When somebody deleted the run."""
+        return parse_time(self.metadata.get("deletionTimestamp"))
+
+    def ray(self, attempt: int) -> Ray | None:
+        """RayJob or RayCluster of an attempt."""
+        return next((ray for ray in self.rays if ray.attempt == attempt), None)
+
+    def pods_of(self, attempt: int) -> tuple[Pod, ...]:
+        """Pods of an attempt that are there."""
+        return tuple(pod for pod in self.pods if pod.attempt == attempt and not pod.gone)
+
+    def head(self, attempt: int) -> Pod | None:
+        """Head pod of an attempt, if it is there and not on its way out."""
+        pods = [pod for pod in self.pods_of(attempt) if pod.role == HEAD and pod.deleting is None]
+        return max(pods, key=lambda pod: (pod.ready, pod.name), default=None)

@@ -1,0 +1,1 @@
+"""Run and profile -> what will be carried out. Pure."""

@@ -1,0 +1,36 @@
+"""PodDisruptionBudget of a run: which pods must not be moved for maintenance."""
+
+from __future__ import annotations
+
+from rl_operator.model.names import (
+    HEAD,
+    LEARNER,
+    ROLE_LABEL,
+    RUN_LABEL,
+    Manifest,
+    owner,
+    run_labels,
+)
+from rl_operator.plan.effective import Effective
+
+
+def disruption_budget(effective: Effective) -> Manifest:
+    """Keeps head and learners: losing one ends the attempt. Samplers may go; others take over."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": effective.name,
+            "namespace": effective.namespace,
+            "labels": run_labels(effective.name),
+            "ownerReferences": [owner(effective.name, effective.uid)],
+        },
+        "spec": {
+            # A number of pods: a share, or how many may go, Kubernetes can tell for its own workloads only.
+            "minAvailable": sum(plan.replicas for plan in effective.roles if plan.role in (HEAD, LEARNER)),
+            "selector": {
+                "matchLabels": {RUN_LABEL: effective.name},
+                "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": [HEAD, LEARNER]}],
+            },
+        },
+    }

@@ -1,0 +1,311 @@
+"""The loop: a run's key from the queue, look, decide, act. One run's trouble is never another's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from rl_api.progress import Progress
+from rl_operator.decide.reconcile import reconcile
+from rl_operator.decide.status import merge_progress
+from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
+from rl_operator.kube.cache import WATCHED, Key, Store
+from rl_operator.kube.client import Api, ApiError, Listing
+from rl_operator.model.decision import Decision, Pull
+from rl_operator.model.names import MANAGED_SELECTOR, Manifest
+from rl_operator.model.seen import Ask, Reading, World
+from rl_operator.model.settings import Settings
+from rl_operator.runtime.cluster import Cluster, NameTaken
+from rl_operator.runtime.memory import Memory
+from rl_operator.runtime.metrics import Metrics
+from rl_operator.runtime.work_queue import WorkQueue
+
+LOG = logging.getLogger("rl_operator")
+
+_RECONCILE_SECONDS: Final = 60.0
+_PRIME_SECONDS: Final = 60.0
+_PULL_SECONDS: Final = 1.0
+_LONGEST_BACK_OFF: Final = 60.0
+
+
+class Controller:
+    """Keeps all runs going."""
+
+    def __init__(
+        self, api: Api, settings: Settings, metrics: Metrics, namespaces: Iterable[str] = ()
+    ) -> None:
+        """Prepare; `run` begins.
+
+        Args:
+            api: connection to the API server.
+            settings: the operator's.
+            metrics: where to count.
+            namespaces: those whose runs are kept going; none: all.
+        """
+        self.api, self.settings, self.metrics = api, settings, metrics
+        self.namespaces = tuple(namespaces)
+        self.store = Store()
+        self.cluster = Cluster(api, self.store, settings)
+        self.drivers = Drivers(settings.driver_url, metrics)
+        self.queue: WorkQueue[Key] = WorkQueue(metrics.queue_depth.set)
+        self.finished_at = time.monotonic()
+        self._memory: dict[Key, Memory] = {}
+        self._pulls: dict[Key, tuple[Pull, asyncio.Task[None]]] = {}
+        self._asks: dict[Key, asyncio.Task[None]] = {}
+
+    async def prime(self) -> None:
+        """Read everything once, so that no decision is made on half a picture."""
+        for kind in WATCHED:
+            for document in await self._list_patiently(kind):
+                self.store.put(document)
+        self._wake(self.store.runs())
+
+    async def _list_patiently(self, kind: str) -> list[Manifest]:
+        """All objects of a kind; an API server that is starting itself is waited for."""
+        deadline = time.monotonic() + _PRIME_SECONDS
+        while True:
+            try:
+                return (await self.list(kind))[0]
+            except ApiError as error:
+                if error.status not in (0, 429, 500, 503) or time.monotonic() > deadline:
+                    raise
+                LOG.info("%ss cannot be listed yet: %s", kind, error)
+            await asyncio.sleep(1.0)
+
+    async def list(self, kind: str, *, metadata_only: bool = False) -> Listing:
+        """All objects of a kind that are watched, none where the cluster does not know it; and the resource version at which
+        it was so, 0: unknown."""
+        ours = kind in ("RLTrainingRun", "RLTrainingProfile")
+        labels = "" if ours else MANAGED_SELECTOR
+        scopes = [None] if kind == "RLTrainingProfile" or not self.namespaces else list(self.namespaces)
+        found: list[Manifest] = []
+        versions: list[int] = []
+        for scope in scopes:
+            try:
+                items, version = await self.api.list(kind, scope, labels=labels, metadata_only=metadata_only)
+            except ApiError as error:
+                if not error.missing:
+                    raise
+                version = 0
+            else:
+                found += items
+            versions.append(version)
+        return found, min(versions)
+
+    def seen(self, kind: str, change: str | None, document: Manifest) -> None:
+        """A watch saw an object: added, changed (or listed), or deleted."""
+        document = {**document, "kind": kind}
+        self._wake(self.store.drop(document) if change == "DELETED" else self.store.put(document))
+
+    def missing(self, kind: str, place: Key, uid: str) -> None:
+        """An object is no longer there, and no watch has told: it went while none was open."""
+        self._wake(self.store.gone(kind, place, uid))
+
+    def _wake(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.queue.add(key, urgent=self._is_new(key))
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether nothing has been begun for a run yet."""
+        run, memory = self.store.run(key), self._memory.get(key)
+        if run is None or (memory is not None and memory.begun):
+            return False
+        return not (run.get("status") or {}).get("attempts")
+
+    async def run(self, workers: int) -> None:
+        """Work until cancelled."""
+        tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (*tasks, *self._asks.values(), *(task for _, task in self._pulls.values())):
+                task.cancel()
+            await self.drivers.close()
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(_RECONCILE_SECONDS):
+                    await self.reconcile(key)
+                if (memory := self._memory.get(key)) is not None:
+                    memory.failures = 0
+            except (ApiError, NameTaken, TimeoutError) as error:
+                reason = error.reason if isinstance(error, ApiError) else type(error).__name__
+                self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s")
+            except Exception:
+                LOG.exception("a reconcile failed", extra=_about(key))
+                self._failed(key, "Unexpected", "unexpected error, see above")
+            finally:
+                self.finished_at = time.monotonic()
+                self.metrics.reconcile_seconds.observe(self.finished_at - started)
+                self.queue.done(key)
+
+    def _failed(self, key: Key, reason: str, sentence: str) -> None:
+        self.metrics.errors.labels(reason).inc()
+        memory = self._memory_of(key)
+        memory.failures += 1
+        wait = min(0.5 * 2 ** min(memory.failures, 10), _LONGEST_BACK_OFF)
+        level = logging.INFO if reason == "Conflict" else logging.WARNING
+        LOG.log(level, "%s; trying again in %.0f s", sentence, wait, extra=_about(key) | {"reason": reason})
+        self.queue.add_after(key, wait)
+
+    async def reconcile(self, key: Key) -> None:
+        """Look at one run, decide, act.
+
+        Raises:
+            ApiError: the API server did not do its part.
+        """
+        run = self.store.run(key)
+        if run is None:
+            self._forget(key)
+            return
+        memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
+        if memory.untold is not None:
+            (told, decision), memory.untold = memory.untold, None
+            await self._tell(key, told, decision, memory)
+            return
+        world = await self.cluster.observe(key, memory)
+        if world is None:
+            return
+        try:
+            await self._decide(key, world, memory)
+        except (ApiError, NameTaken) as error:
+            if isinstance(error, ApiError) and error.status not in (400, 403, 404, 422):
+                raise
+            await self._refused(key, memory, error)
+            raise
+
+    async def _decide(self, key: Key, world: World, memory: Memory) -> None:
+        now = datetime.now(UTC).replace(microsecond=0)
+        decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
+        memory.begun = memory.begun or bool(decision.create)
+        await self.cluster.make(world, decision, memory)
+        if decision.create and self.queue.pressed:
+            # Another run waits for its first pods: they are worth more than what is said of this one.
+            memory.untold = (world, decision)
+            self.queue.add(key)
+            return
+        await self._tell(key, world, decision, memory)
+
+    async def _tell(self, key: Key, world: World, decision: Decision, memory: Memory) -> None:
+        await self.cluster.tell(world, decision)
+        before = len((world.run.get("status") or {}).get("attempts") or ())
+        attempt = decision.status.attempts[-1] if decision.status.attempts else None
+        about = _about(key) | {"attempt": attempt.number if attempt else 0}
+        for note in decision.notes:
+            LOG.info("%s: %s", note.reason, note.message, extra=about)
+        if len(decision.status.attempts) != before:
+            memory.reading, memory.reading_error, memory.ask = None, "", None
+        self._pull(key, decision.pull, memory)
+        if decision.ask is not None and decision.pull is not None:
+            self._ask(key, decision.pull, decision.ask, memory)
+        self.queue.add_after(key, decision.requeue)
+
+    async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
+        """The API server does not take an object: say so in the status, which is what people look at."""
+        text = str(error)
+        memory.refusal = text if isinstance(error, NameTaken) else f"the API server refuses: {text}"
+        try:
+            world = await self.cluster.observe(key, memory)
+            if world is not None:
+                now = datetime.now(UTC).replace(microsecond=0)
+                decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
+                await self.cluster.act(world, decision, memory)
+        except (ApiError, NameTaken) as second:
+            LOG.warning("the refusal cannot be shown: %s", second, extra=_about(key))
+        finally:
+            memory.refusal = ""
+
+    def _memory_of(self, key: Key, uid: str | None = None) -> Memory:
+        memory = self._memory.get(key)
+        if memory is None or (uid is not None and memory.uid != uid):
+            if memory is not None:
+                self._forget(key)
+            memory = self._memory[key] = Memory(uid or "")
+        return memory
+
+    def _forget(self, key: Key) -> None:
+        self._memory.pop(key, None)
+        self.queue.forget(key)
+        self._pull(key, None, None)
+        task = self._asks.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    def _pull(self, key: Key, pull: Pull | None, memory: Memory | None) -> None:
+        known = self._pulls.get(key)
+        if known is not None and known[0] == pull and not known[1].done():
+            return
+        if known is not None:
+            known[1].cancel()
+            del self._pulls[key]
+        if pull is not None and memory is not None:
+            self._pulls[key] = (pull, asyncio.create_task(self._keep_pulling(key, pull, memory)))
+
+    async def _keep_pulling(self, key: Key, pull: Pull, memory: Memory) -> None:
+        """Ask a driver for its progress now and then, and wake the run when there is news."""
+        url, failures = self.drivers.url(key, pull.service, pull.port), 0
+        while True:
+            try:
+                progress, checkpoint = await self.drivers.status(url, memory.token or "")
+            except DriverError as error:
+                failures += 1
+                if failures >= 3 and memory.reading_error != str(error):
+                    memory.reading_error = str(error)
+                    self.queue.add(key)
+            except Exception:
+                LOG.exception("asking a driver failed", extra=_about(key))
+            else:
+                failures, memory.reading_error = 0, ""
+                old = memory.reading
+                memory.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
+                if old is None or _news(old, progress) or old.checkpoint != checkpoint:
+                    self.queue.add(key)
+            await asyncio.sleep(_PULL_SECONDS)
+
+    def _ask(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
+        task = self._asks.get(key)
+        if task is None or task.done():
+            memory.ask = Ask(pull.attempt, "running")
+            self._asks[key] = asyncio.create_task(self._ask_driver(key, pull, seconds, memory))
+
+    async def _ask_driver(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
+        """Bring the wish for a checkpoint to a driver, and wake the run with what became of it."""
+        url = self.drivers.url(key, pull.service, pull.port)
+        try:
+            checkpoint = await self.drivers.checkpoint(url, memory.token or "", seconds)
+        except DriverRefused as error:
+            memory.ask = Ask(pull.attempt, "refused", str(error))
+        except DriverError as error:
+            await asyncio.sleep(1.0)  # the driver may be busy for a moment: not at once again
+            state: Literal["absent", "failed"] = "absent" if isinstance(error, DriverAbsent) else "failed"
+            memory.ask = Ask(pull.attempt, state, str(error))
+        else:
+            memory.ask = Ask(pull.attempt, "done")
+            if checkpoint is not None and memory.reading is not None:
+                reading = memory.reading
+                memory.reading = Reading(reading.attempt, reading.time, reading.progress, checkpoint)
+        self.queue.add(key)
+
+    async def show_metrics(self) -> None:
+        """Keep the gauges that are not set where things happen."""
+        while True:
+            self.metrics.show_runs(self.store.phases())
+            await asyncio.sleep(5.0)
+
+
+def _news(old: Reading, new: Progress) -> bool:
+    return merge_progress(old.progress, new) is new
+
+
+def _about(key: Key) -> dict[str, Any]:
+    return {"namespace": key[0], "run": key[1]}
+
+
+__all__ = ["Controller"]

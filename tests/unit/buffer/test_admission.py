@@ -1,0 +1,232 @@
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, needed_by_version, select_batch
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.state import BufferState
+from rl_trainer.trajectory import GroupMeta
+
+BUDGET = {"consumed": 0, "ready": 0, "running": 0, "version": 0, "max_staleness": 0, "groups_per_step": 4}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ({"slots_free": 10}, 4),  # the staleness budget is the limit
+        ({"slots_free": 3}, 3),  # physical slots are
+        ({"slots_free": 10, "capacity": 2}, 2),  # reserved room is
+        ({"slots_free": 10, "max_staleness": 2}, 10),
+        ({"slots_free": 100, "max_staleness": 2}, 12),
+        ({"slots_free": 100, "max_staleness": 2, "version": 3, "consumed": 12}, 12),
+        ({"slots_free": 10, "ready": 1, "running": 2}, 1),
+        ({"slots_free": 10, "running": 4}, 0),
+        ({"slots_free": 10, "running": 5}, 0),  # never negative
+        ({"slots_free": 100, "steps_per_version": 3}, 12),
+        ({"slots_free": 100, "steps_per_version": 3, "consumed": 8, "ready": 1}, 3),
+        ({"slots_free": 10, "max_staleness": 4, "ready": 6, "running": 1, "capacity": 8}, 1),
+    ],
+)
+def test_may_start(case, expected):
+    assert may_start(**{**BUDGET, **case}) == expected
+
+
+def entries(*versions, priorities=None):
+    return [
+        ReadyEntry(10 + i, version, i, (priorities or {}).get(i, 0.0)) for i, version in enumerate(versions)
+    ]
+
+
+def test_batch_by_completion_order_when_nothing_is_urgent():
+    assert select_batch(entries(1, 1, 0), [], step=1, max_staleness=3, groups_per_step=2) == [10, 11]
+
+
+def test_batch_by_priority():
+    ready = entries(1, 1, 1, priorities={2: 5.0, 1: 5.0})
+    assert select_batch(ready, [], step=1, max_staleness=3, groups_per_step=2, order="priority") == [11, 12]
+
+
+def test_old_groups_go_first_when_this_is_their_last_batch():
+    # eta 1: version 0 may be trained at steps 0 and 1; the two old ones arrived last and must go now.
+    assert select_batch(entries(1, 1, 0, 0), [], step=1, max_staleness=1, groups_per_step=2) == [12, 13]
+
+
+def test_waits_for_a_running_group_that_this_batch_must_hold():
+    assert select_batch(entries(1, 1, 1), [0], step=1, max_staleness=1, groups_per_step=2) is None
+
+
+def test_does_not_wait_for_a_running_group_that_has_time():
+    assert select_batch(entries(1, 1, 1), [0], step=1, max_staleness=2, groups_per_step=2) == [10, 11]
+
+
+def test_waits_while_too_few_are_ready():
+    assert select_batch(entries(0), [], step=0, max_staleness=4, groups_per_step=2) is None
+
+
+def test_on_policy_batches_are_sorted_by_id():
+    ready = [ReadyEntry(7, 3, 0), ReadyEntry(6, 3, 1)]
+    assert select_batch(ready, [], step=3, max_staleness=0, groups_per_step=2) == [6, 7]
+
+
+def test_a_broken_invariant_is_noticed():
+    with pytest.raises(AssertionError, match="invariant"):
+        select_batch(entries(0, 0, 0), [], step=0, max_staleness=0, groups_per_step=2)
+
+
+def test_needs_are_cumulative():
+    needs = needed_by_version([0, 0, 1, 1, 1], step=1, max_staleness=1, groups_per_step=3)
+    assert needs == [(0, 2), (1, 2)]  # 2 of version 0 now; of the 5 in all, 3 may go one batch later
+    assert keeps_bound([0, 0, 1, 1, 1], step=1, max_staleness=1, groups_per_step=3)
+    assert not keeps_bound([0, 0, 0, 0], step=1, max_staleness=1, groups_per_step=3)
+
+
+class World:
+    """Simulated samplers and a learner around a BufferState; everything that can go wrong does, at random."""
+
+    def __init__(self, config, rng, drop_rate, death_rate, change_rate, late_rate=0.5):
+        self.state = BufferState(config)
+        self.config, self.rng = config, rng
+        self.drop_rate, self.death_rate, self.late_rate = drop_rate, death_rate, late_rate
+        self.change_rate = change_rate
+        self.events = []  # (time, tie, sampler, life, ticket)
+        self.ghosts = []  # results of dead samplers that may still arrive
+        self.life = dict.fromkeys(range(config.samplers), 0)
+        self.there = set(self.life)
+        self.time, self.tie = 0.0, 0
+        self.trained, self.dropped, self.discarded = [], set(), 0
+        for sampler in self.life:
+            self.state.register(sampler)
+
+    def dispatch(self):
+        for sampler in self.rng.sample(sorted(self.there), len(self.there)):
+            for ticket in self.state.acquire(sampler, self.rng.randint(0, 6)):
+                self.tie += 1
+                end = self.time + min(50.0, self.rng.lognormvariate(0, 1.5))  # long-tailed, but they do end
+                heapq.heappush(self.events, (end, self.tie, sampler, self.life[sampler], ticket))
+
+    def finish_one(self):
+        self.time, _, sampler, life, ticket = heapq.heappop(self.events)
+        if life != self.life[sampler]:
+            return
+        if self.rng.random() < self.death_rate:
+            self.lose(sampler)
+            self.state.register(sampler)
+        elif self.rng.random() < self.drop_rate:
+            if self.state.drop(sampler, ticket.group_id, "failed"):  # else a late result came first
+                self.dropped.add(ticket.group_id)
+        else:
+            self.put(sampler, ticket)
+
+    def lose(self, sampler):
+        life = self.life[sampler]
+        self.ghosts += [event for event in self.events if event[2] == sampler and event[3] == life]
+        self.life[sampler] += 1
+        self.state.release(sampler)
+
+    def come_or_go(self):
+        """One sampler more, with a new rank or one that another had, or one less; sometimes none is left for a while."""
+        if self.there and self.rng.random() < 0.5:
+            gone = self.rng.choice(sorted(self.there))
+            self.there.remove(gone)
+            self.lose(gone)
+        else:
+            come = next(rank for rank in range(len(self.there) + 1) if rank not in self.there)
+            self.there.add(come)
+            self.life.setdefault(come, 0)
+            self.state.register(come)
+
+    def put(self, sampler, ticket):
+        meta = GroupMeta(
+            ticket.group_id, [1.0], [3], ticket.version, self.state.version, priority=self.rng.random()
+        )
+        result = self.state.put(sampler, meta, b"")
+        self.dropped |= set(result.dropped)
+        if result.reason == "rejected":
+            self.dropped.add(ticket.group_id)
+
+    def train(self):
+        batch = self.state.take()
+        if batch is None:
+            return False
+        trained_at = self.state.committed_steps // self.config.steps_per_version
+        assert len(batch) == self.config.groups_per_step
+        for group in batch:
+            assert trained_at - group.version <= self.config.max_staleness
+        ids = [group.meta.group_id for group in batch]
+        assert [group.meta.group_id for group in self.state.take()] == ids  # the same until commit
+        self.trained += ids
+        steps = self.state.commit()
+        if steps % self.config.steps_per_version == 0:
+            self.state.publish(steps // self.config.steps_per_version)
+        return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    eta=st.integers(0, 4),
+    per_step=st.integers(1, 5),
+    per_version=st.integers(1, 3),
+    samplers=st.integers(1, 4),
+    slack=st.integers(0, 6),
+    order=st.sampled_from(["fifo", "priority"]),
+    on_full=st.sampled_from(["block", "dropOldest", "reject"]),
+    drop_rate=st.sampled_from([0.0, 0.2]),
+    death_rate=st.sampled_from([0.0, 0.1]),
+    change_rate=st.sampled_from([0.0, 0.1]),
+)
+def test_never_too_old_never_stuck_nothing_lost(
+    seed, eta, per_step, per_version, samplers, slack, order, on_full, drop_rate, death_rate, change_rate
+):
+    config = BufferConfig(
+        groups_per_step=per_step,
+        capacity=per_step + slack,
+        max_staleness=eta,
+        order=order,
+        on_full=on_full,
+        samplers=samplers,
+        steps_per_version=per_version,
+    )
+    world = World(config, random.Random(seed), drop_rate, death_rate, change_rate)
+    idle = 0
+    while world.state.committed_steps < 25:
+        world.dispatch()
+        if world.rng.random() < world.change_rate:
+            world.come_or_go()
+        if world.ghosts and world.rng.random() < world.late_rate:
+            _, _, sampler, _, ticket = world.ghosts.pop()
+            # Another sampler's rank: the dead one's own rank now holds tickets of a new life.
+            if world.state.running.get(ticket.group_id, (None, 0))[0] != sampler:
+                try_late(world, sampler, ticket)
+        if world.rng.random() < 0.5:
+            idle = 0 if world.train() else idle + 1
+        elif world.events:
+            world.finish_one()
+        assert idle < 5000, "stuck: " + world.state.waiting_for()
+    state = world.state
+    assert state.max_staleness_seen <= eta
+    # Every prompt up to the cursor is in exactly one place.
+    places = [
+        *world.trained,
+        *world.dropped,
+        *state.running,
+        *state.pending,
+        *(entry.key for entry in state.ready),
+    ]
+    assert sorted(places) == list(range(state.cursor))
+    if on_full == "block":
+        assert set(state.drops) <= {"failed"}
+    assert set(state.drops) <= {"failed", "buffer_full", "rejected"}  # never for age
+
+
+def try_late(world, sampler, ticket):
+    state = world.state
+    if ticket.group_id in state.running or ticket.group_id in state.reissue:
+        meta = GroupMeta(ticket.group_id, [1.0], [3], ticket.version, state.version)
+        result = state.put(sampler, meta, b"")
+        world.dropped |= set(result.dropped)
+        if result.reason == "rejected":
+            world.dropped.add(ticket.group_id)

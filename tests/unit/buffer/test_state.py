@@ -1,0 +1,417 @@
+import json
+
+import pytest
+
+from rl_api.errors import RLTrainError
+from rl_trainer.buffer.groups import BufferConfig, PutResult
+from rl_trainer.buffer.state import BufferState
+from rl_trainer.trajectory import GroupMeta
+
+
+def make(samplers=1, **config):
+    state = BufferState(BufferConfig(**{"groups_per_step": 2, "capacity": 8, "samplers": samplers, **config}))
+    for sampler in range(samplers):
+        state.register(sampler)
+    return state
+
+
+def meta(group_id, version=0, **fields):
+    return GroupMeta(group_id, [1.0, 0.0], [3, 4], version, version, **fields)
+
+
+def ids(tickets):
+    return [ticket.group_id for ticket in tickets]
+
+
+def batch_ids(state):
+    return [group.meta.group_id for group in state.take()]
+
+
+def run_step(state, sampler=0):
+    for ticket in state.acquire(sampler, 100):
+        state.put(sampler, meta(ticket.group_id, ticket.version), b"")
+    state.take()
+    return state.commit()
+
+
+def test_ids_are_the_prompt_cursor():
+    state = make(max_staleness=1)
+    assert ids(state.acquire(0, 3)) == [0, 1, 2]
+    assert ids(state.acquire(0, 3)) == [3]  # (1 + 0 + 1) * 2 in all
+    assert state.acquire(0, 3) == []
+    assert state.cursor == 4
+
+
+def test_on_policy_assignment_is_fixed_whoever_asks_first():
+    state = make(samplers=2, groups_per_step=5)
+    assert ids(state.acquire(1, 10)) == [1, 3]
+    assert ids(state.acquire(0, 2)) == [0, 2]
+    assert ids(state.acquire(0, 2)) == [4]
+
+
+def test_on_policy_share_waits_for_a_sampler_that_is_not_there_yet():
+    state = BufferState(BufferConfig(groups_per_step=4, capacity=4, samplers=2))
+    state.register(0)
+    assert ids(state.acquire(0, 10)) == [0, 2]
+    state.register(1)
+    assert ids(state.acquire(1, 10)) == [1, 3]
+
+
+def test_on_policy_share_of_a_dead_sampler_goes_to_the_living():
+    state = make(samplers=3, groups_per_step=6)
+    assert ids(state.acquire(1, 1)) == [1]
+    assert state.release(1) == [1]
+    assert ids(state.acquire(0, 10)) == [0, 3, 4]  # its own 0 and 3, and 4 of the dead one
+    tickets = state.acquire(2, 10)
+    assert ids(tickets) == [1, 2, 5]
+    assert [ticket.reissued for ticket in tickets] == [True, False, False]
+    state.register(1)
+    run_and_commit_all(state, {0: [0, 3, 4], 2: [1, 2, 5]})
+    state.publish(1)
+    assert ids(state.acquire(1, 10)) == [7, 10]  # back in its place
+
+
+def run_and_commit_all(state, holders):
+    for sampler, group_ids in holders.items():
+        for group_id in group_ids:
+            assert state.put(sampler, meta(group_id), b"").accepted
+    state.take()
+    state.commit()
+
+
+def test_on_policy_share_of_a_sampler_that_joins_is_of_what_nobody_has_yet():
+    state = make(samplers=1, groups_per_step=4, capacity=8)
+    assert [t.group_id for t in state.acquire(0, 4)] == [0, 1, 2, 3]
+    state.register(1)
+    assert state.acquire(1, 4) == []
+    for group_id in range(4):
+        state.put(0, meta(group_id), b"")
+    state.take()
+    state.commit()
+    state.publish(1)
+    assert [t.group_id for t in state.acquire(1, 4)] == [5, 7]
+    assert [t.group_id for t in state.acquire(0, 4)] == [4, 6]
+    assert state.release(1) == [5, 7]  # and leaves again
+    assert [t.group_id for t in state.acquire(0, 4)] == [5, 7]
+
+
+def test_prompts_of_a_dead_sampler_come_first_under_the_same_ids():
+    state = make(samplers=2, max_staleness=2)
+    state.acquire(0, 2)
+    state.acquire(1, 1)
+    assert state.release(0) == [0, 1]
+    tickets = state.acquire(1, 3)
+    assert ids(tickets) == [0, 1, 3]
+    assert [ticket.reissued for ticket in tickets] == [True, True, False]
+
+
+def test_registering_again_gives_old_tickets_back():
+    state = make(max_staleness=1)
+    state.acquire(0, 2)
+    state.register(0)
+    assert ids(state.acquire(0, 1)) == [0]
+
+
+def test_unregistered_sampler_gets_nothing():
+    with pytest.raises(RLTrainError, match="sampler 5 asked for work but is not registered"):
+        make().acquire(5, 1)
+
+
+def test_put_is_idempotent():
+    state = make()
+    state.acquire(0, 2)
+    assert state.put(0, meta(0), b"a").accepted
+    assert state.put(0, meta(0), b"b").reason == "duplicate"
+    assert state.counts["duplicate"] == 1
+    assert len(state.ready) == 1
+
+
+def test_of_two_samplers_with_the_same_group_the_first_wins():
+    state = make(samplers=2, max_staleness=2)
+    state.acquire(0, 1)
+    state.release(0)
+    state.acquire(1, 1)
+    assert state.put(0, meta(0), b"dead one's").accepted
+    assert state.put(1, meta(0), b"second").reason == "duplicate"
+    assert state.take() is None
+    assert [entry.value.payload for entry in state.ready] == [b"dead one's"]
+
+
+def test_late_result_is_taken_while_its_group_waits_for_redispatch():
+    state = make(samplers=2, max_staleness=2)
+    state.acquire(0, 1)
+    state.release(0)
+    assert state.put(0, meta(0), b"").accepted
+    assert ids(state.acquire(1, 1)) == [1]
+
+
+def test_late_result_that_could_not_be_trained_in_time_is_refused_and_nothing_is_lost():
+    state = make(samplers=2, max_staleness=0, groups_per_step=1)
+    state.acquire(0, 1)
+    state.release(0)
+    state.acquire(1, 1)
+    state.put(1, meta(0), b"")
+    state.take()
+    state.commit()
+    state.publish(1)
+    state.acquire(1, 1)
+    state.release(1)
+    state.register(0)
+    assert ids(state.acquire(0, 1)) == [1]
+    assert state.put(1, meta(1, version=0), b"").reason == "late"
+    assert state.put(0, meta(1, version=1), b"").accepted
+
+
+def test_tokens_older_than_the_ticket_are_an_error():
+    state = make()
+    run_step(state)
+    state.publish(1)
+    state.acquire(0, 1)
+    with pytest.raises(RLTrainError, match="weight version 0, older than version 1 of its ticket"):
+        state.put(0, meta(2, version=0), b"")
+
+
+@pytest.mark.parametrize("group_id", [7, -1])
+def test_group_that_was_never_issued(group_id):
+    with pytest.raises(RLTrainError, match="never issued"):
+        make().put(0, meta(group_id), b"")
+
+
+def test_dropping_returns_the_budget_and_counts_the_reason():
+    state = make()
+    assert ids(state.acquire(0, 9)) == [0, 1]
+    assert state.drop(0, 0, "reward_error")
+    assert not state.drop(0, 0, "reward_error")
+    assert ids(state.acquire(0, 9)) == [2]
+    assert state.drops == {"reward_error": 1}
+
+
+def flat(group_id, version=0):
+    return GroupMeta(group_id, [1.0, 1.0], [3, 4], version, version)
+
+
+def test_a_group_without_variance_is_replaced_by_a_new_one():
+    state = make(max_refills=4)
+    assert ids(state.acquire(0, 9)) == [0, 1]
+    assert state.put(0, flat(0), b"") == PutResult(False, "zero_variance")
+    assert state.put(0, meta(1), b"").accepted
+    assert state.take() is None
+    assert ids(state.acquire(0, 9)) == [2]
+    state.put(0, meta(2), b"")
+    assert batch_ids(state) == [1, 2]
+    assert state.drops == {"zero_variance": 1}
+    assert state.put(0, flat(0), b"") == PutResult(False, "duplicate")
+
+
+def test_refills_are_bounded_per_batch_and_then_groups_are_kept_as_they_are():
+    state = make(max_refills=1)
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [False, True]
+    assert ids(state.acquire(0, 9)) == [2]
+    assert state.put(0, flat(2), b"").accepted
+    assert batch_ids(state) == [1, 2]
+    state.commit()
+    state.publish(1)
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group, 1), b"").accepted for group in (3, 4)] == [False, True]
+    assert state.drops == {"zero_variance": 2}
+
+
+def test_without_refills_every_group_is_kept():
+    state = make()
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [True, True]
+
+
+def test_a_restored_buffer_knows_its_refills():
+    state = make(max_refills=1, max_staleness=1)
+    state.acquire(0, 9)
+    state.put(0, flat(0), b"")
+    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), []
+    new = BufferState.restore(state.config, saved, payloads)
+    new.register(0)
+    first, *_ = new.acquire(0, 9)
+    assert first.group_id == 1
+    assert new.put(0, flat(1), b"").accepted
+
+
+def test_drop_of_a_ticket_that_was_given_back():
+    state = make(samplers=2, max_staleness=1)
+    state.acquire(0, 1)
+    state.release(0)
+    assert not state.drop(0, 0, "failed")
+    assert ids(state.acquire(1, 1)) == [0]
+
+
+def test_block_reserves_room_when_a_ticket_is_given():
+    state = make(max_staleness=9, capacity=3)
+    assert ids(state.acquire(0, 9)) == [0, 1, 2]
+    state.put(0, meta(0), b"")
+    assert state.acquire(0, 9) == []
+    state.put(0, meta(1), b"")
+    assert batch_ids(state) == [0, 1]
+    assert ids(state.acquire(0, 9)) == [3, 4]
+
+
+def test_drop_oldest_when_full():
+    state = make(max_staleness=9, capacity=2, on_full="dropOldest")
+    state.acquire(0, 5)
+    results = [state.put(0, meta(g), b"") for g in (3, 1, 0)]
+    assert [r.dropped for r in results] == [(), (), (3,)]
+    assert state.drops == {"buffer_full": 1}
+    assert batch_ids(state) == [1, 0]
+
+
+def test_reject_when_full():
+    state = make(max_staleness=9, capacity=2, on_full="reject")
+    state.acquire(0, 5)
+    results = [state.put(0, meta(g), b"") for g in (3, 1, 0)]
+    assert [r.reason for r in results] == [None, None, "rejected"]
+    assert state.drops == {"rejected": 1}
+    assert batch_ids(state) == [3, 1]
+
+
+def test_the_batch_stays_the_same_until_commit():
+    state = make(max_staleness=3)
+    assert state.take() is None
+    state.acquire(0, 8)
+    for group_id in (2, 0, 1):
+        state.put(0, meta(group_id), b"")
+    assert batch_ids(state) == [2, 0]
+    assert batch_ids(state) == [2, 0]
+    assert state.commit() == 1
+    state.put(0, meta(3), b"")
+    assert batch_ids(state) == [1, 3]
+    assert state.max_staleness_seen == 1
+
+
+def test_commit_without_a_batch():
+    with pytest.raises(RLTrainError, match="no batch is under lease"):
+        make().commit()
+
+
+def test_a_taken_batch_counts_as_consumed_at_once():
+    state = make(max_staleness=0)
+    state.acquire(0, 9)
+    for group_id in (0, 1):
+        state.put(0, meta(group_id), b"")
+    state.take()
+    assert state.acquire(0, 9) == []  # version 1 is not published
+    state.publish(1)  # while the batch is still under lease: the learner publishes early
+    assert ids(state.acquire(0, 9)) == [2, 3]
+
+
+def test_versions_only_grow_and_never_run_ahead_of_training():
+    state = make()
+    run_step(state)
+    state.publish(1)
+    state.publish(1)
+    with pytest.raises(RLTrainError, match="version 0 were published after version 1"):
+        state.publish(0)
+    with pytest.raises(RLTrainError, match="version 2 were published after 1 training steps"):
+        state.publish(2)
+
+
+def test_weights_published_every_second_step():
+    state = make(steps_per_version=2, groups_per_step=2)
+    assert ids(state.acquire(0, 99)) == [0, 1]  # a step's groups are laid out at a time
+    run = state.acquire(0, 99)
+    assert ids(run) == [2, 3]
+    for group_id in range(4):
+        state.put(0, meta(group_id), b"")
+    for step in (1, 2):
+        assert state.take() is not None
+        assert state.commit() == step
+    assert state.acquire(0, 99) == []
+    state.publish(1)
+    assert ids(state.acquire(0, 99)) == [4, 5]
+    assert state.max_staleness_seen == 0
+
+
+def test_capacity_below_one_step_is_refused():
+    with pytest.raises(RLTrainError, match=r"buffer\.capacity is 3, but one step trains on 4 groups"):
+        BufferConfig(groups_per_step=4, capacity=3)
+
+
+def test_snapshot_and_restore_repeat_nothing_and_skip_nothing():
+    config = BufferConfig(groups_per_step=2, capacity=8, max_staleness=2, samplers=2, order="priority")
+    state = BufferState(config)
+    state.register(0)
+    state.register(1)
+    state.acquire(0, 3)
+    state.acquire(1, 3)  # 0..5 are out
+    state.put(0, meta(0), b"zero")
+    state.put(1, meta(4), b"four")
+    state.take()
+    state.commit()
+    state.publish(1)
+    state.put(0, meta(1, priority=2.0, extra={"turns": 3}), b"one")
+    state.put(1, meta(3, priority=7.0), b"three")
+    state.drop(1, 5, "failed")
+    state.take()  # 3 and 1 under lease: their step is not done
+    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
+    assert payloads == [b"three", b"one"]
+
+    new = BufferState.restore(config, saved, payloads)
+    assert (new.version, new.consumed, new.cursor) == (1, 2, 6)
+    new.register(0)
+    assert ids(new.acquire(0, 9)) == [2, 6, 7, 8]
+    assert batch_ids(new) == [3, 1]
+    assert new.take()[1].meta.extra == {"turns": 3}
+    assert new.drops == {"failed": 1}
+
+
+def test_on_policy_snapshot_samples_unfinished_steps_again():
+    state = make()
+    run_step(state)
+    state.publish(1)
+    state.acquire(0, 9)
+    state.put(0, meta(3, version=1), b"three")
+    saved, payloads = state.snapshot()
+    assert payloads == []
+    new = BufferState.restore(state.config, saved, payloads)
+    assert new.consumed == new.version * 2
+    new.register(0)
+    tickets = new.acquire(0, 9)
+    assert ids(tickets) == [2, 3]
+    assert all(ticket.reissued for ticket in tickets)
+
+
+def test_restore_with_a_smaller_staleness_is_refused():
+    state = make(max_staleness=3)
+    state.acquire(0, 8)
+    for group_id in range(8):
+        state.put(0, meta(group_id), b"")
+    saved, payloads = state.snapshot()
+    smaller = BufferConfig(groups_per_step=2, capacity=8, max_staleness=1)
+    with pytest.raises(RLTrainError, match=r"too old for buffer\.maxStaleness 1"):
+        BufferState.restore(smaller, saved, payloads)
+
+
+def test_restore_of_something_else_is_refused():
+    state = make()
+    with pytest.raises(RLTrainError, match="format None"):
+        BufferState.restore(state.config, {}, [])
+    with pytest.raises(RLTrainError, match="lists 0 ready groups but holds 1 payloads"):
+        BufferState.restore(state.config, state.snapshot()[0], [b""])
+
+
+def test_metrics_are_json_and_complete():
+    state = make(max_staleness=1, capacity=4, alarm_seconds=10)
+    state.acquire(0, 9)
+    state.put(0, meta(0), b"", now=100.0)
+    state.put(0, meta(1), b"", now=101.0)
+    metrics = json.loads(json.dumps(state.metrics(now=102.0)))
+    assert metrics["fill"] == 0.5
+    assert metrics["in_rate"] == pytest.approx(1.0)
+    assert (metrics["ready"], metrics["running"], metrics["cursor"]) == (2, 2, 4)
+    assert metrics["alarms"] == []
+    state.take(now=103.0)
+    assert "has been empty for 17 s" in state.metrics(now=120.0)["alarms"][0]
+
+
+def test_what_a_consumer_waits_for():
+    state = make(max_staleness=1)
+    state.acquire(0, 3)
+    state.put(0, meta(0), b"")
+    assert state.waiting_for().startswith("1 of 2 groups are ready, 2 are running in 1 samplers, 0 wait")

@@ -1,0 +1,70 @@
+"""What is said of an actor that Ray ended, or that went with its node."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, RayTaskError
+
+from rl_api.errors import ActorDied, ModelError, RLTrainError
+from rl_trainer.flow.calls import answer, answers
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OutOfMemoryError("Memory on the node was 0.5GB / 0.5GB"), "the node ran out of memory"),
+        (NodeDiedError("unreachable"), "its node was lost"),
+    ],
+)
+def test_deaths_that_are_no_actor_errors_of_ray(
+    error: RayError, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ActorDied, match=f"^sampler 0 died while sampling: {why}; "):
+        answered(error, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "sentence"),
+    [
+        (ModelError("no model: none at all"), ModelError, "^no model: none at all$"),
+        (ValueError("a mistake of ours"), ActorDied, "^sampler 0 died while sampling: "),
+    ],
+)
+def test_what_a_constructor_raised(
+    raised: Exception, kind: type[RLTrainError], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        answered(not_begun(raised), monkeypatch)
+
+
+def test_what_the_constructors_of_several_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(call: object, timeout: float | None) -> None:
+        raise not_begun(ModelError("no model: none at all"))
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (list(calls)[:1], list(calls)[1:]))
+    with pytest.raises(ModelError, match=r"^no model: none at all$"):
+        answers(["first", "second"], "learner", "starting", 5.0)  # type: ignore[list-item]
+
+
+def not_begun(raised: Exception) -> ActorDiedError:
+    """What Ray answers for an actor whose constructor has raised."""
+    try:
+        raise raised
+    except Exception:
+        text = traceback.format_exc()
+    cause = RayTaskError("SamplerActor.__init__", text, raised, proctitle="ray::SamplerActor", ip="10.0.0.1")
+    return ActorDiedError(cause)
+
+
+def answered(error: RayError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that Ray answers with `error`."""
+
+    def get(call: object, timeout: float | None) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "get", get)
+    answer(object(), "sampler 0", "sampling", 5.0)  # type: ignore[arg-type]

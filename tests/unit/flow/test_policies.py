@@ -1,0 +1,93 @@
+import pytest
+
+from rl_trainer.flow.policies import OrderedStore, batch_by_tokens, on_arrival
+
+
+def keys(store):
+    out = []
+    while (entry := store.pop()) is not None:
+        out.append(entry.key)
+    return out
+
+
+def filled(order="fifo"):
+    store = OrderedStore(order)
+    for key, priority in (("a", 1.0), ("b", 5.0), ("c", 5.0), ("d", 0.0)):
+        store.push(key, key.upper(), priority=priority, weight=2)
+    return store
+
+
+def test_fifo():
+    store = filled()
+    assert store.weight == 8
+    assert store.peek().key == "a"
+    assert keys(store) == ["a", "b", "c", "d"]
+    assert store.weight == 0
+    assert store.peek() is None
+    assert store.oldest() is None
+
+
+def test_priority_then_arrival():
+    assert keys(filled("priority")) == ["b", "c", "a", "d"]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("fifo", ["a", "c", "d"]), ("priority", ["c", "a", "d"])])
+def test_remove_by_key(order, expected):
+    store = filled(order)
+    assert store.remove("b").value == "B"
+    assert "b" not in store
+    assert len(store) == 3
+    assert keys(store) == expected
+    with pytest.raises(KeyError):
+        store.remove("b")
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("fifo", ["a", "b", "c", "d", "e"]), ("priority", ["e", "b", "c", "a", "d"])]
+)
+def test_what_is_given_back_keeps_its_place(order, expected):
+    store = filled(order)
+    first, second = store.pop(), store.pop()
+    store.push("e", "E", priority=9.0)
+    store.give_back([first, second])
+    assert store.weight == 9
+    assert keys(store) == expected
+
+
+def test_a_key_that_comes_again_after_removal_has_its_new_place():
+    store = filled("priority")
+    store.remove("b")
+    store.push("b", "again", priority=5.0)
+    assert keys(store) == ["c", "b", "a", "d"]
+
+
+def test_a_key_twice():
+    store = filled()
+    with pytest.raises(KeyError, match="already"):
+        store.push("a", "A")
+
+
+def test_iteration_is_by_arrival():
+    assert [entry.key for entry in filled("priority")] == ["a", "b", "c", "d"]
+    assert filled("priority").oldest().key == "a"
+
+
+@pytest.mark.parametrize(
+    ("on_full", "filled", "weight", "expected"),
+    [
+        ("block", 9, 1, "accept"),
+        ("block", 10, 1, "wait"),
+        ("dropOldest", 10, 1, "drop"),
+        ("reject", 10, 1, "reject"),
+        ("reject", 8, 3, "reject"),
+        ("block", 0, 11, "accept"),  # heavier than the whole capacity, and nothing to wait for
+    ],
+)
+def test_full_policies(on_full, filled, weight, expected):
+    assert on_arrival(on_full, filled, 10, weight) == expected
+
+
+def test_batches_by_token_budget():
+    assert batch_by_tokens([3, 4, 5, 1, 20, 2], 8) == [[0, 1], [2, 3], [4], [5]]
+    assert batch_by_tokens([], 8) == []
+    assert batch_by_tokens([4, 4], 8) == [[0, 1]]

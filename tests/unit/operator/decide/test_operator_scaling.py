@@ -1,0 +1,258 @@
+"""Samplers of an attempt: fewest at the start, as many as the spec says from then on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from operator_worlds import (
+    NOW,
+    Story,
+    all_pods,
+    condition,
+    failed_ray,
+    make_pod,
+    make_profile,
+    make_ray,
+    make_reading,
+    running_ray,
+)
+
+from rl_operator.decide.scaling import scale, surplus
+from rl_operator.kube.cache import Store
+from rl_operator.model.decision import Scale
+from rl_operator.model.parse import parse_group, parse_ray
+from rl_operator.model.seen import Container, Pod, Ray, SamplerGroup
+
+
+def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
+    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+
+
+def pods(samplers: int = 1) -> tuple[Pod, ...]:
+    return (*all_pods()[:2], *(make_pod("sampler", index=index) for index in range(samplers)))
+
+
+def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
+    story = Story(spec, [profile] if profile else None)
+    story.begin()
+    story.look(rays=(with_group(group()),), pods=pods(), reading=make_reading())
+    return story
+
+
+def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
+    return running_ray(samplers=found, **fields)
+
+
+def cluster_document(**metadata: Any) -> dict[str, Any]:
+    names = ("learner", "sampler")
+    return {
+        "kind": "RayCluster",
+        "metadata": {
+            "name": "sums-1-abcde",
+            "namespace": "team-a",
+            "uid": "cluster-1",
+            "resourceVersion": "5",
+            "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+            "ownerReferences": [{"kind": "RayJob", "uid": "ray-1", "controller": True}],
+            **metadata,
+        },
+        "spec": {
+            "workerGroupSpecs": [{"groupName": name, "replicas": 1, "maxReplicas": 2} for name in names]
+        },
+    }
+
+
+class TestDecision:
+    def test_growth_waits_until_the_job_runs(self) -> None:
+        story = Story()
+        story.begin()
+        assert story.look(rays=(make_ray(samplers=group()),), pods=pods()).scale is None
+        decision = story.look(rays=(with_group(group()),), pods=pods())
+        assert decision.scale == Scale(group(), 2)
+        assert [(note.reason, note.message) for note in decision.notes if note.reason == "Scaling"] == [
+            ("Scaling", "2 instead of 1 samplers are wanted in sums-1-abcde")
+        ]
+        story.settled(rays=(with_group(group(2)),), pods=pods(2), reading=make_reading())
+
+    def test_an_interactive_cluster_grows_when_it_is_ready(self) -> None:
+        story = Story({"workload": "Cluster"})
+        story.look()
+        cluster: dict[str, Any] = {"kind": "RayCluster", "deployment_status": "", "samplers": group()}
+        assert story.look(rays=(make_ray(**cluster),), pods=pods()).scale is None
+        ready = make_ray(**cluster, cluster_state="ready")
+        assert story.look(rays=(ready,), pods=pods()).scale == Scale(group(), 2)
+
+    def test_the_live_spec_counts(self) -> None:
+        story = training()
+        story.look(rays=(with_group(group(2)),), pods=pods(2))
+        story.set({"sampler": {"replicas": 5}})
+        decision = story.look()
+        assert decision.scale == Scale(group(2), 5)
+        assert decision.status.roles["sampler"].desired == 5
+        story.set({"sampler": {"replicas": 1}})
+        decision = story.look()
+        assert decision.scale == Scale(group(2), 1, ("sums-1-sampler-0",))
+        decision = story.settled(rays=(with_group(group(1)),), pods=pods(1))
+        assert decision.status.roles["sampler"].desired == 1
+        assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+
+    def test_a_queue_has_admitted_a_fixed_number(self) -> None:
+        story = Story({"scheduling": {"queue": "team-a"}})
+        created = story.look().create[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
+        assert (created["replicas"], created["minReplicas"], created["maxReplicas"]) == (2, 2, 2)
+        ray = with_group(group(2))
+        assert story.look(rays=(ray,), pods=all_pods(), reading=make_reading()).scale is None
+        story.set({"sampler": {"replicas": 3}})
+        decision = story.settled()
+        assert decision.scale is None
+        assert decision.status.roles["sampler"].desired == 2
+        assert decision.status.roles["sampler"].reason == (
+            "spec.sampler.replicas is 3 now; a queue has admitted this attempt with 2, and it keeps them"
+        )
+
+    def test_a_number_above_the_limit_is_not_followed_and_says_so(self) -> None:
+        story = training(profile=make_profile(default=True, limits={"maxSamplers": 3}))
+        story.look(rays=(with_group(group(2)),), pods=pods(2))
+        story.set({"sampler": {"replicas": 9}})
+        decision = story.settled()
+        assert decision.scale is None
+        sampler = decision.status.roles["sampler"]
+        assert (sampler.ready, sampler.desired) == (2, 2)
+        assert sampler.reason == (
+            "spec.sampler.replicas: found 9, allowed: at most 3, the limit of profile shared"
+        )
+        assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+
+    def test_a_run_that_is_being_suspended_does_not_grow(self) -> None:
+        story = training()
+        story.set({"suspend": True})
+        assert story.look().scale is None
+
+    @pytest.mark.parametrize(
+        ("pod", "reason"),
+        [
+            (make_pod("sampler", index=1, ready=False), "starting"),
+            (
+                make_pod("sampler", index=1, ready=False, unschedulable="0/2 nodes: 2 Insufficient cpu."),
+                "sampler: no node of pool default takes the pod: too little cpu is free "
+                "[0/2 nodes: 2 Insufficient cpu.]",
+            ),
+        ],
+    )
+    def test_growth_that_is_blocked_is_said_and_disturbs_nothing(self, pod: Pod, reason: str) -> None:
+        story = training()
+        decision = story.settled(rays=(with_group(group(2)),), pods=(*pods(1), pod))
+        assert condition(decision, "ClusterReady") == (
+            "True",
+            "SamplersMissing",
+            f"1 of 2 samplers are ready, enough to train: {reason}",
+        )
+        assert decision.status.roles["sampler"].reason == reason
+        assert decision.status.phase == "Training"
+        assert all(attempt.end_time is None for attempt in decision.status.attempts)
+
+    def test_growth_that_a_quota_blocks_is_said(self) -> None:
+        story = training()
+        quota = (
+            'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
+        )
+        decision = story.settled(rays=(with_group(group(2), cluster_reason=quota),), pods=pods(1))
+        assert condition(decision, "ClusterReady") is not None
+        assert "enough to train: a quota of this namespace is used up: exceeded quota: team" in str(
+            condition(decision, "ClusterReady")
+        )
+
+    def test_a_refusal_is_shown_and_told_once(self) -> None:
+        story = training()
+        decision = story.look(scale_refusal="KubeRay cannot be asked for 2: rayclusters is forbidden")
+        assert decision.scale == Scale(group(), 2), "it is tried again"
+        assert decision.notes == ()
+        assert decision.status.roles["sampler"].reason == (
+            "KubeRay cannot be asked for 2: rayclusters is forbidden"
+        )
+
+    def test_fewer_than_the_fewest_is_not_ready(self) -> None:
+        story = training({"sampler": {"replicas": 3, "minReplicas": 2}})
+        decision = story.look(rays=(with_group(group(3, 3)),), pods=pods(1))
+        assert condition(decision, "ClusterReady") == (
+            "False",
+            "PodsMissing",
+            "not all pods are ready: sampler",
+        )
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("learner 0 died while training", "AppFailed: learner 0 died while training"),
+        (
+            "samplers: 0 left, at least 1 must be there",
+            "OutOfMemory: sampler: pod sums-1-sampler-0 was killed",
+        ),
+    ],
+)
+def test_a_lost_sampler_explains_only_an_end_that_is_about_samplers(says: str, reason: str) -> None:
+    story = training()
+    killed = (Container("ray", ended="OOMKilled", exit_code=137),)
+    message = f"Job entrypoint command failed with exit code 1, last available logs:\nrltrain: {says}\n"
+    decision = story.look(
+        rays=(failed_ray(message),), pods=(make_pod("sampler", gone=True, containers=killed),)
+    )
+    assert str(decision.status.attempts[0].reason).startswith(reason)
+
+
+class TestPatch:
+    def test_more_than_the_most_raises_it(self) -> None:
+        assert Scale(group(1, 2), 4).patch == [
+            {"op": "test", "path": "/metadata/uid", "value": "cluster-1"},
+            {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "sampler"},
+            {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 4},
+            {"op": "add", "path": "/spec/workerGroupSpecs/1/scaleStrategy", "value": {}},
+            {"op": "add", "path": "/spec/workerGroupSpecs/1/maxReplicas", "value": 4},
+        ]
+
+    def test_fewer_names_the_pods(self) -> None:
+        patch = Scale(group(3, 3), 1, ("b", "c")).patch
+        assert patch[-1]["value"] == {"workersToDelete": ["b", "c"]}
+
+    def test_pods_that_do_nothing_yet_go_first_then_the_youngest(self) -> None:
+        found = [
+            make_pod("sampler", index=0, created=NOW),
+            make_pod("sampler", index=1, created=NOW + timedelta(minutes=2)),
+            make_pod("sampler", index=2, created=NOW + timedelta(minutes=1)),
+            make_pod("sampler", index=3, created=NOW, ready=False),
+        ]
+        names = [f"sums-1-sampler-{index}" for index in (3, 1, 2, 0)]
+        for count in range(5):
+            assert surplus(found, count) == tuple(names[:count])
+        assert surplus(found, -1) == ()
+
+    def test_pods_that_go_already_are_not_counted(self) -> None:
+        found = (*pods(2), make_pod("sampler", index=2, deleting=NOW))
+        assert scale(group(3), 2, found) == Scale(group(3), 2)
+
+
+class TestStore:
+    def test_the_cluster_of_a_job_is_known_for_its_samplers(self) -> None:
+        assert parse_group(cluster_document()) == group()
+        store = Store()
+        assert store.put(cluster_document()) == [("team-a", "sums")]
+        assert [seen.view for _, seen in store.of_run(("team-a", "sums"))] == [group()]
+        assert store.put(cluster_document(resourceVersion="6")) == [], "nothing that matters has changed"
+        changed = cluster_document(resourceVersion="7")
+        changed["spec"]["workerGroupSpecs"][1]["replicas"] = 2
+        assert store.put(changed) == [("team-a", "sums")]
+
+    def test_a_cluster_of_the_run_itself_is_read_for_both(self) -> None:
+        owners = [{"kind": "RLTrainingRun", "uid": "12345678-90ab", "controller": True}]
+        ray = parse_ray(cluster_document(ownerReferences=owners))
+        assert ray.samplers is not None
+        assert (ray.kind, ray.samplers.replicas, ray.samplers.index) == ("RayCluster", 1, 1)
+
+    def test_a_cluster_without_samplers_is_none_of_ours(self) -> None:
+        document = cluster_document()
+        del document["spec"]["workerGroupSpecs"][1]
+        assert parse_group(document) is None
+        assert Store().put(document) == []

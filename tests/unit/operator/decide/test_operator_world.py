@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from operator_worlds import NOW, make_run
+
+from rl_operator.decide.attempt.outcome import back_off
+from rl_operator.decide.conditions import Conditions
+from rl_operator.decide.status import known_status
+from rl_operator.model.parse import parse_event, parse_live, parse_pod, parse_ray
+from rl_operator.model.seen import World
+from rl_operator.model.times import parse_time
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-03-01T12:00:00Z", NOW),
+        ("2026-03-01T12:00:00", NOW),
+        ("2026-03-01T12:00:00.000000Z", NOW),
+        ("soon", None),
+        (None, None),
+        (5, None),
+    ],
+)
+def test_times(text: object, time: datetime | None) -> None:
+    assert parse_time(text) == time
+
+
+def document(kind: str, **parts: Any) -> dict[str, Any]:
+    labels = {"rltrain.dev/attempt": "2", "rltrain.dev/role": "head"}
+    return {"kind": kind, "metadata": {"name": "sums-2", "uid": "u", "labels": labels}, **parts}
+
+
+def test_a_rayjob_from_its_parts() -> None:
+    status = {
+        "jobStatus": "RUNNING",
+        "jobDeploymentStatus": "Running",
+        "rayClusterName": "sums-2-abcde",
+        "dashboardURL": "x:8265",
+        "rayClusterStatus": {
+            "state": "ready",
+            "conditions": [
+                {"type": "HeadPodReady", "status": "True"},
+                {"type": "ReplicaFailure", "status": "True", "message": "no"},
+            ],
+        },
+    }
+    ray = parse_ray(document("RayJob", spec={"suspend": True}, status=status))
+    assert (ray.kind, ray.attempt, ray.suspended, ray.submitted) == ("RayJob", 2, True, True)
+    assert (ray.head_service, ray.cluster_state, ray.cluster_reason) == (
+        "sums-2-abcde-head-svc",
+        "ready",
+        "no",
+    )
+    bare = parse_ray({"kind": "RayJob", "metadata": {"name": "x"}})
+    assert (bare.attempt, bare.submitted, bare.head_service) == (0, False, "")
+
+
+def test_a_raycluster_from_its_parts() -> None:
+    ray = parse_ray(document("RayCluster", status={"state": "ready", "head": {"serviceName": "s"}}))
+    assert (ray.kind, ray.cluster, ray.head_service, ray.cluster_state) == (
+        "RayCluster",
+        "sums-2",
+        "s",
+        "ready",
+    )
+
+
+def test_a_pod_from_its_parts() -> None:
+    status = {
+        "phase": "Running",
+        "conditions": [
+            {"type": "Ready", "status": "True"},
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"},
+        ],
+        "initContainerStatuses": [
+            {"name": "wait-gcs-ready", "state": {"waiting": {"reason": "PodInitializing"}}}
+        ],
+        "containerStatuses": [
+            {
+                "name": "ray",
+                "image": "i",
+                "restartCount": 1,
+                "state": {"running": {}},
+                "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+            }
+        ],
+    }
+    spec = {"nodeName": "n", "containers": [{"resources": {"limits": {"memory": "1Gi"}}}]}
+    pod = parse_pod(document("Pod", spec=spec, status=status))
+    assert (pod.role, pod.attempt, pod.ready, pod.unschedulable) == ("head", 2, True, "full")
+    assert (pod.memory_limit, pod.node, pod.gone) == ("1Gi", "n", False)
+    assert [one.waiting for one in pod.containers] == ["PodInitializing", ""]
+    assert (pod.containers[1].ended, pod.containers[1].exit_code, pod.containers[1].restarts) == (
+        "OOMKilled",
+        137,
+        1,
+    )
+    assert parse_pod({"kind": "Pod", "metadata": {"name": "x"}}, gone=True).gone
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"reason": "Evicted"}, "Evicted"),
+        ({}, "DeletionByTaintManager"),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "Any"}]}, ""),
+    ],
+)
+def test_a_pod_that_is_taken_away_says_why(status: dict[str, Any], reason: str) -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    pod = parse_pod(document("Pod", status={"conditions": [target]} | status))
+    assert pod.reason == reason
+
+
+def test_events_and_objects_from_their_parts() -> None:
+    about = {"kind": "Pod", "name": "p"}
+    event = parse_event(
+        {"involvedObject": about, "reason": "R", "message": "M", "lastTimestamp": "2026-03-01T12:00:00Z"}
+    )
+    assert (event.kind, event.name, event.reason, event.time) == ("Pod", "p", "R", NOW)
+    assert parse_event({}).time is None
+    live = parse_live(
+        {"metadata": {"uid": "u", "annotations": {"rltrain.dev/manifest": "h"}}, "spec": {"a": 1}}
+    )
+    assert (live.uid, live.hash, live.spec) == ("u", "h", {"a": 1})
+
+
+def test_conditions_keep_their_time_while_their_status_does() -> None:
+    first = Conditions([], 1, NOW)
+    first.set("Training", "False", "Starting", "one")
+    later = datetime(2026, 3, 1, 13, tzinfo=UTC)
+    second = Conditions(first.all(), 2, later)
+    second.set("Training", "False", "Other", "two")
+    found = second.get("Training")
+    assert found is not None
+    assert (found.last_transition_time, found.observed_generation, found.message) == (NOW, 2, "two")
+    second.set("Training", "True", "Running")
+    assert second.since("Training", "True") == later
+    assert second.since("Training", "False") is None
+    second.set("Accepted", "True", "Valid")
+    second.set("Mine", "True", "Own")
+    assert [one.type for one in second.all()] == ["Accepted", "Training", "Mine"]
+    second.clear("Training")
+    assert second.get("Training") is None
+
+
+def test_a_status_that_cannot_be_read_is_an_empty_one() -> None:
+    assert known_status({"status": {"attempts": 5}}).attempts == []
+    assert known_status({}).conditions == []
+
+
+def test_back_off_grows_to_five_minutes() -> None:
+    assert [back_off(failed) for failed in range(8)] == [10, 10, 20, 40, 80, 160, 300, 300]
+
+
+def test_what_a_world_knows_of_its_run() -> None:
+    world = World(run=make_run({"suspend": True}, deletionTimestamp="2026-03-01T12:00:00Z"))
+    assert (world.suspended, world.generation, world.deleted) == (True, 1, NOW)
+    assert World(run={"metadata": {}, "spec": 5}).spec == {}

@@ -1,0 +1,235 @@
+"""Rollouts on an engine that writes what the test says: turns, scores, failures, tool delays."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from rl_api.errors import RewardError, TaskError
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, encode_prompt
+from rl_trainer.tasks import Prompt, Score, StepResult
+
+EOS = 0
+PARAMS = SamplingParams(max_new_tokens=8, stop_token_ids=frozenset({EOS}))
+
+
+class Letters:
+    """One token per character; 0 ends a text."""
+
+    has_chat_template = False
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(i) for i in ids if i)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        return self.encode("|".join(m["role"][0] + ":" + m["content"] for m in messages))
+
+
+@dataclass
+class ScriptedEngine:
+    """Finishes every waiting request in one step; `write` says what it generates for a prompt text."""
+
+    script: dict[str, list[str]]
+    slots: int = 8
+    context: int = 64
+    version: int = 3
+    queue: list[GenerationRequest] = field(default_factory=list)
+    aborted: list[Hashable] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    active = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        if any(len(request.prompt) >= self.context for request in requests):
+            raise TaskError("the prompt is longer than the context")
+        self.queue.extend(requests)
+
+    def step(self) -> list[GenerationResult]:
+        results = []
+        for request in self.queue:
+            text = "".join(chr(i) for i in request.prompt)
+            options = self.script[text]
+            answer = options[request.id[1] % len(options)]
+            tokens = np.array([ord(c) for c in answer] + [EOS], np.int32)[: request.params.max_new_tokens]
+            self.seeds.append(request.seed)
+            reason = "stop" if tokens[-1] == EOS else "length"
+            logprobs = np.full(len(tokens), -0.5, np.float32)
+            versions = np.full(len(tokens), self.version, np.int32)
+            results.append(GenerationResult(request.id, tokens, logprobs, versions, reason))
+        self.queue = []
+        return results
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        self.version = version
+
+    def abort(self, ids: Sequence[Hashable]) -> None:
+        self.aborted.extend(ids)
+        self.queue = [request for request in self.queue if request.id not in set(ids)]
+
+
+class Dialogue:
+    """Says `=4` after the first turn and is done after the second."""
+
+    def __init__(self, delay: float):
+        self.delay, self.turns = delay, 0
+
+    def reset(self) -> str:
+        return "q"
+
+    def step(self, completion: str) -> StepResult:
+        self.turns += 1
+        if self.turns == 2:
+            return StepResult(done=True, score=Score(1.0 if completion == "4" else 0.0, completion == "4"))
+        return StepResult("=4", delay_seconds=self.delay)
+
+    def final_score(self) -> Score:
+        return Score(-1.0, False)
+
+
+@dataclass
+class FakeTask:
+    delay: float | None = None
+    fails_on: str | None = None
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        if completion == self.fails_on:
+            raise RewardError("the reward raised")
+        return Score(float(completion == prompt.answer), completion == prompt.answer)
+
+    def environment(self, prompt: Prompt, member: int = 0) -> Dialogue | None:
+        return None if self.delay is None else Dialogue(self.delay)
+
+
+def prompt(index: int = 7, text: str = "q") -> Prompt:
+    return Prompt(index, text, "yes", {})
+
+
+def rollouts(engine: ScriptedEngine, task: FakeTask, **options: object) -> Rollouts:
+    return Rollouts(engine, Letters(), task, **options)  # type: ignore[arg-type]
+
+
+def test_a_group_is_complete_when_all_members_are_scored():
+    engine = ScriptedEngine({"q": ["yes", "no"]})
+    flow = rollouts(engine, FakeTask())
+    flow.start("ticket", prompt(), 2, PARAMS, seed=1)
+    (group,) = flow.advance()
+    assert isinstance(group, GroupRollout)
+    assert group.key == "ticket"
+    assert [member.score.reward for member in group.members] == [1.0, 0.0]
+    first = group.trajectories()[0]
+    assert first.tokens.tolist() == [ord("q"), *map(ord, "yes"), EOS]
+    assert first.mask.tolist() == [False, True, True, True, True]
+    assert first.versions.tolist() == [3] * 4
+    assert len(first.logprobs) == 4
+    assert flow.groups == 0
+
+
+def test_seeds_differ_by_member_and_prompt_and_repeat_for_the_same_ones():
+    def seeds(index: int, seed: int) -> list[int]:
+        engine = ScriptedEngine({"q": ["yes"]})
+        flow = rollouts(engine, FakeTask())
+        flow.start("t", prompt(index), 3, PARAMS, seed=seed)
+        flow.advance()
+        return engine.seeds
+
+    assert len(set(seeds(1, 0) + seeds(2, 0) + seeds(1, 1))) == 9
+    assert seeds(1, 0) == seeds(1, 0)
+
+
+def test_turns_append_observations_unsampled_and_never_tokenise_again():
+    engine = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]})
+    flow = rollouts(engine, FakeTask(delay=0.0), max_turns=4)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    assert flow.advance() == []
+    (group,) = flow.advance()
+    (trajectory,) = group.trajectories()
+    assert trajectory.tokens.tolist() == [ord(c) if c != "\0" else EOS for c in "q2+2\0=44\0"]
+    assert trajectory.mask.tolist() == [False, True, True, True, True, False, False, True, True]
+    assert group.members[0].score == Score(1.0, True)
+    assert engine.seeds[0] != engine.seeds[1]
+
+
+def test_a_slow_tool_does_not_hold_up_the_others():
+    now = [0.0]
+    engine = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]})
+    flow = rollouts(engine, FakeTask(delay=5.0), max_turns=4, clock=lambda: now[0])
+    flow.start("slow", prompt(), 1, PARAMS, seed=0)
+    flow.advance()
+    assert (flow.waiting_for_tools, flow.members_in_engine, flow.reply_is_due) == (1, 0, False)
+    assert flow.seconds_to_next_reply() == 5.0
+    now[0] = 5.0
+    assert flow.reply_is_due
+    (group,) = flow.advance()
+    assert group.key == "slow"
+
+
+def test_max_turns_and_the_token_budget_end_a_dialogue_with_its_final_score():
+    engine = ScriptedEngine({"q": ["2+2"]})
+    flow = rollouts(engine, FakeTask(delay=0.0), max_turns=1)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    (group,) = flow.advance()
+    assert group.members[0].score == Score(-1.0, False)
+    budget = SamplingParams(max_new_tokens=4, stop_token_ids=frozenset({EOS}))
+    flow = rollouts(ScriptedEngine({"q": ["2+2"]}), FakeTask(delay=0.0), max_turns=9)
+    flow.start("t", prompt(), 1, budget, seed=0)
+    (group,) = flow.advance()
+    assert group.members[0].score == Score(-1.0, False)
+
+
+def test_an_observation_that_fills_the_context_ends_the_dialogue():
+    engine = ScriptedEngine({"q": ["2+2"]}, context=6)
+    flow = rollouts(engine, FakeTask(delay=0.0), max_turns=4)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    (group,) = flow.advance()
+    assert group.members[0].truncated
+    assert group.members[0].score == Score(-1.0, False)
+
+
+def test_a_failing_reward_gives_up_its_group_only():
+    engine = ScriptedEngine({"q": ["yes", "bad", "no"], "r": ["yes"]})
+    flow = rollouts(engine, FakeTask(fails_on="bad"))
+    flow.start("broken", prompt(1), 3, PARAMS, seed=0)
+    flow.start("good", prompt(2, "r"), 2, PARAMS, seed=0)
+    failure, group = flow.advance()
+    assert isinstance(failure, GroupFailure)
+    assert failure.key == "broken"
+    assert "raised" in str(failure.error)
+    assert isinstance(group, GroupRollout)
+    assert group.key == "good"
+    assert flow.groups == 0
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_leaves_nothing_behind():
+    flow = rollouts(ScriptedEngine({}, context=4), FakeTask())
+    with pytest.raises(TaskError, match="longer than the context"):
+        flow.start("t", prompt(text="much too long"), 2, PARAMS, seed=0)
+    assert flow.groups == 0
+
+
+def test_abort_forgets_everything():
+    flow = rollouts(ScriptedEngine({"q": ["yes"]}), FakeTask())
+    flow.start("t", prompt(), 2, PARAMS, seed=0)
+    assert flow.abort() == ["t"]
+    assert (flow.groups, flow.members_in_engine) == (0, 0)
+
+
+def test_system_prompts_and_messages_go_through_the_chat_template():
+    letters = Letters()
+    assert encode_prompt(letters, "hi", None) == letters.encode("hi")
+    assert encode_prompt(letters, "hi", "be brief") == letters.encode("s:be brief|u:hi")
+    chat = [{"role": "user", "content": "hi"}]
+    assert encode_prompt(letters, chat, "be brief") == letters.encode("s:be brief|u:hi")

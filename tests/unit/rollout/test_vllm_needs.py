@@ -1,0 +1,82 @@
+"""What is said where vLLM cannot run, and what it is told where it can; without vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rl_api.errors import InvalidConfig
+from rl_trainer.rollout.engines import vllm_needs
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.vllm import CPU_CACHE, cache_bytes, engine_arguments, sampling_arguments
+from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
+
+
+def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, family_folder):
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: None)
+    sentence = (
+        r"^spec\.sampler\.engine: found vllm, which is not installed where this sampler runs; install it .*, "
+        r"or set sampler\.engine: torch$"
+    )
+    with pytest.raises(InvalidConfig, match=sentence):
+        check_installed()
+    with pytest.raises(InvalidConfig, match=sentence):
+        create_engine(family_folder("qwen2-tied"), kind="vllm", slots=1)
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: SimpleNamespace(origin="vllm/__init__.py"))
+    check_installed()
+
+
+def test_a_folder_of_its_name_is_not_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidConfig, match="which is not installed where this sampler runs"):
+        check_installed()
+
+
+def test_versions():
+    check_version("0.32.0")
+    check_version("0.32.4+cpu")
+    for version in ("0.31.9", "0.33.0", "0.320.0"):
+        with pytest.raises(InvalidConfig, match=rf"found vllm, and vLLM {version} is installed, not 0\.32; "):
+            check_version(version)
+
+
+def test_devices():
+    check_device(sampler_has_gpu=True, built_for_cpu=False)
+    check_device(sampler_has_gpu=False, built_for_cpu=True)
+    with pytest.raises(InvalidConfig, match="a build for CPUs, and this sampler has a GPU; install vllm"):
+        check_device(sampler_has_gpu=True, built_for_cpu=True)
+    with pytest.raises(
+        InvalidConfig, match="a build for GPUs, and this sampler has none; let there be a GPU"
+    ):
+        check_device(sampler_has_gpu=False, built_for_cpu=False)
+
+
+def test_what_vllm_is_told_of_a_request():
+    params = SamplingParams(100, 0.5, 0.9, 7, frozenset({9, 3}))
+    request = GenerationRequest("one", np.zeros(30, np.int32), params, 2**64 + 5)
+    found = sampling_arguments(request, context=64)
+    assert found["max_tokens"] == 34
+    assert (found["temperature"], found["top_p"], found["top_k"]) == (0.5, 0.9, 7)
+    assert (found["stop_token_ids"], found["ignore_eos"]) == ([3, 9], True)
+    assert 0 <= found["seed"] < 2**63
+    assert sampling_arguments(request, context=1000)["max_tokens"] == 100
+
+
+def test_what_vllm_is_told_of_the_engine(family_folder):
+    folder: Path = family_folder("qwen2-tied")  # of 128 positions
+    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True, None)
+    assert (on_cpu["dtype"], on_cpu["max_num_seqs"], on_cpu["max_model_len"]) == ("bfloat16", 8, -1)
+    assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"]) == (True, False)
+    # 8 sequences of one block of 128 tokens, and two blocks more: 3 layers, 2 heads of 12, keys and values of 2 bytes.
+    assert on_cpu["kv_cache_memory_bytes"] == 10 * 128 * 3 * 2 * 12 * 2 * 2
+    assert engine_arguments(folder, 8, torch.bfloat16, False, 64)["max_model_len"] == 64
+    on_gpu = engine_arguments(folder, 8, torch.float32, False, 1000)
+    assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", 128)
+    assert not {"enforce_eager", "enable_chunked_prefill", "kv_cache_memory_bytes"} & set(on_gpu)
+    assert cache_bytes(folder, 10**9, torch.float32, None) == CPU_CACHE
+    assert cache_bytes(family_folder("gpt2"), 1, torch.float32, None) == CPU_CACHE

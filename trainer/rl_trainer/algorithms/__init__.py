@@ -1,0 +1,1 @@
+"""The mathematics of reinforcement learning: losses, advantages, importance weights. Pure."""

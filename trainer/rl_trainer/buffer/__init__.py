@@ -1,0 +1,1 @@
+"""The buffer between samplers and learners: admission, its state machine, the actor around them."""

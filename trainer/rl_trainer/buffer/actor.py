@@ -1,0 +1,301 @@
+"""The buffer between samplers and learners: one Ray actor around `state.BufferState`, and the handle to it.
+
+Payloads do not pass through the actor unless they are small: up to `INLINE_BYTES` they travel inside the call
+(one message instead of four); above, the sampler puts the bytes into the object store and the buffer adopts
+them (`adoption.py`), so that they outlive the sampler. A `put` is answered only after that: an answered `put`
+is never lost with its sampler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import ray
+
+from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_trainer.buffer.groups import BufferConfig, PutResult, TakenGroup, Ticket
+from rl_trainer.buffer.state import BufferState
+from rl_trainer.flow.adoption import adopt
+from rl_trainer.flow.calls import answer
+from rl_trainer.flow.changes import Changes
+from rl_trainer.flow.policies import batch_by_tokens
+from rl_trainer.trajectory import GroupMeta, GroupPayload, unpack_group
+
+INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
+ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
+
+
+@dataclass(frozen=True)
+class Acquired:
+    """Answer to `acquire`: tickets (possibly none), the published version, its weights if the caller's are
+    older.
+
+    `weights` is what was published: whatever `publish` was given, usually `[object reference]`. `stop`: the
+    run is over, or the sampler was released; finish nothing and return.
+    """
+
+    tickets: list[Ticket]
+    version: int
+    weights: Any | None = None
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch under lease: `step` counts from 0; `groups` in training order.
+
+    `micro_batches`: indices into `groups`, cut to `max_tokens` each where `take` was given it.
+    """
+
+    step: int
+    groups: list[TakenGroup]
+    micro_batches: list[list[int]] = field(default_factory=list)
+
+    def payloads(self, timeout: float = ANSWER_SECONDS) -> list[GroupPayload]:
+        """The arrays of all groups, fetched together (zero-copy from this node's object store)."""
+        return [
+            unpack_group(data) for data in fetch_payloads([group.payload for group in self.groups], timeout)
+        ]
+
+
+def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> list[Any]:
+    """Payloads as bytes-like values, those by reference fetched in one call."""
+    refs = [payload for payload in payloads if isinstance(payload, ray.ObjectRef)]
+    fetched = iter(ray.get(refs, timeout=timeout)) if refs else iter(())
+    return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
+
+
+class BufferActor:
+    """The actor. Every method runs on one event loop, so a state change is never seen half done."""
+
+    def __init__(self, config: BufferConfig) -> None:
+        self._config = config
+        self._state = BufferState(config)
+        self._weights: Any | None = None
+        self._published = False
+        self._stopping = False
+        self._life: dict[int, int] = {}  # per sampler: how often it was registered or released
+        self._changes = Changes()
+
+    # -- samplers ------------------------------------------------------------------------------------------
+
+    async def register(self, sampler: int) -> None:
+        """See `BufferState.register`."""
+        self._life[sampler] = self._life.get(sampler, 0) + 1
+        self._state.register(sampler)
+        self._changes.notify()
+
+    async def release(self, sampler: int) -> list[int]:
+        """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
+        self._life[sampler] = self._life.get(sampler, 0) + 1
+        lost = self._state.release(sampler)
+        self._changes.notify()
+        return lost
+
+    async def acquire(
+        self, sampler: int, max_groups: int, timeout: float, known_version: int = -1
+    ) -> Acquired:
+        """Tickets, waiting up to `timeout` seconds for at least one of: a ticket, newer weights, the end.
+
+        There are no tickets before the first `publish`: after a restore the version of the weights is not
+        known yet.
+        """
+        started = time.monotonic()
+        life = self._life.get(sampler)
+        while True:
+            if self._stopping or self._life.get(sampler) != life:
+                return Acquired([], self._state.version, stop=True)
+            tickets = self._state.acquire(sampler, max_groups) if self._published else []
+            newer = self._published and self._state.version > known_version
+            if tickets or newer or not await self._changes.wait(started + timeout - time.monotonic()):
+                break
+        if max_groups > 0:
+            self._state.producer_wait.add(time.monotonic() - started)
+        return Acquired(tickets, self._state.version, self._weights if newer else None)
+
+    async def put(
+        self, sampler: int, groups: Sequence[tuple[GroupMeta, Any]], node_id: str | None = None
+    ) -> list[PutResult]:
+        """Finished groups, each with its payload: bytes or `[reference]`. Answered when their sampler may die."""
+        results = []
+        for meta, payload in groups:
+            kept = await adopt(payload[0], node_id) if isinstance(payload, list) else payload
+            results.append(self._state.put(sampler, meta, kept, time.monotonic()))
+        self._changes.notify()
+        return results
+
+    async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
+        """See `BufferState.drop`."""
+        dropped = self._state.drop(sampler, group_id, reason)
+        self._changes.notify()
+        return dropped
+
+    # -- learner and driver --------------------------------------------------------------------------------
+
+    async def publish(self, version: int, weights: Any) -> None:
+        """Make `weights` of `version` the current ones and wake all samplers."""
+        self._state.publish(version)
+        self._weights, self._published = weights, True
+        self._changes.notify()
+
+    async def take(self, timeout: float, max_tokens: int | None = None) -> Batch:
+        """The next batch, under lease until `commit`. Raises DeadlineExceeded with what was missing."""
+        started = time.monotonic()
+        while (groups := self._state.take(time.monotonic())) is None:
+            if not await self._changes.wait(started + timeout - time.monotonic()):
+                self._state.consumer_wait.add(time.monotonic() - started)
+                raise DeadlineExceeded(
+                    f"no batch within {timeout:.0f} s: {self._state.waiting_for()}; "
+                    "look at the samplers' logs, or give one step more time"
+                )
+        self._state.consumer_wait.add(time.monotonic() - started)
+        self._changes.notify()
+        cut = batch_by_tokens([group.meta.tokens for group in groups], max_tokens) if max_tokens else []
+        return Batch(self._state.committed_steps, groups, cut)
+
+    async def commit(self, step: int) -> int:
+        """The batch of `step` has been trained on. A step that is committed already is left alone."""
+        if step >= self._state.committed_steps:
+            if step > self._state.committed_steps:
+                raise RLTrainError(
+                    f"commit of step {step}, but the batch under lease is step {self._state.committed_steps}"
+                )
+            self._state.commit()
+            self._changes.notify()
+        return self._state.committed_steps
+
+    async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
+        """`commit`, then `publish` unless `version` is None, then `metrics`: what ends a step, in one call."""
+        await self.commit(step)
+        if version is not None:
+            await self.publish(version, weights)
+        return await self.metrics()
+
+    async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
+        """See `BufferState.snapshot`."""
+        return self._state.snapshot()
+
+    async def restore(self, state: Mapping[str, Any], payloads: Sequence[Any]) -> None:
+        """Become the buffer of a checkpoint; samplers have to register again."""
+        self._state = BufferState.restore(self._config, state, payloads)
+        self._published = False
+        self._changes.notify()
+
+    async def metrics(self) -> dict[str, Any]:
+        """See `BufferState.metrics`."""
+        return self._state.metrics(time.monotonic())
+
+    async def stop(self) -> None:
+        """The run is over: every `acquire` returns with `stop`."""
+        self._stopping = True
+        self._changes.notify()
+
+
+class Buffer:
+    """Handle to a buffer actor: picklable, usable from any process; every call has a deadline.
+
+    Methods whose name ends in `_ref` return Ray's reference instead of waiting, for callers with an event
+    loop of their own (a sampler between two decode steps); `Buffer.result` turns it into the value.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    @classmethod
+    def create(cls, config: BufferConfig, **options: Any) -> Buffer:
+        """Start the actor; `options` are Ray's (name, scheduling_strategy, ...). It takes no CPU."""
+        return cls(ray.remote(BufferActor).options(**{"num_cpus": 0, **options}).remote(config))
+
+    def __reduce__(self) -> Any:
+        return (Buffer, (self.actor,))
+
+    @staticmethod
+    def result(ref: Any, phase: str, timeout: float = ANSWER_SECONDS) -> Any:
+        """The value of a `_ref` call. Raises DeadlineExceeded, ActorDied or the buffer's own error."""
+        return answer(ref, "the buffer", phase, timeout)
+
+    def register(self, sampler: int) -> None:
+        """A sampler (rank 0, 1, ...) is ready for work; tickets of its former life go back."""
+        self.result(self.actor.register.remote(sampler), "registering a sampler")
+
+    def release(self, sampler: int) -> list[int]:
+        """A sampler is gone; returns the group ids that will be reissued."""
+        return cast(list[int], self.result(self.actor.release.remote(sampler), "releasing a sampler"))
+
+    def acquire(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Acquired:
+        """Tickets for up to `max_groups` groups; waits up to `timeout` seconds, then comes back with none."""
+        ref = self.acquire_ref(sampler, max_groups, timeout, known_version)
+        return cast(Acquired, self.result(ref, "acquiring work", timeout + ANSWER_SECONDS))
+
+    def acquire_ref(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Any:
+        """`acquire` without waiting."""
+        return self.actor.acquire.remote(sampler, max_groups, timeout, known_version)
+
+    def put(self, sampler: int, meta: GroupMeta, payload: GroupPayload | bytes) -> PutResult:
+        """Hand in a finished group; returns when it no longer depends on this process."""
+        results: list[PutResult] = self.result(self.put_ref(sampler, [(meta, payload)]), "handing in a group")
+        return results[0]
+
+    def put_ref(self, sampler: int, groups: Iterable[tuple[GroupMeta, GroupPayload | bytes]]) -> Any:
+        """`put` of several groups without waiting. The caller keeps the reference until it is answered."""
+        sent: list[tuple[GroupMeta, Any]] = []
+        inline = 0
+        for meta, payload in groups:
+            data = payload.to_bytes() if isinstance(payload, GroupPayload) else payload
+            # Counted together: Ray itself moves larger calls through the object store.
+            if inline + len(data) <= INLINE_BYTES:
+                inline += len(data)
+                sent.append((meta, data))
+            else:
+                sent.append((meta, [ray.put(np.frombuffer(data, np.uint8))]))
+        return self.actor.put.remote(sampler, sent, ray.get_runtime_context().get_node_id())
+
+    def drop(self, sampler: int, group_id: int, reason: str) -> bool:
+        """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
+        return cast(bool, self.result(self.actor.drop.remote(sampler, group_id, reason), "dropping a group"))
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Publish weights (usually `[reference]`) under the next version."""
+        self.result(self.actor.publish.remote(version, weights), "publishing weights")
+
+    def take(self, timeout: float, max_tokens: int | None = None) -> Batch:
+        """The next batch, or the one still under lease. Raises DeadlineExceeded saying what is missing."""
+        return cast(
+            Batch,
+            self.result(
+                self.actor.take.remote(timeout, max_tokens), "taking a batch", timeout + ANSWER_SECONDS
+            ),
+        )
+
+    def commit(self, step: int) -> int:
+        """The batch of `step` is trained: forget it. Returns the number of steps trained."""
+        return cast(int, self.result(self.actor.commit.remote(step), "committing a step"))
+
+    def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
+        """`commit`, `publish` where there is a version, and `metrics`, for the price of one call."""
+        ref = self.actor.finish_step.remote(step, version, weights)
+        return cast(dict[str, Any], self.result(ref, "ending a step"))
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
+        """`(JSON-able state, payloads as bytes)` for a checkpoint."""
+        state, payloads = self.result(self.actor.snapshot.remote(), "taking the buffer's snapshot")
+        return state, [bytes(data) for data in fetch_payloads(payloads)]
+
+    def restore(self, state: Mapping[str, Any], payloads: Sequence[bytes]) -> None:
+        """Load a snapshot into this (fresh) buffer, before samplers register."""
+        boxed = [
+            ray.put(np.frombuffer(data, np.uint8)) if len(data) > INLINE_BYTES else data for data in payloads
+        ]
+        self.result(self.actor.restore.remote(state, boxed), "restoring the buffer")
+
+    def metrics(self) -> dict[str, Any]:
+        """See `BufferState.metrics`."""
+        return cast(dict[str, Any], self.result(self.actor.metrics.remote(), "reading the buffer's metrics"))
+
+    def stop(self) -> None:
+        """End of the run: samplers get `stop`."""
+        self.result(self.actor.stop.remote(), "stopping the buffer")

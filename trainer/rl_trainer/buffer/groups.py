@@ -1,0 +1,62 @@
+"""What passes between buffer, samplers and learners: configuration, tickets, metadata. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rl_api.errors import RLTrainError
+from rl_trainer.flow.policies import OnFull, Order
+from rl_trainer.trajectory import GroupMeta
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What a buffer is made with (the contract's defaults); `samplers` will register, more may.
+
+    `max_refills`: most groups per batch that are refused because their rewards are all equal.
+    """
+
+    groups_per_step: int
+    capacity: int = 256
+    max_staleness: int = 0
+    order: Order = "fifo"
+    on_full: OnFull = "block"
+    samplers: int = 1
+    steps_per_version: int = 1
+    max_refills: int = 0
+    alarm_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.capacity < self.groups_per_step:
+            raise RLTrainError(
+                f"buffer.capacity is {self.capacity}, but one step trains on {self.groups_per_step} groups "
+                "(algorithm.promptsPerStep): the capacity must be at least that"
+            )
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Leave to sample one group. `group_id` is the prompt's index; `version` the weights to use, or newer."""
+
+    group_id: int
+    version: int
+    reissued: bool = False
+
+
+@dataclass(frozen=True)
+class TakenGroup:
+    """A group of a batch: metadata, the version at dispatch, and the payload (bytes or a reference)."""
+
+    meta: GroupMeta
+    version: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """What became of a `put`: `accepted`, or the reason it was not (`duplicate`, `late`, `zero_variance`, `rejected`)."""
+
+    accepted: bool
+    reason: str | None = None
+    dropped: tuple[int, ...] = ()

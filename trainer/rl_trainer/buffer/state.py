@@ -1,0 +1,363 @@
+"""The buffer's state machine: tickets out, groups in, batches out. Pure; the Ray actor in `buffer.py` only
+carries it.
+
+The life of a group::
+
+    admitted -> running (a sampler holds its ticket) -> ready -> leased (in the batch being trained) ->
+    committed
+                   |  ^                                   |
+                   |  pending (its sampler was released)  dropped (reason counted; its budget returns)
+                   +-> dropped
+
+A group id is the index of its prompt, which is the prompt cursor: ids are handed out 0, 1, 2, ... and each is
+committed or dropped exactly once. `take` leases a batch and gives the same one again until `commit`.
+Groups whose rewards are all equal are refused while the batch to come has refills left (DAPO's dynamic sampling): they
+count as dropped, their budget returns, and so another group is started in their place.
+Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run with the
+same samplers is the same. One that joins later takes its share of the ids that are not assigned yet.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl_api.errors import RLTrainError
+from rl_trainer.algorithms.advantages import zero_variance
+from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, select_batch
+from rl_trainer.buffer.groups import BufferConfig, PutResult, TakenGroup, Ticket
+from rl_trainer.flow.metering import FillAlarm, RateMeter, WaitMeter
+from rl_trainer.flow.policies import OrderedStore, on_arrival
+from rl_trainer.trajectory import GroupMeta
+
+SNAPSHOT_FORMAT = 1
+
+
+@dataclass
+class _Ready:
+    meta: GroupMeta
+    version: int  # at dispatch
+    payload: Any
+
+
+class BufferState:
+    """All decisions of the buffer. Methods take the time as `now` (seconds); none of them waits."""
+
+    def __init__(self, config: BufferConfig) -> None:
+        self.config = config
+        self.version = 0
+        self.cursor = 0
+        self.committed_steps = 0
+        self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
+        self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
+        self.reissue: set[int] = set()  # the pending ones that were dispatched before
+        self.ready: OrderedStore[int, _Ready] = OrderedStore(config.order)
+        self.leased: list[_Ready] | None = None
+        self.released: set[int] = set()
+        self.registered: set[int] = set()
+        self.shares = list(range(config.samplers))  # all that ever had one, in order
+        self.counts: Counter[str] = Counter()
+        self.drops: Counter[str] = Counter()
+        self.refills = 0  # since the last batch was taken
+        self.max_staleness_seen = 0
+        self.in_meter, self.out_meter = RateMeter(), RateMeter()
+        self.producer_wait, self.consumer_wait = WaitMeter(), WaitMeter()
+        self.alarm = FillAlarm(config.alarm_seconds)
+
+    # -- numbers -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Batches taken so far (the one under lease included)."""
+        return self.committed_steps + (self.leased is not None)
+
+    @property
+    def consumed(self) -> int:
+        """Groups taken for training so far."""
+        return self.step * self.config.groups_per_step
+
+    @property
+    def strict(self) -> bool:
+        """Strictly on-policy: assignment and batches are the same in every run."""
+        return self.config.max_staleness == 0
+
+    def _bound(self, step: int | None = None) -> dict[str, int]:
+        return {
+            "step": self.step if step is None else step,
+            "max_staleness": self.config.max_staleness,
+            "groups_per_step": self.config.groups_per_step,
+            "steps_per_version": self.config.steps_per_version,
+        }
+
+    def _outstanding_versions(self) -> list[int]:
+        return [entry.value.version for entry in self.ready] + [
+            version for _, version in self.running.values()
+        ]
+
+    # -- samplers ------------------------------------------------------------------------------------------
+
+    def register(self, sampler: int) -> None:
+        """A sampler (rank 0, 1, ...) is there, or back; tickets of its former life are given back."""
+        self.release(sampler)
+        self.released.discard(sampler)
+        self.registered.add(sampler)
+        if sampler not in self.shares:
+            bisect.insort(self.shares, sampler)
+
+    def release(self, sampler: int) -> list[int]:
+        """A sampler is gone: its unfinished groups will be reissued under the same ids. Returns those ids."""
+        lost = sorted(group_id for group_id, (holder, _) in self.running.items() if holder == sampler)
+        for group_id in lost:
+            del self.running[group_id]
+            bisect.insort(self.pending, group_id)
+            self.reissue.add(group_id)
+        self.counts["released"] += len(lost)
+        self.registered.discard(sampler)
+        self.released.add(sampler)
+        return lost
+
+    def _home(self, group_id: int) -> int:
+        """The sampler that gets this group in strict mode; a dead one's share goes round the living."""
+        home = self.shares[group_id % len(self.shares)]
+        if home not in self.released:
+            return home
+        living = sorted(self.registered)
+        return living[group_id % len(living)] if living else home
+
+    def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
+        """Up to `max_groups` tickets for this sampler, possibly none."""
+        if sampler not in self.registered:
+            raise RLTrainError(f"sampler {sampler} asked for work but is not registered: call register first")
+        reserve = self.config.capacity if self.config.on_full == "block" else None
+        allowed = may_start(
+            consumed=self.consumed,
+            ready=len(self.ready),
+            running=len(self.running) + len(self.pending),
+            version=self.version,
+            max_staleness=self.config.max_staleness,
+            groups_per_step=self.config.groups_per_step,
+            # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
+            slots_free=self.config.groups_per_step if self.strict else max(0, max_groups - len(self.pending)),
+            capacity=reserve,
+            steps_per_version=self.config.steps_per_version,
+        )
+        for _ in range(allowed):
+            self.pending.append(
+                self.cursor
+            )  # the cursor is above every id given out, so the list stays sorted
+            self.cursor += 1
+        mine = [g for g in self.pending if not self.strict or self._home(g) == sampler][: max(0, max_groups)]
+        tickets = []
+        for group_id in mine:
+            self.pending.remove(group_id)
+            self.running[group_id] = (sampler, self.version)
+            tickets.append(Ticket(group_id, self.version, group_id in self.reissue))
+            self.reissue.discard(group_id)
+        self.counts["issued"] += len(tickets)
+        self.counts["reissued"] += sum(ticket.reissued for ticket in tickets)
+        return tickets
+
+    # -- groups in -----------------------------------------------------------------------------------------
+
+    def put(self, sampler: int, meta: GroupMeta, payload: Any, now: float = 0.0) -> PutResult:
+        """A finished group. Idempotent by group id; of two samplers that made the same group the first wins.
+
+        Raises RLTrainError for a group that was never issued or holds tokens older than its ticket's version.
+        """
+        group_id = meta.group_id
+        if group_id >= self.cursor or group_id < 0:
+            raise RLTrainError(f"sampler {sampler} put group {group_id}, which was never issued")
+        if group_id not in self.running and group_id not in self.reissue:
+            self.counts["duplicate"] += 1
+            return PutResult(False, "duplicate")
+        holder, version = self.running.get(group_id, (None, -1))
+        if holder != sampler:
+            # The result of a sampler that was given up came after all. Its ticket is forgotten, so its oldest
+            # token says how old it is; take it if it can still be trained in time.
+            version = meta.min_version
+            others = self._outstanding_versions()
+            if group_id in self.running:
+                others.remove(self.running[group_id][1])
+            if not keeps_bound([*others, version], **self._bound()):
+                self.counts["late"] += 1
+                return PutResult(False, "late")
+        if meta.min_version < version:
+            raise RLTrainError(
+                f"sampler {sampler} put group {group_id} with tokens of weight version {meta.min_version}, "
+                f"older than version {version} of its ticket: load the weights that came with the ticket"
+            )
+        self._forget_ticket(group_id)
+        self.in_meter.add(now)
+        self.counts["put"] += 1
+        if self.refills < self.config.max_refills and zero_variance(meta.rewards):
+            self.refills += 1
+            self.drops["zero_variance"] += 1
+            return PutResult(False, "zero_variance")
+        dropped: list[int] = []
+        while True:
+            verdict = on_arrival(self.config.on_full, len(self.ready), self.config.capacity)
+            if verdict != "drop":
+                break
+            oldest = self.ready.oldest()
+            assert oldest is not None
+            self.ready.remove(oldest.key)
+            self.drops["buffer_full"] += 1
+            dropped.append(oldest.key)
+        if verdict == "reject":
+            self.drops["rejected"] += 1
+            return PutResult(False, "rejected")
+        # Verdict "wait" cannot be: with policy block, room was reserved when the ticket was given.
+        self.ready.push(group_id, _Ready(meta, version, payload), priority=meta.priority)
+        self.alarm.observe(now, len(self.ready), self.config.capacity)
+        return PutResult(True, None, tuple(dropped))
+
+    def drop(self, sampler: int, group_id: int, reason: str) -> bool:
+        """Give a group up for good, counting the reason. False if this sampler does not hold it."""
+        if self.running.get(group_id, (None, 0))[0] != sampler:
+            return False
+        self._forget_ticket(group_id)
+        self.drops[reason] += 1
+        return True
+
+    def _forget_ticket(self, group_id: int) -> None:
+        self.running.pop(group_id, None)
+        if group_id in self.reissue:
+            self.reissue.discard(group_id)
+            self.pending.remove(group_id)
+
+    # -- batches out ---------------------------------------------------------------------------------------
+
+    def take(self, now: float = 0.0) -> list[TakenGroup] | None:
+        """The next batch, under lease until `commit`; the same batch again while it is; None: wait."""
+        if self.leased is None:
+            chosen = select_batch(
+                [ReadyEntry(e.key, e.value.version, e.arrival, e.priority) for e in self.ready],
+                [version for _, version in self.running.values()],
+                order=self.config.order,
+                **self._bound(),
+            )
+            if chosen is None:
+                return None
+            self.refills = 0
+            trained_at = self.step // self.config.steps_per_version
+            self.leased = [self.ready.remove(group_id).value for group_id in chosen]
+            self.out_meter.add(now, len(chosen))
+            self.alarm.observe(now, len(self.ready), self.config.capacity)
+            oldest = min(ready.version for ready in self.leased)
+            self.max_staleness_seen = max(self.max_staleness_seen, trained_at - oldest)
+        return [TakenGroup(ready.meta, ready.version, ready.payload) for ready in self.leased]
+
+    def commit(self) -> int:
+        """The batch under lease has been trained on: forget it. Returns the batches trained so far."""
+        if self.leased is None:
+            raise RLTrainError("commit was called, but no batch is under lease: take one first")
+        self.leased = None
+        self.committed_steps += 1
+        self.counts["trained"] += self.config.groups_per_step
+        return self.committed_steps
+
+    def publish(self, version: int) -> None:
+        """Weights of `version` are there; tickets from now on carry it. Versions count 0, 1, 2, ..."""
+        if version < self.version:
+            raise RLTrainError(f"weights of version {version} were published after version {self.version}")
+        if version * self.config.steps_per_version > self.step:
+            raise RLTrainError(
+                f"weights of version {version} were published after {self.step} training steps: "
+                f"a version is {self.config.steps_per_version} optimizer step(s)"
+            )
+        self.version = version
+
+    # -- looking in, and checkpoints -----------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        """What a consumer that has no batch is waiting for, as part of a sentence."""
+        return (
+            f"{len(self.ready)} of {self.config.groups_per_step} groups are ready, {len(self.running)} are "
+            f"running in {len(self.registered)} samplers, {len(self.pending)} wait for a sampler, "
+            f"weight version {self.version}"
+        )
+
+    def metrics(self, now: float) -> dict[str, Any]:
+        """What a person or Prometheus looks at, JSON-able. Rates: groups per second; waits: seconds."""
+        self.alarm.observe(now, len(self.ready), self.config.capacity)
+        return {
+            "version": self.version,
+            "step": self.committed_steps,
+            "cursor": self.cursor,
+            "ready": len(self.ready),
+            "running": len(self.running),
+            "pending": len(self.pending),
+            "leased": len(self.leased or ()),
+            "capacity": self.config.capacity,
+            "fill": len(self.ready) / self.config.capacity,
+            "in_rate": self.in_meter.rate(now),
+            "out_rate": self.out_meter.rate(now),
+            "producer_wait": self.producer_wait.as_dict(),
+            "consumer_wait": self.consumer_wait.as_dict(),
+            "counts": dict(self.counts),
+            "drops": dict(self.drops),
+            "max_staleness_seen": self.max_staleness_seen,
+            "samplers": sorted(self.registered),
+            "alarms": self.alarm.sentences(now),
+        }
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
+        """`(state, payloads)`: the state as plain JSON-able values, and the payloads of its ready groups in
+        order.
+
+        A batch under lease counts as ready: its step is not done. In strict mode unfinished and ready groups
+        alike are sampled again after a restore (with the same result), so no payload is kept: a group sampled
+        again in another batch of the engine could differ in the last bit.
+        """
+        kept = [] if self.strict else [*(self.leased or ()), *(entry.value for entry in self.ready)]
+        again = set(self.running) | set(self.pending)
+        if self.strict:
+            again |= {r.meta.group_id for r in self.leased or ()} | {entry.key for entry in self.ready}
+        state = {
+            "format": SNAPSHOT_FORMAT,
+            "version": self.version,
+            "steps": self.committed_steps,
+            "cursor": self.cursor,
+            "in_flight": sorted(again),
+            "ready": [{"version": r.version, "meta": asdict(r.meta)} for r in kept],
+            "counts": dict(self.counts),
+            "drops": dict(self.drops),
+            "refills": self.refills,
+            "max_staleness_seen": self.max_staleness_seen,
+        }
+        return state, [r.payload for r in kept]
+
+    @classmethod
+    def restore(cls, config: BufferConfig, state: Mapping[str, Any], payloads: Sequence[Any]) -> BufferState:
+        """The buffer as it was at the snapshot; groups that were in samplers wait to be reissued under their
+        ids.
+
+        Raises RLTrainError when the snapshot cannot go on under this configuration.
+        """
+        if state.get("format") != SNAPSHOT_FORMAT:
+            raise RLTrainError(
+                f"the checkpoint's buffer has format {state.get('format')!r}, not {SNAPSHOT_FORMAT}"
+            )
+        if len(payloads) != len(state["ready"]):
+            raise RLTrainError(
+                f"the checkpoint lists {len(state['ready'])} ready groups but holds {len(payloads)} payloads"
+            )
+        new = cls(config)
+        new.version, new.cursor, new.committed_steps = state["version"], state["cursor"], state["steps"]
+        new.pending = sorted(state["in_flight"])
+        new.reissue = set(new.pending)
+        for saved, payload in zip(state["ready"], payloads, strict=True):
+            meta = GroupMeta(**saved["meta"])
+            new.ready.push(meta.group_id, _Ready(meta, saved["version"], payload), priority=meta.priority)
+        new.counts, new.drops = Counter(state["counts"]), Counter(state["drops"])
+        new.refills = state.get("refills", 0)
+        new.max_staleness_seen = state["max_staleness_seen"]
+        if not keeps_bound(new._outstanding_versions(), **new._bound()):
+            raise RLTrainError(
+                "the checkpoint's ready groups are too old for buffer.maxStaleness "
+                f"{config.max_staleness}: resume with the value the run had"
+            )
+        return new

@@ -1,0 +1,1 @@
+"""Checkpoints as files: the store, what makes a folder a checkpoint, copies elsewhere."""

@@ -1,0 +1,150 @@
+"""Copies of finished checkpoints in another place (s3://, file://...), for disks that end with their pod.
+
+A remote checkpoint is complete when its manifest is there: the manifest is written last and deleted first.
+The copy counts only after every file's size was read back; on the way back every byte is verified, as on a
+local disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointInfo,
+    DamagedError,
+    parse_manifest,
+    step_name,
+    step_of,
+    verify,
+)
+from rl_trainer.storage.remote_folder import RemoteFolder
+
+if TYPE_CHECKING:
+    from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
+
+
+def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], None] = lambda: None) -> str:
+    """Copy the newest checkpoint of `store` and delete copies beyond the store's `keep`.
+
+    A copy that is already there is left alone. Copies of later steps belong to a continuation that was given
+    up and are deleted.
+
+    Args:
+        store: where the checkpoint is.
+        remote: where it goes.
+        check: called before anything changes there, and again before the copy counts; may raise.
+
+    Returns:
+        The URI of the copy.
+
+    Raises:
+        CheckpointError: there is nothing to copy, or it failed or took too long; the local checkpoint is
+        untouched.
+    """
+    infos = store.list()
+    if not infos:
+        raise CheckpointError(f"There is no checkpoint in {store.folder} to copy to {remote.uri}.")
+    info = infos[-1]
+
+    def copy() -> None:
+        check()
+        if _digest(remote, info.step) != info.digest:
+            verify(info.path)  # a damaged checkpoint must not push good copies out
+            delete(remote, info.step)
+            for name in info.files:
+                remote.upload(info.path / name, f"{step_name(info.step)}/{name}")
+            check()
+            remote.write(_manifest(info.step), (info.path / MANIFEST).read_bytes())
+        there = steps(remote)
+        kept = [info.step, *(step for step in reversed(there) if step < info.step)][: store.keep]
+        for step in there:
+            if step not in kept:
+                delete(remote, step)
+
+    what = f"The checkpoint of step {info.step} could not be copied to {remote.uri}"
+    remote.within(what, copy, f"It is safe in {info.path}.")
+    return f"{remote.uri}/{step_name(info.step)}"
+
+
+def fetch(store: CheckpointStore, remote: RemoteFolder) -> Checkpoint | None:
+    """Bring the newest good checkpoint of `remote` into `store`, verified; None when there is none at all.
+
+    Args:
+        store: where it goes. A good local copy of the same checkpoint is taken instead of downloading.
+        remote: what `mirror` was given.
+
+    Returns:
+        The checkpoint, with sentences about damaged newer ones in `.skipped`.
+
+    Raises:
+        CheckpointError: nothing could be read, all copies are damaged, or it took too long.
+    """
+    from rl_trainer.checkpoint.store import Checkpoint
+
+    skipped: list[str] = []
+
+    def bring() -> CheckpointInfo | None:
+        for step in reversed(steps(remote)):
+            try:
+                digest = _digest(remote, step)
+                for info in store.list():
+                    if info.step == step and info.digest == digest:
+                        with contextlib.suppress(DamagedError):
+                            return verify(info.path)
+                with store.incoming(step) as folder:
+                    _download(remote, step, folder)
+            except DamagedError as error:
+                skipped.append(f"The copy of step {step} in {remote.uri} was skipped: {error}.")
+                continue
+            return store.load(step).info
+        return None
+
+    info = remote.within(f"No checkpoint could be read from {remote.uri}", bring)
+    if info is None and skipped:
+        raise CheckpointError(f"No checkpoint in {remote.uri} can be used. {' '.join(skipped)}")
+    return None if info is None else Checkpoint(info, tuple(skipped))
+
+
+def steps(remote: RemoteFolder) -> list[int]:
+    """Steps that have a manifest, ascending."""
+    found = {
+        step for name in remote.names() if (step := step_of(name)) is not None and name == step_name(step)
+    }
+    return sorted(step for step in found if remote.exists(_manifest(step)))
+
+
+def delete(remote: RemoteFolder, step: int) -> None:
+    """The manifest first: from there on the copy is none."""
+    remote.delete(_manifest(step))
+    remote.delete(step_name(step))
+
+
+def _digest(remote: RemoteFolder, step: int) -> str | None:
+    """Digest of a complete copy, None when there is none or its manifest is damaged."""
+    content = remote.read(_manifest(step))
+    try:
+        return None if content is None else parse_manifest(content, Path()).digest
+    except DamagedError:
+        return None
+
+
+def _download(remote: RemoteFolder, step: int, folder: Path) -> None:
+    """All files of the manifest, and the manifest itself, into a local folder."""
+    content = remote.read(_manifest(step))
+    if content is None:
+        raise DamagedError(f"{MANIFEST} is missing")
+    for name in parse_manifest(content, folder).files:
+        try:
+            remote.download(f"{step_name(step)}/{name}", folder / name)
+        except FileNotFoundError:
+            raise DamagedError(f"{name} is missing") from None
+    (folder / MANIFEST).write_bytes(content)
+
+
+def _manifest(step: int) -> str:
+    return f"{step_name(step)}/{MANIFEST}"

@@ -1,0 +1,324 @@
+"""The checkpoint store: a folder of finished checkpoints, each whole or not there at all.
+
+Layout, and the promises it rests on:
+
+    step-00000020/          a finished checkpoint: it got this name in one rename, when all of it was on disk
+        manifest.json       written last: step, metadata, size and SHA-256 of every file, and of itself
+        ...                 the files
+    step-00000020.new/      a second save of a step, finished too, about to take the first one's place
+    .tmp-...                not finished, or being deleted: worth nothing, removed when the store is opened
+
+1. A process killed at any moment leaves every finished checkpoint as it was.
+2. A save that fails (disk full, quota, a writer's error) removes what it began and touches nothing else.
+3. Older checkpoints are deleted only after a newer one is finished, and the newest never is.
+4. A damaged checkpoint is never loaded: every byte is checked against the manifest, and the one before is taken.
+5. History is a line: saving step 50 removes steps above 50, which belong to a continuation that was given up.
+
+One process writes a store (the run folder's lock sees to it); any number may read it with `read_only`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.manifest import (
+    MANIFEST,
+    REPLACEMENT,
+    CheckpointInfo,
+    DamagedError,
+    build_manifest,
+    check_sizes,
+    files_in,
+    fsync,
+    read_manifest,
+    settle,
+    step_name,
+    step_of,
+    verify,
+)
+from rl_trainer.error_text import reason
+
+# A file's content: the bytes, or a function that writes the file (or a folder of files) at a path.
+Writer = Callable[[Path], None] | bytes
+
+_TEMPORARY = ".tmp-"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# How libraries that write files themselves (safetensors, torch) word a full disk.
+_DISK_FULL_TEXT = ("No space left", "StorageFull", "os error 28", "Disk quota exceeded", "File too large")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte was just verified.
+
+    Attributes:
+        info: its description.
+        skipped: sentences about newer checkpoints that were damaged and passed over.
+    """
+
+    info: CheckpointInfo
+    skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def step(self) -> int:
+        """Training step it was taken after."""
+        return self.info.step
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.info.path
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What `save` was given."""
+        return self.info.metadata
+
+    def file(self, name: str) -> Path:
+        """Path of a file or of a folder of files. Raises CheckpointError when there is none of this name."""
+        if not any(known == name or known.startswith(f"{name}/") for known in self.info.files):
+            raise CheckpointError(f"The checkpoint of step {self.step} has no file {name}.")
+        return self.info.path / name
+
+    def read(self, name: str) -> bytes:
+        """Content of a file."""
+        return self.file(name).read_bytes()
+
+
+class CheckpointStore:
+    """Finished checkpoints in one folder, the newest `keep` of them.
+
+    Args:
+        folder: where they are; made when missing.
+        keep: how many to keep, >= 1. With 1 there is nothing to fall back to.
+        read_only: for readers beside the process that trains: neither makes nor deletes anything.
+
+    Raises:
+        CheckpointError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3, *, read_only: bool = False) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, must be at least 1")
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self.read_only = read_only
+        if read_only:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint folder {self.folder} cannot be used: {reason(error)}."
+            ) from error
+
+    def save(
+        self, step: int, writers: Mapping[str, Writer], metadata: Mapping[str, Any] | None = None
+    ) -> CheckpointInfo:
+        """Write a checkpoint; when this returns it is on disk, and older ones beyond `keep` are gone.
+
+        Args:
+            step: training step, >= 0. One that exists is replaced.
+            writers: relative path -> bytes, or a function that is called with the path to write to (a file,
+                or a folder it makes).
+            metadata: anything JSON can hold.
+
+        Raises:
+            CheckpointError: it could not be written. Nothing is left of it, earlier ones are untouched.
+            ValueError, TypeError: a misuse (a path outside the checkpoint, metadata JSON cannot hold).
+        """
+        if self.read_only:
+            raise ValueError("this store was opened read_only")
+        if step < 0:
+            raise ValueError(f"step is {step}, must be at least 0")
+        for name in writers:
+            _check_name(name)
+        text = json.dumps(dict(metadata or {}))
+        temporary = self._temporary(f"step-{step}")
+        current = MANIFEST
+        try:
+            temporary.mkdir()
+            for current, writer in writers.items():
+                target = temporary / current
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if callable(writer):
+                    writer(target)
+                else:
+                    target.write_bytes(writer)
+                if not target.exists():
+                    raise OSError(errno.ENOENT, "its writer wrote nothing")
+            current = MANIFEST
+            files = {name: settle(temporary / name) for name in files_in(temporary)}
+            (temporary / MANIFEST).write_bytes(build_manifest(step, json.loads(text), files))
+            self._publish(temporary, step)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(self._failure(step, current, error)) from error
+        info = read_manifest(self._path(step))
+        self._prune(step)
+        return info
+
+    def list(self) -> tuple[CheckpointInfo, ...]:
+        """Finished checkpoints, oldest first: those with a sound manifest and files of the right sizes."""
+        found = []
+        for step in self._steps():
+            with contextlib.suppress(DamagedError):
+                found.append(check_sizes(self._path(step)))
+        return tuple(found)
+
+    def load(self, step: int) -> Checkpoint:
+        """Verify and return the checkpoint of `step`.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        if step not in self._steps():
+            known = ", ".join(str(info.step) for info in self.list()) or "none"
+            raise CheckpointError(
+                f"There is no checkpoint of step {step} in {self.folder}; there are: {known}."
+            )
+        try:
+            return Checkpoint(verify(self._path(step)))
+        except DamagedError as error:
+            raise CheckpointError(
+                f"The checkpoint of step {step} in {self.folder} is damaged: {error}."
+            ) from error
+
+    def load_latest(self) -> Checkpoint | None:
+        """Verify and return the newest good checkpoint; None when there is none at all.
+
+        DamagedError ones are passed over, each with a sentence in `.skipped`.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all are damaged: starting anew must be the user's
+            decision.
+        """
+        skipped: list[str] = []
+        for step in reversed(self._steps()):
+            try:
+                return Checkpoint(verify(self._path(step)), tuple(skipped))
+            except DamagedError as error:
+                skipped.append(f"The checkpoint of step {step} was skipped: {error}.")
+        if skipped:
+            raise CheckpointError(
+                f"No checkpoint in {self.folder} can be used. {' '.join(skipped)} "
+                "Move the folder away to start from the beginning."
+            )
+        return None
+
+    @contextlib.contextmanager
+    def incoming(self, step: int) -> Iterator[Path]:
+        """A temporary folder to be filled with a checkpoint from elsewhere, manifest included.
+
+        On a normal exit it is verified and published as `step`; otherwise removed. Raises DamagedError,
+        OSError.
+        """
+        temporary = self._temporary(f"step-{step}")
+        try:
+            temporary.mkdir()
+            yield temporary
+            if verify(temporary).step != step:
+                raise DamagedError(f"its manifest is not of step {step}")
+            for name in files_in(temporary):
+                fsync(temporary / name)
+            self._publish(temporary, step)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _publish(self, temporary: Path, step: int) -> None:
+        """Everything to disk, then the final name in one rename."""
+        for folder, _, _ in os.walk(temporary, topdown=False):
+            if Path(folder) == temporary:
+                fsync(temporary / MANIFEST)
+            fsync(Path(folder))
+        final = self.folder / step_name(step)
+        if final.exists():
+            # A rename cannot replace a folder that has files. From here on `.new` is the step, come what may.
+            os.rename(temporary, self.folder / (final.name + REPLACEMENT))
+            fsync(self.folder)
+            self._finish_replacement(step)
+        else:
+            os.rename(temporary, final)
+            fsync(self.folder)
+
+    def _finish_replacement(self, step: int) -> None:
+        final = self.folder / step_name(step)
+        if final.exists():
+            self._delete(final)
+        os.rename(self.folder / (final.name + REPLACEMENT), final)
+        fsync(self.folder)
+
+    def _tidy(self) -> None:
+        """Finish or clear away what a killed process left."""
+        for path in list(self.folder.iterdir()):
+            if path.name.startswith(_TEMPORARY):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.endswith(REPLACEMENT) and (step := step_of(path.name)) is not None:
+                self._finish_replacement(step)
+
+    def _prune(self, saved: int) -> None:
+        whole = {info.step for info in self.list()}
+        older = [step for step in reversed(self._steps()) if step < saved and step in whole]
+        kept = {saved, *older[: self.keep - 1]}
+        for step in self._steps():
+            if step not in kept:
+                # Not worth stopping a run for: the next save tries again.
+                with contextlib.suppress(OSError):
+                    self._delete(self._path(step))
+
+    def _delete(self, path: Path) -> None:
+        """Gone at once under its name: a process killed while deleting leaves no half checkpoint."""
+        doomed = self._temporary(path.name)
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _steps(self) -> tuple[int, ...]:
+        if not self.folder.is_dir():
+            return ()
+        return tuple(
+            sorted({step for path in self.folder.iterdir() if (step := step_of(path.name)) is not None})
+        )
+
+    def _path(self, step: int) -> Path:
+        replacement = self.folder / (step_name(step) + REPLACEMENT)
+        return replacement if replacement.exists() else self.folder / step_name(step)
+
+    def _temporary(self, name: str) -> Path:
+        return self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
+
+    def _failure(self, step: int, name: str, error: Exception) -> str:
+        full = (isinstance(error, OSError) and error.errno in _DISK_FULL) or any(
+            text in str(error) for text in _DISK_FULL_TEXT
+        )
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(self.folder).free / 1e6:,.0f} MB free)" if full else ""
+        earlier = [info.step for info in self.list()]
+        untouched = (
+            f"The checkpoint of step {earlier[-1]} is untouched" if earlier else "There is none before it"
+        )
+        advice = "free some space or choose another checkpoint.storage" if full else "remove the cause"
+        return (
+            f"The checkpoint of step {step} could not be written to {self.folder}: "
+            f"{name}: {reason(error)}{free}. {untouched}: {advice}, then resume."
+        )
+
+
+def _check_name(name: str) -> None:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or path.parts[0] == MANIFEST:
+        raise ValueError(f"{name!r} is no path inside a checkpoint")

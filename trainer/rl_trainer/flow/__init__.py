@@ -1,0 +1,1 @@
+"""How data and calls go between processes: the general channel, its policies, calls with a deadline."""

@@ -1,0 +1,118 @@
+"""Calls to actors with a deadline, and their failures as sentences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from rl_api import errors
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_trainer.error_text import RESUME_HINT
+
+# What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
+DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
+_NODE_LOST = ("node failure", "node was terminated", "its node has died")
+# How long Ray may take to notice a death.
+DEATH_SECONDS = 5.0
+
+
+def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | None) -> Any:
+    """The result of one actor call, waited for at most `timeout` seconds (None: the caller keeps the deadline).
+
+    Raises:
+        ActorDied: the process behind the call is gone.
+        DeadlineExceeded: no result in time.
+        RLTrainError: what the actor itself said, or what it failed with.
+    """
+    try:
+        return ray.get(call, timeout=timeout)
+    except GetTimeoutError:
+        raise DeadlineExceeded(
+            f"{actor}: no answer after {timeout:.0f} s while {phase}; look for a node that is overloaded, out of memory "
+            f"or unreachable, then {RESUME_HINT}"
+        ) from None
+    except DEATHS as error:
+        raise _death(error, actor, phase) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RLTrainError):
+            raise error.cause from None
+        raise RLTrainError(
+            f"{actor} failed while {phase}: {_one_line(error.cause)}; --debug shows the traceback"
+        ) from error
+
+
+def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeout: float) -> list[Any]:
+    """Results of `calls`, in order; as soon as all are there, or one has failed. Call i is of actor `{actors} {i}`.
+
+    One failure must be seen although the other actors go on waiting for the failed one in a collective.
+    Raises as `answer` does.
+    """
+    deadline = time.monotonic() + timeout
+    names = {call: f"{actors} {rank}" for rank, call in enumerate(calls)}
+    pending = list(calls)
+    while pending:
+        done, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        call = done[0] if done else pending[0]
+        try:
+            answer(call, names[call], phase, 60.0 if done else 0.0)
+        except ActorDied:
+            raise
+        except RLTrainError:
+            _raise_death(pending, names, phase)
+            raise
+    return [answer(call, names[call], phase, 60.0) for call in calls]
+
+
+def _raise_death(
+    pending: Sequence[ray.ObjectRef[Any]], names: Mapping[ray.ObjectRef[Any], str], phase: str
+) -> None:
+    """One actor has failed: perhaps because another died, which Ray may notice a moment later. That is the reason then."""
+    done = ray.wait(pending, num_returns=len(pending), timeout=DEATH_SECONDS)[0] if pending else []
+    for call in done:
+        try:
+            ray.get(call, timeout=0)
+        except DEATHS as error:
+            raise _death(error, names[call], phase) from error
+        except (RayTaskError, GetTimeoutError):
+            continue
+
+
+def _death(error: RayError, actor: str, phase: str) -> RLTrainError:
+    died = ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
+    return _said_at_its_start(error) or died
+
+
+def _said_at_its_start(error: RayError) -> RLTrainError | None:
+    """The sentence that an actor's constructor gave up with: of that Ray keeps the traceback's text alone."""
+    if not getattr(error, "actor_init_failed", False):
+        return None
+    name, _, sentence = str(error).strip().splitlines()[-1].partition(": ")
+    module, _, kind = name.rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    return found(sentence) if isinstance(found, type) and issubclass(found, RLTrainError) else None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 400 else f'{text[:400]} ...'}"
+
+
+def _why(error: RayError) -> str:
+    """In a few words. (Of any process that vanished, Ray says that it may have been the kernel's OOM killer.)"""
+    text = str(error).lower()
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text or "memory monitor" in text:
+        return "the node ran out of memory"
+    if isinstance(error, NodeDiedError) or any(words in text for words in _NODE_LOST):
+        return "its node was lost"
+    return "its process was killed (by the system when memory ran out, or by somebody) or crashed"

@@ -1,0 +1,382 @@
+"""The learner of one rank: forward, backward, all-reduce, AdamW. No Ray here: `learner.actor` carries it.
+
+Losses are in sum form with global denominators (`losses`): ranks add, whatever the split.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rl_api import LoraSpec, RunSpec
+from rl_trainer.algorithms import losses
+from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.importance import ImportanceConfig
+from rl_trainer.algorithms.losses import LossDenominators, LossOutput, PolicyLossConfig
+from rl_trainer.algorithms.policy_losses import UserObjective
+from rl_trainer.algorithms.reward_shaping import kl_estimates
+from rl_trainer.algorithms.schedule import learning_rate
+from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
+from rl_trainer.learner.critic import Critic
+from rl_trainer.learner.optimizer import AdamW
+from rl_trainer.learner.packing import micro_batches
+from rl_trainer.model.folder import read_tensors
+from rl_trainer.model.loader import load_model
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """This rank's part of one optimizer step."""
+
+    samples: Sequence[Sample]
+    denominators: LossDenominators
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one training step did; the same on every rank.
+
+    Attributes:
+        metrics: means over trained tokens (`losses.metric_means`), over all ranks and mini-batches.
+        grad_norm: norm before clipping, mean over optimizer steps.
+        learning_rate: of the last optimizer step.
+        optimizer_steps: steps taken.
+        skipped: steps not taken because loss or gradient was not a number.
+        stopped_early: mini-batches left out because the importance ratio passed `algorithm.ratioBound`.
+    """
+
+    metrics: dict[str, float]
+    grad_norm: float
+    learning_rate: float
+    optimizer_steps: int
+    skipped: int
+    stopped_early: int
+
+
+def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) -> PolicyLossConfig:
+    """The loss that `spec.algorithm` asks for; `objective`: the user's own, where its name is module:function."""
+    algorithm = spec.algorithm
+    importance = algorithm.importance
+    return PolicyLossConfig(
+        objective=algorithm.loss.kind,
+        user_objective=objective,
+        clip_low=algorithm.clip.low,
+        clip_high=algorithm.clip.high,
+        dual_clip=algorithm.loss.dual_clip,
+        aggregation=algorithm.loss.aggregation,
+        kl_coefficient=0.0 if kl_in_reward(spec) else algorithm.kl.coefficient,
+        kl_estimator=algorithm.kl.estimator,
+        entropy_coefficient=algorithm.entropy_coefficient,
+        importance=ImportanceConfig(importance.kind, importance.level, importance.low, importance.high),
+        proximal=algorithm.loss.proximal,
+    )
+
+
+_NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class TokenEstimates:
+    """What the learners say of sampled tokens before the advantages, for each answer an array [S_i].
+
+    Attributes:
+        kl: estimate of the KL against the reference; None where that is not part of the reward.
+        values: the critic's values; None where there is no critic.
+    """
+
+    kl: list[npt.NDArray[np.float64]] | None = None
+    values: list[npt.NDArray[np.float64]] | None = None
+
+
+class Learner:
+    """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: RunSpec,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        device: str = "cpu",
+        objective: UserObjective | None = None,
+    ):
+        self.spec = spec
+        self.rank = rank
+        self.ranks = ranks
+        self.device = torch.device(device)
+        # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
+        self.model: nn.Module = load_model(folder, torch.float32, self.device)
+        if spec.learner.activation_checkpointing:
+            self.model.checkpoint_activations()  # type: ignore[operator]
+        self.reference: nn.Module | None = None
+        self.critic: Critic | None = None
+        self._loss = policy_loss_config(spec, objective)
+        if (
+            spec.learner.lora is None or spec.warm_start is not None
+        ):  # a warm start makes the base: all of it learns
+            self._learn()
+
+    def start_reinforcement(self) -> None:
+        """Forgets the warm start's optimizer; the policy becomes KL reference and critic, where the run has them."""
+        if self.spec.learner.lora is not None:
+            self._add_lora(self.spec.learner.lora)
+        elif self.spec.algorithm.kl.coefficient:
+            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+        self._learn()
+        self._new_critic()
+
+    def resume(self, initial: Path | None, adapter: Mapping[str, Tensor] | None) -> None:
+        """Takes up a run whose weights it was opened with, instead of `start_reinforcement`.
+
+        `initial`: folder of the policy that reinforcement learning began with, for LoRA and for a KL penalty. `adapter`:
+        LoRA's state.
+        """
+        if self.spec.learner.lora is not None:
+            assert initial is not None
+            assert adapter is not None
+            # The weights of the checkpoint are merged ones.
+            self.model.load_hf_state_dict(read_tensors(initial), str(initial))  # type: ignore[operator]
+            self._add_lora(self.spec.learner.lora)
+            self.model.load_adapter_state(adapter)  # type: ignore[operator]
+        elif self.spec.algorithm.kl.coefficient:
+            assert initial is not None
+            self.reference = load_model(initial, torch.float32, self.device).requires_grad_(False)
+        self._learn()
+
+    def load_critic(self, tensors: Mapping[str, Tensor] | None) -> None:
+        """The critic of a resumed run, if it has one. None: the run began without one, and the policy becomes it now."""
+        self._new_critic()
+        if self.critic is not None and tensors is not None:
+            self.critic.load(tensors)
+
+    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+        """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
+
+        def loss(batch: MicroBatch) -> LossOutput:
+            log_probs, _ = self._log_probs(self.model, batch, temperature=1.0)
+            return losses.supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
+
+        metrics = self._backward(self._cut(samples), loss)
+        self._step(metrics["loss"], rate)
+        return metrics["loss"]
+
+    def update(self, plan: Sequence[MiniBatch], *, train_policy: bool = True) -> UpdateResult:
+        """One training step: one optimizer step per mini-batch of `plan`, in order; of the critic too, where there is one.
+
+        `train_policy` False: only the critic learns.
+        """
+        prepared = [self._cut(part.samples) for part in plan]
+        result = self._update_policy(plan, prepared) if train_policy else _NO_UPDATE
+        if self.critic is None:
+            return result
+        denominators = [part.denominators for part in plan]
+        critic = self.critic.update(list(zip(prepared, denominators, strict=True)))
+        return replace(
+            result, metrics=result.metrics | critic.metrics, skipped=result.skipped + critic.skipped
+        )
+
+    def _update_policy(
+        self, plan: Sequence[MiniBatch], prepared: Sequence[Sequence[MicroBatch]]
+    ) -> UpdateResult:
+        if len(plan) > 1 and self._loss.proximal == "recomputed":
+            prepared = [[self._with_old_log_probs(batch) for batch in batches] for batches in prepared]
+        merged: list[dict[str, float]] = []
+        norms: list[float] = []
+        skipped = stopped = 0
+        rate = 0.0
+        for index, (part, batches) in enumerate(zip(plan, prepared, strict=True)):
+            metrics = self._backward(batches, self._policy_loss(part.denominators))
+            if losses.passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
+                stopped = len(plan) - index
+                break
+            rate = self._rate(len(plan))
+            norm = self._step(metrics["loss"], rate)
+            if norm is None:
+                skipped += 1
+                continue
+            merged.append(metrics)
+            norms.append(norm)
+        return UpdateResult(
+            metrics=losses.metric_means(losses.merge_metrics(merged)) if merged else {},
+            grad_norm=sum(norms) / len(norms) if norms else math.nan,
+            learning_rate=rate,
+            optimizer_steps=len(norms),
+            skipped=skipped,
+            stopped_early=stopped,
+        )
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """First and second moments by parameter name, and the step counts; empty before the first step."""
+        return self._optimizer.state()
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer_steps: int) -> None:
+        """The inverse of `optimizer_state`."""
+        self.optimizer_steps = optimizer_steps
+        self._optimizer.load(tensors)
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """The adapters of a run with LoRA, under the names of the `peft` library."""
+        state: dict[str, Tensor] = self.model.adapter_state()  # type: ignore[operator]
+        return state
+
+    def _add_lora(self, options: LoraSpec) -> None:
+        self.model.add_lora(options, self.spec.seed)  # type: ignore[operator]
+
+    def _learn(self) -> None:
+        """What the model lets learn gets gradients and a new optimizer."""
+        self.optimizer_steps = 0
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._gradients = FlatGradients(self.parameters, self.device)
+        options = self.spec.algorithm.optimizer
+        self._optimizer = AdamW(
+            ((name, p) for name, p in self.model.named_parameters() if p.requires_grad),
+            betas=options.betas,
+            epsilon=options.epsilon,
+            weight_decay=options.weight_decay,
+        )
+
+    def _new_critic(self) -> None:
+        if self.spec.algorithm.value_model is not None:
+            self.critic = Critic(
+                self.model, self.spec, device=self.device, ranks=self.ranks, precision=self._precision
+            )
+
+    def _rate(self, steps_per_batch: int) -> float:
+        algorithm = self.spec.algorithm
+        return learning_rate(
+            self.optimizer_steps,
+            base=algorithm.learning_rate,
+            total_steps=self.spec.stop.max_steps * steps_per_batch,
+            warmup_steps=algorithm.optimizer.warmup_steps,
+            decay=algorithm.optimizer.decay,
+            min_ratio=algorithm.optimizer.min_ratio,
+        )
+
+    def _policy_loss(self, denominators: LossDenominators) -> Callable[[MicroBatch], LossOutput]:
+        def loss(batch: MicroBatch) -> LossOutput:
+            log_probs, entropy = self._log_probs(self.model, batch, self.spec.sampler.temperature)
+            reference = None
+            if self._loss.kl_coefficient:
+                with torch.no_grad():
+                    reference = self._reference_log_probs(batch)
+            return losses.policy_loss(
+                log_probs,
+                batch.advantages,
+                torch.ones_like(log_probs),
+                denominators,
+                self._loss,
+                old_log_probs=batch.old_log_probs,
+                sampler_log_probs=batch.sampler_log_probs,
+                reference_log_probs=reference,
+                entropy=entropy,
+                sequence_ids=batch.sequence_ids,
+                staleness=batch.staleness,
+            )
+
+        return loss
+
+    @torch.no_grad()
+    def token_estimates(self, samples: Sequence[Sample]) -> TokenEstimates:
+        """What the advantages of `samples` need of every sampled token, with the weights as they are.
+
+        A sampled first token, which nothing predicts, has 0.
+        """
+        algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
+        kl = [np.zeros(int(sample.sampled.sum())) for sample in samples]
+        values = [np.zeros_like(part) for part in kl]
+        for cut in self._micro_batches(samples):
+            batch = collate([samples[index] for index in cut], self.device)
+            counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
+            ends = np.cumsum(counts)[:-1]
+            if kl_in_reward(self.spec):
+                log_probs, _ = self._log_probs(self.model, batch, temperature)
+                reference = self._reference_log_probs(batch)
+                found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
+                _fill_last([kl[index] for index in cut], np.split(found, ends))
+            if self.critic is not None:
+                found = self.critic.values(batch).cpu().numpy().astype(np.float64)
+                _fill_last([values[index] for index in cut], np.split(found, ends))
+        return TokenEstimates(
+            kl if kl_in_reward(self.spec) else None, values if self.critic is not None else None
+        )
+
+    @torch.no_grad()
+    def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
+        log_probs, _ = self._log_probs(self.model, batch, self.spec.sampler.temperature)
+        return replace(batch, old_log_probs=log_probs)
+
+    def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        return [
+            collate([samples[index] for index in cut], self.device) for cut in self._micro_batches(samples)
+        ]
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        lengths = [len(sample.tokens) for sample in samples]
+        return micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
+
+    def _backward(
+        self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
+    ) -> dict[str, float]:
+        """Gradients of the global loss into the flat buffer; returns the metrics of all ranks together."""
+        self._gradients.zero()
+        parts: list[dict[str, float]] = []
+        for batch in batches:
+            output = loss(batch)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            metrics = losses.empty_metrics() | output.metrics
+            parts.append({name: float(value) for name, value in metrics.items()})
+        merged = losses.merge_metrics(parts)
+        return self._reduce(merged) if self.ranks > 1 else merged
+
+    def _reduce(self, merged: dict[str, float]) -> dict[str, float]:
+        self._gradients.sum_over_ranks()
+        return metrics_over_ranks(merged, losses.MAX_METRICS, self.device)
+
+    def _step(self, loss: float, rate: float) -> float | None:
+        """Clips and applies the gradient; None, and nothing changed, when it is not a number."""
+        norm = self._gradients.clip(self.spec.algorithm.gradient_clip)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return None
+        self._optimizer.step(rate)
+        self.optimizer_steps += 1
+        return norm
+
+    def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
+        """Of the policy that reinforcement learning began with: with LoRA the base, else a copy that was kept."""
+        temperature = self.spec.sampler.temperature
+        if self.spec.learner.lora is not None:
+            with self.model.without_lora():  # type: ignore[operator]
+                return self._log_probs(self.model, batch, temperature)[0]
+        assert self.reference is not None, "there is a KL penalty, so a reference was kept"
+        return self._log_probs(self.reference, batch, temperature)[0]
+
+    def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            hidden = model.hidden_at(  # type: ignore[operator]
+                batch.input_ids, batch.attention_mask, batch.positions, batch.shared
+            )
+            if model.head_weight is None:
+                return losses.token_log_probs(hidden, batch.targets, temperature)
+            return losses.head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.spec.model.dtype == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+
+def _fill_last(arrays: Sequence[npt.NDArray[np.float64]], parts: Sequence[npt.NDArray[np.float64]]) -> None:
+    """Writes each part to the end of its array."""
+    for array, part in zip(arrays, parts, strict=True):
+        array[len(array) - len(part) :] = part

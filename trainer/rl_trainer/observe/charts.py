@@ -1,0 +1,376 @@
+"""Which curves the report shows, from which numbers: a table of charts, pure functions over step records."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_trainer.observe.metrics import StepRecord
+
+Column = list[float | None]
+Columns = dict[str, Column]
+
+# Colours by meaning, the same in every chart and in the timeline (custom properties of report.css).
+PART_COLOURS = {
+    "generate": "blue",
+    "score": "teal",
+    "train": "orange",
+    "publish": "violet",
+    "evaluate": "amber",
+    "wait": "grey",
+    "other": "faint",
+}
+MAX_POINTS = 1200
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One curve: its column, its legend, its look (`line`, or `points` when measured now and then)."""
+
+    column: str
+    label: str
+    colour: str = "blue"
+    style: str = "line"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        id: name in the page, also of the HTML element.
+        title: what it shows.
+        unit: unit of the vertical axis; `fraction` is shown in percent, an empty one is a plain number.
+        hint: half a sentence that says how to read it.
+        series: the curves.
+        kind: `line`, or `stack` for bars of parts that add up.
+        floor: whether the vertical axis starts at zero.
+        wide: whether it takes a whole row.
+        bounds: fixed range of the vertical axis, when the quantity has one.
+        target: a dashed line at this height: the value the run stops at.
+    """
+
+    id: str
+    title: str
+    unit: str
+    hint: str
+    series: tuple[Series, ...]
+    kind: str = "line"
+    floor: bool = True
+    wide: bool = False
+    bounds: tuple[float, float] | None = None
+    target: float | None = None
+
+
+_HELDOUT = Series("heldout_score", "held-out score", "orange", "points")
+_REWARD = Series("reward_mean", "reward")
+_HELDOUT_HINT = "Exact answers to prompts never trained on, greedy"
+
+SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
+    (
+        "Answers",
+        (
+            Chart(
+                "response-length",
+                "Response length",
+                "tokens",
+                "Completion tokens per answer",
+                (Series("response_length_mean", "mean"), Series("response_length_max", "longest", "grey")),
+            ),
+            Chart(
+                "truncated",
+                "Cut answers",
+                "fraction",
+                "Answers that reached the token limit",
+                (Series("truncated_fraction", "cut", "teal"),),
+            ),
+        ),
+    ),
+    (
+        "Policy",
+        (
+            Chart("kl", "KL", "nats", "Distance from the reference model, per token", (Series("kl", "KL"),)),
+            Chart(
+                "entropy",
+                "Entropy",
+                "nats",
+                "How undecided the policy is, per token",
+                (Series("entropy", "entropy", "teal"),),
+            ),
+            Chart(
+                "clip-fraction",
+                "Clip fraction",
+                "fraction",
+                "Tokens whose ratio left the clip range",
+                (Series("clip_fraction", "clipped", "violet"),),
+            ),
+            Chart(
+                "ratio",
+                "Importance ratio",
+                "",
+                "Policy over the one before the step",
+                (Series("ratio_mean", "mean"), Series("ratio_max", "largest", "grey")),
+                floor=False,
+            ),
+            Chart(
+                "mismatch",
+                "Sampler mismatch",
+                "nats",
+                "KL between sampler's and trainer's log-probs",
+                (Series("mismatch_kl", "mismatch", "orange"),),
+            ),
+            Chart(
+                "zero-variance",
+                "Groups without signal",
+                "groups",
+                "All answers to the prompt earned the same",
+                (Series("zero_variance_groups", "groups", "grey"),),
+            ),
+        ),
+    ),
+    (
+        "Critic",
+        (
+            Chart(
+                "values",
+                "Values",
+                "",
+                "What the critic expected, and what came",
+                (Series("value_mean", "value"), Series("return_mean", "return", "orange")),
+                floor=False,
+            ),
+            Chart(
+                "value-loss",
+                "Value loss",
+                "",
+                "How far values are from returns, squared",
+                (Series("value_loss", "loss", "teal"),),
+            ),
+            Chart(
+                "explained-variance",
+                "Explained variance",
+                "",
+                "1: every return foreseen; 0: no better than a constant",
+                (Series("explained_variance", "explained", "violet"),),
+                floor=False,
+            ),
+        ),
+    ),
+    (
+        "Optimizer",
+        (
+            Chart(
+                "loss", "Loss", "", "Of the policy, before the update", (Series("loss", "loss"),), floor=False
+            ),
+            Chart(
+                "grad-norm",
+                "Gradient norm",
+                "",
+                "Before clipping",
+                (Series("grad_norm", "norm", "teal"),),
+            ),
+            Chart(
+                "learning-rate",
+                "Learning rate",
+                "",
+                "After warm-up and decay",
+                (Series("learning_rate", "rate", "violet"),),
+            ),
+        ),
+    ),
+    (
+        "Speed",
+        (
+            Chart(
+                "time",
+                "Time of a step",
+                "s",
+                "What the seconds of each step went to",
+                tuple(Series(f"time_{part}", part, colour) for part, colour in PART_COLOURS.items()),
+                kind="stack",
+                wide=True,
+            ),
+            Chart(
+                "tokens-per-second",
+                "Tokens per second",
+                "tokens/s",
+                "Completion tokens trained on",
+                (Series("tokens_per_second", "tokens"),),
+            ),
+            Chart(
+                "samples-per-second",
+                "Samples per second",
+                "1/s",
+                "Answers trained on",
+                (Series("samples_per_second", "samples", "teal"),),
+            ),
+        ),
+    ),
+    (
+        "Buffer",
+        (
+            Chart(
+                "staleness",
+                "Staleness",
+                "versions",
+                "Age of the weights that sampled",
+                (Series("staleness_mean", "mean"), Series("staleness_max", "oldest", "grey")),
+            ),
+            Chart(
+                "buffer-fill",
+                "Buffer fill",
+                "groups",
+                "Groups that wait for the learner",
+                (Series("buffer_fill", "groups", "teal"),),
+            ),
+            Chart(
+                "buffer-rates",
+                "Buffer rates",
+                "groups/s",
+                "Groups put in and taken out",
+                (Series("buffer_in_rate", "in"), Series("buffer_out_rate", "out", "orange")),
+            ),
+            Chart(
+                "samplers",
+                "Samplers",
+                "",
+                "How many took part: they came and went",
+                (Series("samplers", "samplers", "violet"),),
+            ),
+        ),
+    ),
+)
+
+
+def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
+    """Return the charts at the top: reward and held-out score, in one when both are within 0 to 1.
+
+    `target` is `stop.targetReward`: a held-out score when the run evaluates, else a reward.
+    """
+    rewards = present(columns.get("reward_mean"))
+    evaluated = bool(present(columns.get("heldout_score")))
+    unit_scale = all(-0.001 <= reward <= 1.001 for reward in rewards)
+    bounds = (0.0, 1.0) if unit_scale else None
+    if evaluated and unit_scale:
+        hint = _HELDOUT_HINT + "; reward is that of the sampled answers"
+        both = (_REWARD, _HELDOUT)
+        return (
+            Chart(
+                "reward", "Reward and held-out score", "", hint, both, wide=True, bounds=bounds, target=target
+            ),
+        )
+    reward = Chart(
+        "reward",
+        "Reward",
+        "",
+        "Mean over the answers trained on",
+        (_REWARD,),
+        floor=unit_scale,
+        wide=True,
+        bounds=bounds,
+        target=None if evaluated else target,
+    )
+    if not evaluated:
+        return (reward,)
+    heldout = Chart(
+        "heldout",
+        "Held-out score",
+        "",
+        _HELDOUT_HINT,
+        (_HELDOUT,),
+        wide=True,
+        bounds=(0.0, 1.0),
+        target=target,
+    )
+    return (heldout, reward)
+
+
+def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, float]]) -> Columns:
+    """Return the numbers of the page by column, one row per step; None where there is no number.
+
+    Rows are step records by step, and steps at which only an evaluation happened (step 0). Besides the fields
+    of `StepRecord` there are `elapsed` (seconds of training until the end of the step, all attempts together)
+    and `time_other` (wall time that no part accounts for). `samplers` is empty where it never changed.
+    """
+    by_step = {record.step: record for record in records}
+    scores = dict(heldout)
+    names = [f.name for f in dataclasses.fields(StepRecord) if f.name not in ("groups_dropped", "prompts")]
+    columns: Columns = {name: [] for name in [*names, "elapsed", "time_other"]}
+    elapsed = 0.0
+    for step in sorted(by_step.keys() | scores.keys()):
+        record = by_step.get(step)
+        if record and math.isfinite(record.wall_seconds):
+            elapsed += record.wall_seconds
+        for name in names:
+            columns[name].append(_number(getattr(record, name)) if record else None)
+        columns["step"][-1] = step
+        columns["elapsed"].append(elapsed)
+        columns["heldout_score"][-1] = scores.get(step)
+        columns["time_other"].append(_other(record) if record else None)
+    if sum(present(columns["time_other"])) < 0.02 * elapsed:
+        columns["time_other"] = [None] * len(columns["step"])
+    if len(set(present(columns["samplers"]))) < 2:  # the number that the run asked for, all the time
+        columns["samplers"] = [None] * len(columns["step"])
+    return thin(columns, MAX_POINTS)
+
+
+def present(column: Sequence[float | None] | None) -> list[float]:
+    """Return the numbers of a column without the gaps."""
+    return [value for value in column or () if value is not None]
+
+
+def thin(columns: Columns, limit: int) -> Columns:
+    """Return at most `limit` rows, each for several: means, maxima of maxima, the last of what adds up."""
+    count = len(columns["step"])
+    size = math.ceil(count / limit) if count > limit else 1
+    if size == 1:
+        return columns
+    return {
+        name: [_merge(name, column[start : start + size]) for start in range(0, count, size)]
+        for name, column in columns.items()
+    }
+
+
+def visible(charts: Sequence[Chart], columns: Columns) -> list[Chart]:
+    """Return the charts that have something to show, without the curves that have nothing."""
+    shown = []
+    for chart in charts:
+        series = tuple(s for s in chart.series if _worth_drawing(chart, columns.get(s.column)))
+        if series:
+            shown.append(dataclasses.replace(chart, series=series))
+    return shown
+
+
+def chart_data(chart: Chart) -> Mapping[str, Any]:
+    """Return a chart as the page's script reads it."""
+    return dataclasses.asdict(chart)
+
+
+def _worth_drawing(chart: Chart, column: Column | None) -> bool:
+    numbers = present(column)
+    return any(numbers) if chart.kind == "stack" else bool(numbers)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _other(record: StepRecord) -> float | None:
+    parts: list[float] = [getattr(record, f"time_{part}") for part in PART_COLOURS if part != "other"]
+    known = [part for part in parts if math.isfinite(part)]
+    if not known or not math.isfinite(record.wall_seconds):
+        return None
+    return max(0.0, record.wall_seconds - sum(known))
+
+
+def _merge(name: str, values: Column) -> float | None:
+    numbers = present(values)
+    if not numbers:
+        return None
+    if name.endswith("_max"):
+        return max(numbers)
+    if name in ("step", "elapsed", "heldout_score", "groups_trained", "skipped_steps", "weight_version"):
+        return numbers[-1]
+    return math.fsum(numbers) / len(numbers)

@@ -1,0 +1,70 @@
+"""Where the time of one step went: a pure function of the spans of all actors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rl_trainer.observe.timeline import Span
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step.
+
+    Attributes:
+        generate: decoding, mean over the samplers whose groups this step trained on.
+        score: scoring, likewise.
+        train: forward, backward and optimizer of the slowest learner.
+        publish: handing weights to the samplers, as the driver saw it.
+        evaluate: held-out evaluation, as the driver saw it.
+        wait: the driver waited for a batch and no sampler was known to generate or score.
+    """
+
+    generate: float = 0.0
+    score: float = 0.0
+    train: float = 0.0
+    publish: float = 0.0
+    evaluate: float = 0.0
+    wait: float = 0.0
+
+
+def step_times(spans: Iterable[Span]) -> StepTimes:
+    """Sums up the spans of one step; actors are told apart by name (`sampler 0`, `learner 0`, `driver`)."""
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    working: list[tuple[float, float]] = []
+    waits: list[tuple[float, float]] = []
+    for span in spans:
+        role = span.actor.split(" ")[0]
+        seconds[f"{role}/{span.name}"][span.actor] += span.end - span.start
+        if role == "sampler" and span.name in ("generate", "score"):
+            working.append((span.start, span.end))
+        elif role == "driver" and span.name == "wait":
+            waits.append((span.start, span.end))
+
+    def mean(key: str) -> float:
+        values = seconds[key].values()
+        return sum(values) / len(values) if values else 0.0
+
+    return StepTimes(
+        generate=mean("sampler/generate"),
+        score=mean("sampler/score"),
+        train=max(seconds["learner/train"].values(), default=0.0),
+        publish=mean("driver/publish"),
+        evaluate=mean("driver/evaluate"),
+        wait=sum(uncovered(start, end, working) for start, end in waits),
+    )
+
+
+def uncovered(start: float, end: float, others: Sequence[tuple[float, float]]) -> float:
+    """Length of the part of [start, end] that no interval of `others` covers."""
+    total, position = 0.0, start
+    for first, last in sorted(others):
+        if last <= position:
+            continue
+        if first >= end:
+            break
+        total += max(0.0, first - position)
+        position = max(position, last)
+    return total + max(0.0, end - position)

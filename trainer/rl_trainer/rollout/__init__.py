@@ -1,0 +1,1 @@
+"""Samplers: from a ticket to a scored group, and the fleet of them."""

@@ -1,0 +1,350 @@
+"""The Ray actor around one engine: takes tickets, rolls groups out, scores them, puts them into the buffer.
+
+One thread (`run`) owns the engine. Evaluations come in through another thread and are handed over as jobs; both kinds of
+sequences share the engine's batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+import torch
+
+from rl_api import RunSpec
+from rl_api.errors import DeadlineExceeded, InvalidConfig
+from rl_trainer.buffer.actor import Acquired, Buffer
+from rl_trainer.buffer.state import Ticket
+from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
+from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.rollout.engines.base import SamplingParams, create_engine
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
+from rl_trainer.tasks import Prompt, load_task
+from rl_trainer.tasks.split import heldout_count
+from rl_trainer.trajectory import GroupMeta, GroupPayload, pack_group
+from rl_trainer.weights.payload import WeightsPayload, unpack_weights
+
+# The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
+POLL_SECONDS = 5.0
+# A stretch of decoding becomes one row entry of the timeline after this long at the latest.
+SPAN_SECONDS = 0.5
+
+
+def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
+    """Token ids of `sampler.stop`.
+
+    Raises:
+        InvalidConfig: a text is not one token of this model.
+    """
+    found = set()
+    for text in texts:
+        ids = tokenizer.encode(text, special_tokens=False)
+        if len(ids) != 1:
+            raise InvalidConfig(
+                f"spec.sampler.stop: {text!r} is {len(ids)} tokens of this model, allowed are texts of one token"
+            )
+        found.add(ids[0])
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One held-out prompt answered."""
+
+    index: int
+    prompt: str
+    expected: str
+    text: str
+    reward: float
+    exact: bool
+
+
+@dataclass
+class _Evaluation:
+    prompts: list[Prompt]
+    weights: list[ray.ObjectRef[WeightsPayload]]
+    version: int
+    params: SamplingParams
+    answers: dict[int, Answer] = field(default_factory=dict)
+    error: Exception | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    started: bool = False
+
+
+class SamplerActor:
+    """One sampler. Threads: `run` (the loop) and one for calls from the driver."""
+
+    def __init__(self, rank: int, spec: RunSpec, model: SharedFolder, buffer: Buffer, search: Path | None):
+        torch.set_num_threads(spec.sampler.threads)
+        self.rank, self.spec, self.buffer = rank, spec, buffer
+        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
+        folder = model.open()
+        tokenizer = load_tokenizer(folder)
+        self.engine = create_engine(
+            folder,
+            kind=spec.sampler.engine,
+            slots=spec.sampler.max_sequences,
+            dtype=getattr(torch, spec.model.dtype),
+            device="cuda" if ray.get_gpu_ids() else "cpu",
+        )
+        self.rollouts = Rollouts(
+            self.engine,
+            tokenizer,
+            self.task,
+            max_turns=spec.task.max_turns,
+            system_prompt=spec.task.system_prompt,
+        )
+        stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
+        sampler = spec.sampler
+        self.params = SamplingParams(
+            sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
+        )
+        self.spans = SpanRecorder(f"sampler {rank}")
+        self._wake = threading.Event()
+        self._jobs: deque[_Evaluation] = deque()
+        self._evaluation: _Evaluation | None = None
+        self._held: deque[Acquired] = deque()
+        self._puts: list[Future[Any]] = []
+        self._sampling = False
+        self._loaded: int | None = (
+            None  # version of the published weights in the engine; None: the model folder's
+        )
+        self._busy_since: float | None = None
+        self._score_seconds = 0.0
+
+    def ready(self) -> int:
+        """Answers once the model and the task are loaded; the rank."""
+        return self.rank
+
+    # -- calls from the driver -------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        prompts: list[Prompt],
+        weights: list[ray.ObjectRef[WeightsPayload]],
+        version: int,
+        *,
+        greedy: bool,
+        max_new_tokens: int | None,
+        timeout: float,
+    ) -> list[Answer]:
+        """Answers `prompts` with the weights of `version`, while training rollouts go on.
+
+        Raises:
+            DeadlineExceeded: not all answered after `timeout` seconds.
+        """
+        params = SamplingParams(
+            max_new_tokens or self.params.max_new_tokens,
+            0.0 if greedy else self.params.temperature,
+            1.0 if greedy else self.params.top_p,
+            0 if greedy else self.params.top_k,
+            self.params.stop_token_ids,
+        )
+        job = _Evaluation(prompts, weights, version, params)
+        if not prompts:
+            return []
+        self._jobs.append(job)
+        self._wake.set()
+        if not job.done.wait(timeout):
+            raise DeadlineExceeded(
+                f"sampler {self.rank}: {len(job.answers)} of {len(prompts)} held-out prompts answered after "
+                f"{timeout:.0f} s; lower task.evaluation.samples or task.evaluation.maxNewTokens"
+            )
+        if job.error is not None:
+            raise job.error
+        return [job.answers[i] for i in range(len(prompts))]
+
+    def begin(self) -> None:
+        """Weights are published: from now on tickets are taken."""
+        self.buffer.register(self.rank)
+        self._sampling = True
+        self._wake.set()
+
+    def run(self) -> None:
+        """Samples until the buffer says stop; before `begin`, only evaluates.
+
+        Raises:
+            RewardError: a reward failed and `task.onRewardError` is stop.
+            TaskError: a prompt does not fit the model.
+        """
+        work: Future[Acquired] | None = None
+        watch: Future[Acquired] | None = None
+        while True:
+            if self._sampling:
+                wanted = self._groups_wanted()
+                if work is None and wanted > 0:
+                    work = self._acquire(wanted)
+                elif watch is None and wanted == 0:
+                    watch = self._acquire(0)
+            for future in [future for future in (work, watch) if future is not None and future.done()]:
+                work = None if future is work else work
+                watch = None if future is watch else watch
+                acquired = future.result()
+                if acquired.stop:
+                    self._close_span()
+                    return
+                self._held.append(acquired)
+            self._start_what_may_start()
+            if self.rollouts.members_in_engine or self.rollouts.reply_is_due:
+                self._advance()
+            else:
+                self._close_span()
+                delay = self.rollouts.seconds_to_next_reply()
+                self._wake.wait(POLL_SECONDS if delay is None else min(delay, POLL_SECONDS))
+            self._wake.clear()
+            self._check_puts()
+
+    # -- the loop's parts ------------------------------------------------------------------------------------------
+
+    def _groups_wanted(self) -> int:
+        if self._held or self._jobs or self._evaluation is not None:
+            return 0
+        if self.spec.buffer.max_staleness == 0:
+            # All of the step's share at once: then the engine's batches, and so the results, are the same in every run.
+            return self.spec.algorithm.prompts_per_step if self.rollouts.groups == 0 else 0
+        free = self.engine.slots - self.rollouts.members_in_engine - self.rollouts.waiting_for_tools
+        return max(0, -(-free // self.spec.algorithm.group_size))
+
+    def _acquire(self, groups: int) -> Future[Acquired]:
+        reference = self.buffer.acquire_ref(
+            self.rank, groups, POLL_SECONDS, -1 if self._loaded is None else self._loaded
+        )
+        future: Future[Acquired] = reference.future()
+        future.add_done_callback(lambda _: self._wake.set())
+        return future
+
+    def _start_what_may_start(self) -> None:
+        if (
+            self._evaluation is None
+            and self._jobs
+            and self._load(self._jobs[0].weights, self._jobs[0].version)
+        ):
+            self._evaluation = self._jobs.popleft()
+            for i, prompt in enumerate(self._evaluation.prompts):
+                self.rollouts.start((self._evaluation, i), prompt, 1, self._evaluation.params, self.spec.seed)
+        while self._held:
+            acquired = self._held[0]
+            if not self._is_older(acquired) and not self._load(acquired.weights, acquired.version):
+                return
+            self._held.popleft()
+            for ticket in acquired.tickets:
+                self.rollouts.start(
+                    ticket,
+                    self.task.prompt(ticket.group_id),
+                    self.spec.algorithm.group_size,
+                    self.params,
+                    self.spec.seed,
+                )
+
+    def _load(self, weights: list[ray.ObjectRef[WeightsPayload]] | None, version: int) -> bool:
+        """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""
+        if version == self._loaded:
+            return True
+        if self._evaluation is not None:
+            return False
+        if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
+            return False
+        assert weights is not None, "the buffer sends weights that a sampler does not have"
+        self._close_span()
+        with self.spans.span("load weights", version=version):
+            timeout = self.spec.weight_sync.timeout.seconds
+            try:
+                payload = ray.get(weights[0], timeout=timeout)
+            except ray.exceptions.GetTimeoutError:
+                raise DeadlineExceeded(
+                    f"sampler {self.rank} on node {ray.util.get_node_ip_address()}: weights of version {version} did "
+                    f"not arrive within weightSync.timeout ({timeout:.0f} s); look at the network between the "
+                    "learner's node and this one"
+                ) from None
+            self.engine.load_weights(unpack_weights(payload), version)
+            self._loaded = version
+        return True
+
+    def _is_older(self, acquired: Acquired) -> bool:
+        """Whether the answer was overtaken by newer weights, which serve its tickets as well."""
+        return self._loaded is not None and acquired.version <= self._loaded
+
+    def _advance(self) -> None:
+        if self._busy_since is None:
+            self._busy_since = time.time()
+        done: list[tuple[GroupMeta, GroupPayload]] = []
+        for group in self.rollouts.advance():
+            if isinstance(group, GroupFailure):
+                self._failed(group)
+            elif isinstance(group.key, Ticket):
+                done.append(self._finished(group.key, group))
+            else:
+                self._answered(group)
+        if done:
+            self._puts.append(self.buffer.put_ref(self.rank, done).future())
+        if self._busy_since is not None and time.time() - self._busy_since > SPAN_SECONDS:
+            self._close_span()
+
+    def _finished(self, ticket: Ticket, group: GroupRollout) -> tuple[GroupMeta, GroupPayload]:
+        self._score_seconds += group.score_seconds
+        self._close_span()
+        trajectories = group.trajectories()
+        versions = [version for member in group.members for version in member.versions]
+        scores = [member.score for member in group.members if member.score is not None]
+        meta = GroupMeta(
+            group_id=ticket.group_id,
+            rewards=[score.reward for score in scores],
+            lengths=[len(member.versions) for member in group.members],
+            min_version=min(versions),
+            max_version=max(versions),
+            tokens=sum(len(t.tokens) for t in trajectories),
+            extra={
+                "total_lengths": [len(t.tokens) for t in trajectories],
+                "truncated": [member.truncated for member in group.members],
+                "exact": sum(score.exact for score in scores),
+                "spans": [list(span) for span in self.spans.drain()],
+            },
+        )
+        return meta, pack_group(trajectories)
+
+    def _answered(self, group: GroupRollout) -> None:
+        job, i = cast(tuple[_Evaluation, int], group.key)
+        member = group.members[0]
+        assert member.score is not None
+        prompt = group.prompt
+        job.answers[i] = Answer(
+            prompt.index, prompt.text, prompt.answer, member.text, member.score.reward, member.score.exact
+        )
+        if len(job.answers) == len(job.prompts):
+            self._evaluation = None
+            job.done.set()
+
+    def _failed(self, failure: GroupFailure) -> None:
+        if not isinstance(failure.key, Ticket):
+            job, _ = cast(tuple[_Evaluation, int], failure.key)
+            self._evaluation = None
+            job.error = failure.error
+            job.done.set()
+        elif self.spec.task.on_reward_error == "drop":
+            self.buffer.drop(self.rank, failure.key.group_id, "reward_error")
+        else:
+            raise failure.error
+
+    def _check_puts(self) -> None:
+        for future in [future for future in self._puts if future.done()]:
+            self._puts.remove(future)
+            future.result()
+
+    def _close_span(self) -> None:
+        """Ends the stretch of decoding under way; the scoring inside it is shown at its end."""
+        if self._busy_since is None:
+            return
+        now = time.time()
+        scored = min(self._score_seconds, now - self._busy_since)
+        self.spans.add("generate", self._busy_since, now - scored, version=self.engine.version)
+        if scored:
+            self.spans.add("score", now - scored, now)
+        self._busy_since, self._score_seconds = None, 0.0

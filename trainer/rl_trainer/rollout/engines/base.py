@@ -1,0 +1,160 @@
+"""The interface every inference engine has: requests in, finished sequences out, new weights between two
+steps.
+
+An engine keeps up to `slots` sequences in flight and advances all of them by one token per `step()`. It knows
+nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+FinishReason = Literal["stop", "length"]
+EngineKind = Literal["torch", "vllm"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one sequence is sampled.
+
+    `temperature` 0 is greedy. `top_p` in (0, 1] and `top_k` >= 0 (0: off) cut the distribution *after* the
+    temperature, top-k first, as the Hugging Face library does. A token of `stop_token_ids` ends the sequence
+    and is part of it.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if not self.temperature >= 0.0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or more")
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One sequence to generate: `prompt` int32 [P], P >= 1.
+
+    `seed` keys a counter-based random number generator: the token at position t depends on (seed, t) and the
+    model's distribution only, not on the other sequences of the batch.
+    """
+
+    id: Hashable
+    prompt: npt.NDArray[np.int32]
+    params: SamplingParams
+    seed: int = 0
+
+
+@dataclass
+class GenerationResult:
+    """One finished sequence of T tokens.
+
+    `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
+    each token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k
+    and top-p; for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that
+    sampled each token.
+    """
+
+    id: Hashable
+    tokens: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    finish_reason: FinishReason
+
+
+class Engine(Protocol):
+    """What a sampler needs of an inference engine."""
+
+    @property
+    def slots(self) -> int:
+        """The largest number of sequences in flight."""
+        ...
+
+    @property
+    def active(self) -> int:
+        """Sequences in flight now."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next step samples with."""
+        ...
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, first in first out.
+
+        Raises TaskError when a prompt is empty, holds an id outside the vocabulary, or leaves no room for a
+        token in the model's context; then none of `requests` is queued.
+        """
+        ...
+
+    def step(self) -> list[GenerationResult]:
+        """Refill free slots, then sample one token for every active sequence; returns the sequences that ended."""
+        ...
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry
+        `version`.
+
+        Raises ModelError when a tensor is missing, unknown or of another shape; then the weights are as
+        before.
+        """
+        ...
+
+    def abort(self, ids: Sequence[Hashable]) -> None:
+        """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""
+        ...
+
+
+def create_engine(
+    folder: str | Path,
+    *,
+    slots: int,
+    kind: EngineKind = "torch",
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    max_length: int | None = None,
+) -> Engine:
+    """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
+    decoder does not run).
+
+    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
+    Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
+    """
+    engine: Callable[..., Engine]
+    if kind == "vllm":
+        from rl_trainer.rollout.engines.vllm import VllmEngine
+
+        engine = VllmEngine.open
+    else:
+        from rl_trainer.model.config import is_supported
+
+        if is_supported(Path(folder)):
+            from rl_trainer.rollout.engines.torch import TorchEngine
+
+            engine = TorchEngine.open
+        else:
+            from rl_trainer.rollout.engines.library import LibraryEngine
+
+            engine = LibraryEngine.open
+    return engine(folder, slots=slots, dtype=dtype, device=device, max_length=max_length)

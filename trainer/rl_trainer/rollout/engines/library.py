@@ -1,0 +1,182 @@
+"""The fallback engine: the library's own `generate`, for model families that our decoder does not run.
+
+A batch of up to `slots` requests runs to its end in one `step`; there is no refill in between. The library
+computes logits and keeps its cache; tokens are chosen by our sampling, so seeds, log-probabilities and
+stopping mean the same in both engines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_trainer.model.library_model import LibraryModel
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
+from rl_trainer.rollout.engines.torch import check_request
+
+
+class LibraryEngine:
+    """Implements `rl_trainer.rollout.engines.base.Engine` with `generate`."""
+
+    def __init__(
+        self, model: LibraryModel, *, slots: int, max_length: int | None = None, version: int = 0
+    ) -> None:
+        """`slots` sequences per batch, each of at most `max_length` tokens with its prompt."""
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        from transformers import GenerationConfig
+
+        self._model = model.requires_grad_(False).eval()
+        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters
+        # say.
+        model.model.generation_config = GenerationConfig()
+        self._slots = slots
+        self._context = min(max_length or model.max_positions, model.max_positions)
+        self._version = version
+        self._queue: deque[GenerationRequest] = deque()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        max_length: int | None = None,
+    ) -> LibraryEngine:
+        """An engine for a folder of any family the library knows; ModelError when it cannot be loaded."""
+        return cls(LibraryModel.open(folder, dtype, device), slots=slots, max_length=max_length)
+
+    @property
+    def slots(self) -> int:
+        """The largest number of sequences in one batch."""
+        return self._slots
+
+    @property
+    def active(self) -> int:
+        """Always 0 between steps: a batch ends in the step that began it."""
+        return 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not been generated yet."""
+        return len(self._queue)
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next step samples with."""
+        return self._version
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; see `Engine.add` for the errors."""
+        for request in requests:
+            check_request(request, self._model.vocab_size, self._context)
+        self._queue.extend(requests)
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Copy weights in place; see `Engine.load_weights`."""
+        self._model.load_hf_state_dict(tensors, where=f"weights of version {version}")
+        self._version = version
+
+    def abort(self, ids: Sequence[Hashable]) -> None:
+        """Forget waiting requests."""
+        unwanted = set(ids)
+        self._queue = deque(request for request in self._queue if request.id not in unwanted)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationResult]:
+        """Generate the next batch to its end."""
+        batch = [self._queue.popleft() for _ in range(min(self._slots, len(self._queue)))]
+        if not batch:
+            return []
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+        device = next(self._model.parameters()).device
+        longest = max(len(request.prompt) for request in batch)
+        tokens = np.zeros((len(batch), longest), np.int64)
+        mask = np.zeros((len(batch), longest), np.int64)
+        for row, request in enumerate(batch):  # the library continues on the right: padding goes to the left
+            tokens[row, longest - len(request.prompt) :] = request.prompt
+            mask[row, longest - len(request.prompt) :] = 1
+        choice = _Choice(batch, self._context, self._model.vocab_size, device)
+        self._model.model.generate(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=int(choice.limits.max()), pad_token_id=0, eos_token_id=None
+            ),
+            logits_processor=LogitsProcessorList([choice]),
+            stopping_criteria=StoppingCriteriaList([choice.stopped]),
+        )
+        return choice.results(self._version)
+
+
+class _Choice:
+    """Chooses every token with our sampling, inside the library's loop.
+
+    As a logits processor it records the token and its log-probability and leaves the library's greedy choice
+    no other token.
+    """
+
+    def __init__(
+        self, batch: Sequence[GenerationRequest], context: int, vocab_size: int, device: torch.device
+    ) -> None:
+        params = [request.params for request in batch]
+        self._batch = batch
+        self._device = device
+        self.limits = np.array(
+            [min(p.max_new_tokens, context - len(r.prompt)) for p, r in zip(params, batch, strict=True)]
+        )
+        self._seeds = np.array([request.seed & 0xFFFFFFFFFFFFFFFF for request in batch], np.uint64)
+        self._sampling = BatchSampling.of(
+            np.array([p.temperature for p in params], np.float32),
+            np.array([p.top_k for p in params], np.int64),
+            np.array([p.top_p for p in params], np.float32),
+            vocab_size,
+            device,
+        )
+        self._done = np.zeros(len(batch), bool)
+        self._stopped = np.zeros(len(batch), bool)
+        self._lengths = np.zeros(len(batch), np.int64)
+        self._tokens: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        self._logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Logits processor: scores [B, V] -> the same with everything but the chosen token at minus infinity."""
+        step = len(self._tokens)
+        uniform = uniforms(self._seeds, np.full(len(self._batch), step, np.int64))
+        chosen, logprobs = sample(scores, torch.from_numpy(uniform).to(self._device), self._sampling)
+        tokens = chosen.cpu().numpy()
+        self._tokens.append(tokens)
+        self._logprobs.append(logprobs.cpu().numpy())
+        for row in np.flatnonzero(~self._done).tolist():
+            self._lengths[row] = step + 1
+            self._stopped[row] = int(tokens[row]) in self._batch[row].params.stop_token_ids
+            self._done[row] = self._stopped[row] or step + 1 >= self.limits[row]
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
+
+    def stopped(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Stopping criterion: bool [B], the sequences that have ended."""
+        return torch.from_numpy(self._done.copy()).to(self._device)
+
+    def results(self, version: int) -> list[GenerationResult]:
+        """What was recorded, cut to each sequence's length."""
+        tokens = np.stack(self._tokens, axis=1).astype(np.int32)
+        logprobs = np.stack(self._logprobs, axis=1).astype(np.float32)
+        return [
+            GenerationResult(
+                id=request.id,
+                tokens=tokens[row, : self._lengths[row]].copy(),
+                logprobs=logprobs[row, : self._lengths[row]].copy(),
+                versions=np.full(self._lengths[row], version, np.int32),
+                finish_reason="stop" if self._stopped[row] else "length",
+            )
+            for row, request in enumerate(self._batch)
+        ]

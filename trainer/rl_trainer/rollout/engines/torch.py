@@ -1,0 +1,373 @@
+"""The PyTorch engine: continuous batching on our own decoder, made for CPUs and small models, correct
+everywhere.
+
+Sequences in flight occupy the first slots of the cache without gaps. A finished sequence leaves a hole;
+before the next step holes are filled from the queue, or, when that is empty, with the last sequences. Prompts
+are run through the model once each, several distinct ones at a time and ahead of need, and their keys and
+values copied to every sequence that starts with them. The last prompt token is the first input of the decode
+loop, so each token, the first included, comes from the same code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rl_api.errors import TaskError
+from rl_trainer.model.decoder import Decoder, load_decoder
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.decode import DecodeStep
+from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
+from rl_trainer.rollout.engines.prefill import prefill
+from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
+
+# Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
+# lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    request: GenerationRequest
+    key: bytes
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Entry `entry` of a prefilled batch [layers, 2, B, kv_heads, T, D]."""
+
+    batch: torch.Tensor
+    entry: int
+
+
+class TorchEngine:
+    """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
+
+    def __init__(
+        self, decoder: Decoder, *, slots: int, max_length: int | None = None, version: int = 0
+    ) -> None:
+        """`slots` sequences at once, each of at most `max_length` tokens with its prompt (default: the model's context)."""
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        self._decoder = decoder.requires_grad_(False).eval()
+        config = decoder.config
+        self._slots = slots
+        self._context = min(max_length or config.max_positions, config.max_positions)
+        self._version = version
+        self._device = decoder.embed.device
+        self._cache = KVCache(config, slots, decoder.embed.dtype, self._device)
+        self._step = DecodeStep(decoder, self._cache)
+        self.steps = 0
+
+        self._prefill_tokens = PREFILL_TOKENS.get(self._device.type, 1024)
+        self._queue: deque[_Waiting] = deque()
+        self._wanted: Counter[bytes] = Counter()
+        self._prefixes: dict[bytes, _Prefix] = {}
+
+        # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at
+        # zero.
+        rows = self._cache.slots
+        self._used = 0
+        self._holes: list[int] = []
+        self._requests: list[GenerationRequest | None] = [None] * rows
+        self._tokens = np.zeros(rows, np.int64)
+        self._positions = np.zeros(rows, np.int64)
+        self._counts = np.zeros(rows, np.int64)
+        self._limits = np.zeros(rows, np.int64)
+        self._seeds = np.zeros(rows, np.uint64)
+        self._temperatures = np.ones(rows, np.float32)
+        self._top_k = np.zeros(rows, np.int64)
+        self._top_p = np.ones(rows, np.float32)
+        self._stops = np.full((rows, 1), -1, np.int64)
+        self._out_tokens = np.zeros((rows, 0), np.int32)
+        self._out_logprobs = np.zeros((rows, 0), np.float32)
+        self._out_versions = np.zeros((rows, 0), np.int32)
+        self._per_slot = ["_tokens", "_positions", "_counts", "_limits", "_seeds", "_temperatures"]
+        self._per_slot += ["_top_k", "_top_p", "_stops", "_out_tokens", "_out_logprobs", "_out_versions"]
+        self._index = np.arange(rows)
+        self._tainted = False
+        self._sampling = BatchSampling()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        max_length: int | None = None,
+    ) -> TorchEngine:
+        """An engine for a Hugging Face folder; ModelError when it cannot be loaded."""
+        return cls(load_decoder(folder, dtype, device), slots=slots, max_length=max_length)
+
+    @property
+    def slots(self) -> int:
+        """The largest number of sequences in flight."""
+        return self._slots
+
+    @property
+    def active(self) -> int:
+        """Sequences in flight now."""
+        return self._used - len(self._holes)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._queue)
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next step samples with."""
+        return self._version
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; see `Engine.add` for the errors."""
+        for request in requests:
+            check_request(request, self._decoder.config.vocab_size, self._context)
+        for request in requests:
+            waiting = _Waiting(request, np.ascontiguousarray(request.prompt, np.int32).tobytes())
+            self._queue.append(waiting)
+            self._wanted[waiting.key] += 1
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Copy weights in place; sequences in flight go on with the keys and values they have."""
+        self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
+        self._version = version
+        self._prefixes.clear()
+        if self._tainted:
+            self._cache.clear()
+            self._tainted = False
+
+    def abort(self, ids: Sequence[Hashable]) -> None:
+        """Forget sequences, in flight or waiting."""
+        unwanted = set(ids)
+        kept = [item for item in self._queue if item.request.id not in unwanted]
+        if len(kept) < len(self._queue):
+            self._queue = deque(kept)
+            self._wanted = Counter(item.key for item in kept)
+            self._prefixes = {key: value for key, value in self._prefixes.items() if key in self._wanted}
+        for slot, request in enumerate(self._requests[: self._used]):
+            if request is not None and request.id in unwanted:
+                self._free(slot)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationResult]:
+        """Refill free slots, sample one token for every active sequence, return the sequences that ended."""
+        admitted = self._refill()
+        used = self._used
+        if not used:
+            return []
+        positions = self._positions[: round_up(used)]
+        self._cache.fit(max(int(positions.max()) + 1, self._step.attention.shortest), used)
+        self._store(admitted)
+        self.steps += 1
+        logits = self._step(
+            torch.from_numpy(self._tokens[: len(positions)]).to(self._device),
+            torch.from_numpy(positions).to(self._device),
+        )
+        counts = self._counts[:used]
+        uniform = torch.from_numpy(uniforms(self._seeds[:used], counts)).to(self._device)
+        sampled, logprobs = sample(logits[:used], uniform, self._sampling)
+        tokens = sampled.cpu().numpy()
+        index = self._index[:used]
+        self._out_tokens[index, counts] = tokens
+        drawn = logprobs.cpu().numpy()
+        self._out_logprobs[index, counts] = drawn
+        # Weights that are not finite leave values in the cache that would spoil every later sequence, masked or not.
+        self._tainted = self._tainted or bool(np.isnan(drawn).any())
+        self._out_versions[index, counts] = self._version
+        self._tokens[:used] = tokens
+        self._positions[:used] += 1
+        counts += 1
+        stopped = (self._stops[:used] == tokens[:, None]).any(axis=1)
+        ended = np.flatnonzero(stopped | (counts >= self._limits[:used]))
+        results = [self._result(int(slot), bool(stopped[slot])) for slot in ended]
+        for slot in ended:
+            self._free(int(slot))
+        return results
+
+    def _result(self, slot: int, stopped: bool) -> GenerationResult:
+        request = self._requests[slot]
+        assert request is not None
+        count = int(self._counts[slot])
+        return GenerationResult(
+            id=request.id,
+            tokens=self._out_tokens[slot, :count].copy(),
+            logprobs=self._out_logprobs[slot, :count].copy(),
+            versions=self._out_versions[slot, :count].copy(),
+            finish_reason="stop" if stopped else "length",
+        )
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    def _free(self, slot: int) -> None:
+        self._requests[slot] = None
+        self._holes.append(slot)
+
+    def _refill(self) -> list[tuple[int, _Prefix]]:
+        """Give waiting requests the holes and the slots beyond the last; close the holes that remain.
+
+        Returns the slots that begin with a prepared prefix.
+        """
+        changed = bool(self._holes)
+        admitted: list[tuple[int, _Prefix]] = []
+        count = min(len(self._queue), self._slots - self.active)
+        if count:
+            changed = True
+            beyond = range(self._used, self._used + max(0, count - len(self._holes)))
+            targets = sorted(self._holes)[:count] + list(beyond)
+            self._holes = sorted(self._holes)[count:]
+            self._used += len(beyond)
+            admitted = self._admit(targets)
+        if self._holes:
+            self._close_holes()
+        if changed:
+            self._sampling = BatchSampling.of(
+                self._temperatures[: self._used],
+                self._top_k[: self._used],
+                self._top_p[: self._used],
+                self._decoder.config.vocab_size,
+                self._device,
+            )
+        return admitted
+
+    def _admit(self, targets: list[int]) -> list[tuple[int, _Prefix]]:
+        """Start the first waiting requests in slots `targets`; see `_refill`."""
+        items = [self._queue.popleft() for _ in targets]
+        self._make_room(items)
+        self._prepare(items)
+        admitted = []
+        for slot, item in zip(targets, items, strict=True):
+            self._start(slot, item.request)
+            prefix = self._prefixes.get(item.key)
+            if prefix is not None:
+                admitted.append((slot, prefix))
+            self._wanted[item.key] -= 1
+            if not self._wanted[item.key]:
+                del self._wanted[item.key]
+                self._prefixes.pop(item.key, None)
+        return admitted
+
+    def _store(self, admitted: list[tuple[int, _Prefix]]) -> None:
+        """Copy prefixes to the slots that begin with them, one copy for all that were prepared together."""
+        by_batch: dict[int, list[tuple[int, _Prefix]]] = {}
+        for slot, prefix in admitted:
+            by_batch.setdefault(id(prefix.batch), []).append((slot, prefix))
+        for group in by_batch.values():
+            entries = torch.tensor([prefix.entry for _, prefix in group], device=self._device)
+            slots = torch.tensor([slot for slot, _ in group], device=self._device)
+            self._cache.store(group[0][1].batch, entries, slots)
+
+    def _start(self, slot: int, request: GenerationRequest) -> None:
+        params, length = request.params, len(request.prompt)
+        self._requests[slot] = request
+        self._tokens[slot] = request.prompt[-1]
+        self._positions[slot] = length - 1
+        self._counts[slot] = 0
+        self._limits[slot] = min(params.max_new_tokens, self._context - length)
+        self._seeds[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
+        self._temperatures[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._stops[slot] = -1
+        self._stops[slot, : len(params.stop_token_ids)] = sorted(params.stop_token_ids)
+
+    def _make_room(self, admitted: list[_Waiting]) -> None:
+        """Grow the cache and the output arrays to the longest admitted sequence."""
+        lengths = [len(item.request.prompt) for item in admitted]
+        limits = [
+            min(item.request.params.max_new_tokens, self._context - length)
+            for item, length in zip(admitted, lengths, strict=True)
+        ]
+        longest = max(length + limit for length, limit in zip(lengths, limits, strict=True))
+        self._cache.reserve(longest)
+        width = max(limits)
+        if width > self._out_tokens.shape[1]:
+            for name in ("_out_tokens", "_out_logprobs", "_out_versions"):
+                setattr(self, name, _widen(getattr(self, name), width, 0))
+        stops = max(len(item.request.params.stop_token_ids) for item in admitted)
+        if stops > self._stops.shape[1]:
+            self._stops = _widen(self._stops, stops, -1)
+
+    def _close_holes(self) -> None:
+        """Move the last sequences into the holes, so that those in flight are the first slots again."""
+        holes = set(self._holes)
+        remaining = self._used - len(holes)
+        targets = sorted(slot for slot in holes if slot < remaining)
+        sources = [slot for slot in range(remaining, self._used) if slot not in holes]
+        if targets:
+            self._cache.move(sources, targets, int(self._positions[sources].max()))
+            for name in self._per_slot:
+                array = getattr(self, name)
+                array[targets] = array[sources]
+            for source, target in zip(sources, targets, strict=True):
+                self._requests[target] = self._requests[source]
+        # Padding rows of a block must stay harmless: position 0 attends to itself only.
+        self._tokens[remaining : self._used] = 0
+        self._positions[remaining : self._used] = 0
+        self._requests[remaining : self._used] = [None] * (self._used - remaining)
+        self._used = remaining
+        self._holes = []
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, admitted: list[_Waiting]) -> None:
+        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts
+        along with it.
+
+        All but the last token of a prompt are its prefix; a prompt of one token has none.
+        """
+        needed = {
+            item.key: item.request.prompt
+            for item in admitted
+            if len(item.request.prompt) > 1 and item.key not in self._prefixes
+        }
+        if not needed:
+            return
+        budget = self._prefill_tokens - sum(round_up(len(prompt) - 1) for prompt in needed.values())
+        for item in self._queue:
+            if budget <= 0:
+                break
+            if item.key in needed or item.key in self._prefixes or len(item.request.prompt) < 2:
+                continue
+            budget -= round_up(len(item.request.prompt) - 1)
+            if budget >= 0:
+                needed[item.key] = item.request.prompt
+        # Prompts of like length share a batch: little padding, and the memory of one batch stays bounded.
+        ordered = sorted(needed.items(), key=lambda pair: len(pair[1]))
+        while ordered:
+            size = max(1, self._prefill_tokens // round_up(len(ordered[-1][1]) - 1))
+            chunk, ordered = ordered[-size:], ordered[:-size]
+            batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
+            for entry, (key, _) in enumerate(chunk):
+                self._prefixes[key] = _Prefix(batch, entry)
+
+
+def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
+    """Raise TaskError when a prompt is empty, has unknown ids, or leaves no room for a token in the context."""
+    prompt = request.prompt
+    if len(prompt) == 0:
+        raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
+    lowest, highest = int(prompt.min()), int(prompt.max())
+    if lowest < 0 or highest >= vocab_size:
+        found = lowest if lowest < 0 else highest
+        raise TaskError(
+            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
+        )
+    if len(prompt) >= context:
+        raise TaskError(
+            f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
+            "one new token; shorten the prompt or take a model with a longer context"
+        )
+
+
+def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:  # type: ignore[type-arg]
+    wide = np.full((array.shape[0], width), fill, array.dtype)
+    wide[:, : array.shape[1]] = array
+    return wide

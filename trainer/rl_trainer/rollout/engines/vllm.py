@@ -1,0 +1,312 @@
+"""vLLM behind `rl_trainer.rollout.engines.base.Engine`: in this process, on one GPU or on the CPU, one step at a time.
+
+Requests wait here until a slot is free; vLLM is given only what it may begin at once. Every request carries a salt that
+changes with the weights, so that vLLM's prefix cache, which spares the members of a group their prompt, never answers with
+keys and values of older ones, while sequences in flight keep theirs. New weights go through vLLM's own way of loading them
+in place, which repacks what the device wants repacked.
+
+vLLM is imported when an engine is opened, with the settings below: it reads them when it is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_api.errors import ModelError, RLTrainError
+from rl_trainer.error_text import first_line
+from rl_trainer.model.config import is_supported, read_config, read_json
+from rl_trainer.model.folder import read_shapes, weight_files
+from rl_trainer.model.names import check_same, check_shapes
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.sequences import Sequences
+from rl_trainer.rollout.engines.torch import check_request
+from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
+
+# Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
+GPU_MEMORY_SHARE = 0.9
+# Bytes for keys and values on a CPU: what all slots may need, and no more than this.
+CPU_CACHE = 2 << 30
+_CPU_BLOCK = 128  # tokens, vLLM's own choice there
+# Nothing printed but errors, nothing reported to anybody.
+_SETTINGS = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+}
+
+
+class VllmEngine:
+    """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
+
+    def __init__(
+        self,
+        engine: Any,
+        check: Callable[[Mapping[str, tuple[int, ...]], str], None],
+        *,
+        slots: int,
+        max_length: int | None = None,
+    ) -> None:
+        """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
+        model = engine.vllm_config.model_config
+        self._engine = engine
+        self._check = check
+        self._sequences = Sequences(slots)
+        self._vocab_size = int(model.get_vocab_size())
+        # What fits into the memory for keys and values, which vLLM has found out by now.
+        self._context = min(max_length or model.max_model_len, model.max_model_len)
+        self._version = 0
+        self._loads = 0
+        self._tainted = False
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        max_length: int | None = None,
+    ) -> VllmEngine:
+        """An engine for a Hugging Face folder.
+
+        Raises:
+            InvalidConfig: vLLM is not installed, of another version, or built for another device.
+            ModelError: it cannot open the folder.
+        """
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        folder, on_cpu = Path(folder), torch.device(device).type == "cpu"
+        read_json(folder / "config.json")  # what is wrong with it is said in our words
+        weight_files(folder)
+        vllm = _import(on_cpu)
+        arguments = engine_arguments(folder, slots, dtype, on_cpu, max_length)
+        from vllm.usage.usage_lib import UsageContext
+
+        try:
+            engine = vllm.LLMEngine.from_engine_args(
+                vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
+            )
+            opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length)
+            opened._warm_up()
+        except Exception as error:  # every layer of vLLM raises its own kinds
+            raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
+        if _ties_the_head(engine) and any(engine.apply_model(_has_own_head)):
+            raise ModelError(
+                f"model folder {folder}: config.json ties the output head to the embeddings, but the weights hold another "
+                "lm_head.weight, which vLLM would keep; remove one of the two"
+            )
+        return opened
+
+    @property
+    def slots(self) -> int:
+        """The largest number of sequences in flight."""
+        return self._sequences.slots
+
+    @property
+    def active(self) -> int:
+        """Sequences in flight now."""
+        return self._sequences.active
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return self._sequences.waiting
+
+    @property
+    def version(self) -> int:
+        """The weight version that the next step samples with."""
+        return self._version
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; see `Engine.add` for the errors."""
+        for request in requests:
+            check_request(request, self._vocab_size, self._context)
+        self._sequences.queue(requests)
+
+    def step(self) -> list[GenerationResult]:
+        """Refill free slots, then let vLLM do one step.
+
+        Mostly that is one token for every active sequence; where more prompts begin than go through the model at once, or
+        keys and values run out of room, some wait for a later step.
+        """
+        from vllm.inputs.engine import tokens_input
+
+        for key, request in self._sequences.admit():
+            prompt = tokens_input(request.prompt.tolist(), cache_salt=str(self._loads))
+            self._engine.add_request(key, prompt, self._params(request))
+        if not self._sequences.active:
+            return []
+        results = []
+        for output in self._engine.step():
+            piece = output.outputs[0]
+            logprobs = piece.logprobs.logprobs if piece.logprobs is not None else []
+            self._tainted = self._tainted or any(map(math.isnan, logprobs))
+            self._sequences.record(output.request_id, piece.token_ids, logprobs, self._version)
+            if output.finished:
+                if piece.finish_reason not in ("stop", "length"):
+                    raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
+                results.append(self._sequences.end(output.request_id))
+        return results
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Copy weights in place; sequences in flight go on with the keys and values they have."""
+        where = f"weights of version {version}"
+        self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
+        # Begun, but no token yet: all of its prompt is to be read with the new weights.
+        self._engine.abort_request(self._sequences.take_back())
+        try:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
+            self._engine.apply_model(_repack_heads)
+        except Exception as error:
+            raise ModelError(f"{where}: vLLM cannot load them ({first_line(error)})") from error
+        self._loads += 1
+        if self._tainted:
+            # What is no number in the cache would spoil every later sequence, masked or not.
+            for layer in self._engine.vllm_config.compilation_config.static_forward_context.values():
+                if isinstance(cache := getattr(layer, "kv_cache", None), torch.Tensor):
+                    cache.zero_()
+            self._tainted = False
+        self._version = version
+
+    def abort(self, ids: Sequence[Hashable]) -> None:
+        """Forget sequences, in flight or waiting."""
+        self._engine.abort_request(self._sequences.abort(ids))
+
+    def _warm_up(self) -> None:
+        """One token: what of the model the device cannot compute is found now, not in the first rollout."""
+        self.add([GenerationRequest("warm-up", np.zeros(1, np.int32), SamplingParams(1))])
+        while self.active or self.waiting:
+            self.step()
+
+    def _params(self, request: GenerationRequest) -> Any:
+        from vllm import sampling_params as theirs
+
+        return theirs.SamplingParams(
+            output_kind=theirs.RequestOutputKind.DELTA, **sampling_arguments(request, self._context)
+        )
+
+
+def engine_arguments(
+    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, max_length: int | None
+) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for one engine."""
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        # The folder's own defaults (end tokens, penalties, ...) would change what our parameters say.
+        "generation_config": "vllm",
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_num_seqs": slots,
+        # -1: the model's context, or as much of it as there is memory for.
+        "max_model_len": -1 if max_length is None else min(max_length, _max_positions(folder) or max_length),
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "async_scheduling": False,  # a step gives the tokens that it samples, not those of the step before
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "gpu_memory_utilization": GPU_MEMORY_SHARE,
+    }
+    if on_cpu:
+        # Compiling takes longer than most runs here. A prompt in pieces would draw from its sequence's generator for
+        # each, which on a CPU cannot be set back.
+        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
+        # Where the variable VLLM_CPU_KVCACHE_SPACE is set, vLLM takes that.
+        arguments["kv_cache_memory_bytes"] = cache_bytes(folder, slots, dtype, max_length)
+    return arguments
+
+
+def cache_bytes(folder: Path, slots: int, dtype: torch.dtype, max_length: int | None) -> int:
+    """Room for the keys and values of all slots at their longest, in the CPU's blocks; at most CPU_CACHE."""
+    if not is_supported(folder):
+        return CPU_CACHE
+    config = read_config(folder)
+    context = min(max_length or config.max_positions, config.max_positions)
+    token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+    blocks = slots * -(-context // _CPU_BLOCK) + 2  # vLLM keeps one for itself
+    return min(CPU_CACHE, blocks * _CPU_BLOCK * token)
+
+
+def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, Any]:
+    """vLLM's `SamplingParams` for one request: its stop tokens and its length end it, and nothing else."""
+    params = request.params
+    return {
+        "max_tokens": min(params.max_new_tokens, context - len(request.prompt)),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "seed": request.seed & 0x7FFFFFFFFFFFFFFF,
+        "stop_token_ids": sorted(params.stop_token_ids),
+        "ignore_eos": True,
+        "detokenize": False,
+        "logprobs": 0,  # of the sampled token alone
+        "flat_logprobs": True,
+    }
+
+
+def _import(on_cpu: bool) -> Any:
+    """vLLM, quiet, in this process; see `VllmEngine.open` for the errors."""
+    check_installed()
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: steps and weights are ours to time
+    if on_cpu:
+        # Its sampling has functions that are compiled on their first call, whatever `enforce_eager` says.
+        torch._dynamo.config.disable = True
+    import vllm
+    from vllm.platforms import current_platform
+
+    check_version(vllm.__version__)
+    check_device(not on_cpu, current_platform.is_cpu())
+    return vllm
+
+
+def _ties_the_head(engine: Any) -> bool:
+    """Whether config.json ties the output head to the embeddings; vLLM unties it where the weights hold a head as well."""
+    model = engine.vllm_config.model_config
+    return bool(
+        model.hf_config.get_text_config().tie_word_embeddings or model.word_embeddings_untied_by_checkpoint
+    )
+
+
+def _check_of(folder: Path, engine: Any) -> Callable[[Mapping[str, tuple[int, ...]], str], None]:
+    """What refuses weights that are not this model's."""
+    if is_supported(folder):
+        return partial(check_shapes, read_config(folder))
+    shapes = read_shapes(folder)
+    if _ties_the_head(engine):
+        shapes.pop("lm_head.weight", None)
+    return partial(check_same, shapes)
+
+
+def _max_positions(folder: Path) -> int | None:
+    config = read_json(folder / "config.json")
+    found = config.get("max_position_embeddings", config.get("n_positions"))
+    return found if isinstance(found, int) else None
+
+
+def _heads(model: torch.nn.Module) -> list[torch.nn.Module]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+
+
+def _has_own_head(model: torch.nn.Module) -> bool:
+    """Whether an output head of vLLM's model shares its weights with no other layer."""
+    shared = [id(value) for module in model.modules() for value in module.parameters(recurse=False)]
+    return any(shared.count(id(head.weight)) == 1 for head in _heads(model))
+
+
+def _repack_heads(model: torch.nn.Module) -> None:
+    """A head that is tied to the embeddings gets the new weights with them, but on a CPU it computes with a packed copy."""
+    for head in _heads(model):
+        head.quant_method.process_weights_after_loading(head)  # type: ignore[operator,union-attr]

@@ -1,0 +1,287 @@
+"""All samplers as the driver sees them: started, watched, replaced when they die, more or fewer as nodes come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rl_api import RunSpec
+from rl_api.errors import ActorDied, DeadlineExceeded
+from rl_trainer.buffer.actor import Buffer
+from rl_trainer.error_text import RESUME_HINT
+from rl_trainer.flow.calls import answer
+from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
+from rl_trainer.placement.places import Place, Placement, nodes_of
+from rl_trainer.rollout.actor import Answer, SamplerActor
+from rl_trainer.tasks import Prompt
+from rl_trainer.weights.payload import WeightsPayload
+
+# To load model and task; vLLM compiles for minutes before it answers.
+START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
+EVALUATION_TIMEOUT = 1800.0
+# How often the driver looks for nodes that came or went.
+LOOK_SECONDS = 2.0
+
+
+@dataclass
+class _Sampler:
+    """One sampler that was started, and what became of it. `ready`: its answer that it has loaded everything; None: it has
+    given it, and takes part. `node`: where it was started. `died`: when its end was seen. `unfinished`: groups that it left.
+    """
+
+    actor: Any
+    run: ray.ObjectRef[None]
+    ready: ray.ObjectRef[int] | None
+    node: str
+    started: float
+    died: float | None = None
+    error: ActorDied | None = None
+    unfinished: int = 0
+
+
+class Samplers:
+    """Sampler actors by rank. When one dies its groups go back to the buffer, and training goes on."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        model: SharedFolder,
+        buffer: Buffer,
+        placement: Placement,
+        search: Path | None,
+        tell: Callable[[str], None],
+        warn: Callable[[str], None],
+    ):
+        """Starts the processes; returns at once.
+
+        Args:
+            spec: the run.
+            model: model folder every sampler opens.
+            buffer: where tickets come from.
+            placement: bundles named `sampler 0`, `sampler 1`, ..., or a place for each.
+            search: folder from which reward modules are imported.
+            tell: told, in a sentence, of every sampler that joins.
+            warn: told, in a sentence, of every sampler that was lost.
+        """
+        self._spec, self._model, self._buffer = spec, model, buffer
+        self._reservation, self._search, self._tell, self._warn = placement.reservation, search, tell, warn
+        self._elasticity = placement.elasticity
+        self._places = placement.places
+        self._start_timeout = START_TIMEOUTS[spec.sampler.engine]
+        self.begun = False
+        self._restarts = 0
+        self._failures: dict[int, int] = {}
+        self._few_since: float | None = None
+        self._next_look = 0.0
+        nodes = nodes_of(self._places) if self._elasticity else {}
+        self._samplers = {rank: self._launch(rank, nodes.get(rank)) for rank in range(placement.samplers)}
+
+    @property
+    def ready(self) -> list[int]:
+        """Ranks of those that take part."""
+        return sorted(rank for rank, one in self._samplers.items() if one.ready is None and one.died is None)
+
+    def wait_ready(self) -> None:
+        """Returns when every sampler has loaded model and task, and evaluates."""
+        for rank, one in self._samplers.items():
+            answer(one.ready, f"sampler {rank}", "loading model and task", self._start_timeout)
+            one.ready = None
+
+    def begin(self) -> None:
+        """Lets all samplers take tickets, once weights are published."""
+        self.begun = True
+        calls = {rank: self._samplers[rank].actor.begin.remote() for rank in self.ready}
+        for rank, call in calls.items():
+            try:
+                answer(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
+            except ActorDied as error:
+                self._died(rank, error)
+
+    def wait_for(self, call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
+        """The result of `call`; meanwhile samplers that die are replaced, and others join where nodes come for them.
+
+        Raises:
+            ActorDied: samplers died more than `retry.limit` times since the last call that was answered.
+            DeadlineExceeded: no result after `timeout` seconds, or too few samplers for too long.
+            RLTrainError: a sampler or the actor itself gave up with this sentence.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            self._look()
+            left = max(0.0, deadline - time.monotonic())
+            runs = {one.run: rank for rank, one in self._samplers.items() if one.died is None}
+            done, _ = ray.wait([call, *runs], timeout=min(left, LOOK_SECONDS) if self._elasticity else left)
+            if call in done:
+                result = answer(call, actor, phase, 60.0)
+                self._restarts = 0
+                return result
+            if not done and time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}"
+                )
+            for run in done:
+                try:
+                    answer(run, f"sampler {runs[run]}", "sampling", 60.0)
+                except ActorDied as error:
+                    self._died(runs[run], error)
+
+    def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        weights: list[ray.ObjectRef[WeightsPayload]],
+        version: int,
+        *,
+        greedy: bool = True,
+        max_new_tokens: int | None = None,
+    ) -> list[Answer]:
+        """Answers to `prompts`, in order, by all samplers together."""
+
+        def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
+            return self._samplers[rank].actor.evaluate.remote(  # type: ignore[no-any-return]
+                list(part),
+                weights,
+                version,
+                greedy=greedy,
+                max_new_tokens=max_new_tokens,
+                timeout=EVALUATION_TIMEOUT,
+            )
+
+        ranks = self._wait_for_one()
+        found: list[Answer | None] = [None] * len(prompts)
+        parts = {rank: slice(index, None, len(ranks)) for index, rank in enumerate(ranks)}
+        calls = {rank: (self._samplers[rank], ask(rank, prompts[part])) for rank, part in parts.items()}
+        for rank, (one, call) in calls.items():
+            part, asked = parts[rank], rank
+            while True:
+                try:
+                    found[part] = self._evaluated(asked, call)
+                    break
+                except ActorDied as error:
+                    if self._samplers.get(asked) is one and one.died is None:
+                        self._died(asked, error)
+                ranks = self._wait_for_one()
+                asked = rank if rank in ranks else ranks[0]
+                one, call = self._samplers[asked], ask(asked, prompts[part])
+        return [one for one in found if one is not None]
+
+    def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
+        part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)
+        return part
+
+    def _wait_for_one(self) -> list[int]:
+        """The ranks that take part, as soon as there is one. Where all were lost, `_look` keeps the deadline."""
+        deadline = time.monotonic() + self._start_timeout + EVALUATION_TIMEOUT
+        while not self.ready:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
+            ready = [one.ready for one in self._samplers.values() if one.ready is not None]
+            ray.wait(ready, timeout=LOOK_SECONDS) if ready else time.sleep(LOOK_SECONDS)
+            self._look()
+        return self.ready
+
+    # -- coming and going ------------------------------------------------------------------------------------------
+
+    def _launch(self, rank: int, node: str | None) -> _Sampler:
+        options = (
+            self._places[rank].options if self._elasticity else self._reservation.options(f"sampler {rank}")
+        )
+        # Three threads: the loop, and two calls of the driver.
+        remote = ray.remote(SamplerActor).options(max_concurrency=3, **options)
+        actor = remote.remote(rank, self._spec, self._model, self._buffer, self._search)
+        ready = actor.ready.remote()
+        return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
+
+    def _died(self, rank: int, error: ActorDied) -> None:
+        """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
+        one = self._samplers[rank]
+        one.died, one.error = time.monotonic(), error
+        if self._elasticity is None:
+            self._replace(rank, None)
+        else:
+            one.unfinished += len(self._buffer.release(rank))
+
+    def _replace(self, rank: int, node: str | None) -> None:
+        """Starts a dead sampler anew in its place."""
+        one, limit = self._samplers[rank], self._spec.retry.limit
+        self._restarts += 1
+        if self._restarts > limit:
+            raise ActorDied(
+                f"{one.error}; samplers died {self._restarts} times without a batch in between (retry.limit is {limit})"
+            ) from one.error
+        unfinished = self._end(rank)
+        self._warn(
+            f"sampler {rank} died and was replaced; its {unfinished} unfinished groups are sampled again"
+        )
+        self._failures[rank] = self._failures.get(rank, 0) + 1
+        self._samplers[rank] = self._launch(rank, node)
+        if self._elasticity is None:
+            # It is asked at once, and answers when it has loaded everything.
+            self._samplers[rank].ready = None
+            if self.begun:
+                self._samplers[rank].actor.begin.remote()
+
+    def _end(self, rank: int) -> int:
+        """Forgets a sampler and gives its groups to others; how many these are."""
+        one = self._samplers.pop(rank)
+        ray.kill(one.actor)  # one that lives after all would keep its place
+        return one.unfinished + len(self._buffer.release(rank))
+
+    def _look(self) -> None:
+        """Every few seconds: gives samplers up whose node is gone, and starts others where there are new nodes."""
+        now = time.monotonic()
+        if self._elasticity is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        for rank, one in list(self._samplers.items()):
+            if one.ready is not None and one.died is None:
+                self._join(rank, one)
+        nodes = nodes_of(self._places)
+        plan = changes([self._seat(rank, node) for rank, node in nodes.items()], now, self._elasticity.most)
+        for rank in plan.lost:
+            unfinished = self._end(rank)
+            self._warn(
+                f"sampler {rank} has gone with its node, {len(self._samplers)} left; its {unfinished} unfinished groups "
+                "are sampled again"
+            )
+        for rank in plan.crashed:
+            self._replace(rank, nodes[rank])
+        for rank in plan.start:
+            self._samplers[rank] = self._launch(rank, nodes[rank])
+        for rank in plan.give_back:
+            self._places.pop(rank).give_back()
+        if plan.ask:
+            self._places[free_rank(list(self._places))] = Place(self._elasticity.bundle)
+        there = sum(node is not None for node in nodes.values())
+        self._few_since = check_enough(
+            there, self._elasticity.least, self._few_since, now, self._elasticity.timeout
+        )
+
+    def _seat(self, rank: int, node: str | None) -> Seat:
+        one = self._samplers.get(rank)
+        if one is None:
+            return Seat(rank, node)
+        return Seat(rank, node, one.node, one.died, self._failures.get(rank, 0))
+
+    def _join(self, rank: int, one: _Sampler) -> None:
+        """Lets a sampler that has loaded everything take part."""
+        if not ray.wait([one.ready], timeout=0)[0]:
+            if time.monotonic() - one.started > self._start_timeout:
+                self._died(rank, ActorDied(f"sampler {rank} did not load within {self._start_timeout:.0f} s"))
+            return
+        try:
+            answer(one.ready, f"sampler {rank}", "loading model and task", 60.0)
+        except ActorDied as error:
+            self._died(rank, error)
+            return
+        one.ready = None
+        self._failures.pop(rank, None)
+        if self.begun:
+            one.actor.begin.remote()
+        count = len(self.ready)
+        self._tell(f"sampler {rank} joined: {count} {'sampler' if count == 1 else 'samplers'} now")

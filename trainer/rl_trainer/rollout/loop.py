@@ -1,0 +1,270 @@
+"""Rollouts: from a ticket to a scored group, on any engine. No Ray here: the sampler actor carries it.
+
+A group is one prompt and its members. Every member is a `Trajectory` that grows by turns: the engine continues it,
+an environment (if the task has one) answers, and the answer's tokens are appended unsampled. Token ids are only ever
+appended, never decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from rl_api.errors import RewardError, RLTrainError, TaskError
+from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.tasks.types import Environment, Message, Prompt, Score, Task
+from rl_trainer.trajectory import Trajectory
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, content: str | Sequence[Message], system_prompt: str | None
+) -> list[int]:
+    """Token ids of a prompt: plain text as it is, messages (or text under a system prompt) through the chat template."""
+    if isinstance(content, str):
+        if system_prompt is None and not tokenizer.has_chat_template:
+            return tokenizer.encode(content)
+        content = [{"role": "user", "content": content}]
+    messages = list(content)
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return tokenizer.encode_chat(messages)
+
+
+@dataclass
+class Member:
+    """One trajectory under way: `tokens` and `sampled` grow together, `logprobs` and `versions` with sampled ones."""
+
+    seed: int
+    tokens: list[int]
+    sampled: list[bool]
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turns: int = 0
+    truncated: bool = False
+    environment: Environment | None = None
+    text: str = ""
+    score: Score | None = None
+
+
+@dataclass
+class GroupRollout:
+    """All members of one prompt; `key` is whatever the caller started it with."""
+
+    key: object
+    prompt: Prompt
+    params: SamplingParams
+    members: list[Member]
+    started: float
+    open_members: int
+    score_seconds: float = 0.0
+
+    def trajectories(self) -> list[Trajectory]:
+        """The members as arrays."""
+        return [
+            Trajectory(
+                tokens=np.asarray(member.tokens, dtype=np.int32),
+                mask=np.asarray(member.sampled, dtype=np.bool_),
+                logprobs=np.asarray(member.logprobs, dtype=np.float32),
+                versions=np.asarray(member.versions, dtype=np.int32),
+            )
+            for member in self.members
+        ]
+
+
+@dataclass(frozen=True)
+class GroupFailure:
+    """A group that was given up because its reward or environment failed."""
+
+    key: object
+    error: RLTrainError
+
+
+@dataclass
+class Rollouts:
+    """Keeps an engine busy with groups.
+
+    Attributes:
+        clock: monotonic seconds; tool replies wait on it without stopping the other members.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    task: Task
+    max_turns: int = 1
+    system_prompt: str | None = None
+    clock: Callable[[], float] = time.monotonic
+    _groups: dict[int, GroupRollout] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _due: list[tuple[float, int, int, str]] = field(default_factory=list)
+    _complete: list[GroupRollout | GroupFailure] = field(default_factory=list)
+
+    @property
+    def groups(self) -> int:
+        """Groups under way."""
+        return len(self._groups)
+
+    @property
+    def members_in_engine(self) -> int:
+        """Members that hold or wait for a slot of the engine."""
+        return self.engine.active + self.engine.waiting
+
+    @property
+    def waiting_for_tools(self) -> int:
+        """Members whose environment has not answered yet."""
+        return len(self._due)
+
+    def start(self, key: object, prompt: Prompt, members: int, params: SamplingParams, seed: int) -> None:
+        """Begins a group of `members` trajectories; member m draws with a key made of (seed, prompt index, m).
+
+        Raises:
+            TaskError: the prompt does not fit into the model's context.
+        """
+        number = next(self._numbers)
+        group = GroupRollout(key, prompt, params, [], self.clock(), members)
+        for m in range(members):
+            environment = self.task.environment(prompt, m)
+            opening = environment.reset() if environment else None
+            tokens = encode_prompt(self.tokenizer, opening or prompt.content, self.system_prompt)
+            keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
+            group.members.append(
+                Member(
+                    seed=int(keys[0] >> np.uint64(1)),
+                    tokens=list(tokens),
+                    sampled=[False] * len(tokens),
+                    environment=environment,
+                )
+            )
+        self._groups[number] = group
+        try:
+            self.engine.add([self._request(number, m) for m in range(members)])
+        except TaskError as error:
+            del self._groups[number]
+            raise TaskError(_refused(prompt, str(error))) from None
+
+    def advance(self) -> list[GroupRollout | GroupFailure]:
+        """One engine step and all tool replies that are due; returns the groups that are complete, or failed."""
+        self._deliver_replies()
+        if self.engine.active or self.engine.waiting:
+            for result in self.engine.step():
+                self._take(result)
+        finished, self._complete = self._complete, []
+        return finished
+
+    @property
+    def reply_is_due(self) -> bool:
+        """Whether a tool's answer can be handed on now."""
+        return bool(self._due) and self._due[0][0] <= self.clock()
+
+    def seconds_to_next_reply(self) -> float | None:
+        """How long until a tool answers, if any member waits for one."""
+        return max(0.0, self._due[0][0] - self.clock()) if self._due else None
+
+    def abort(self) -> list[object]:
+        """Forgets everything under way; returns the keys."""
+        keys = [group.key for group in self._groups.values()]
+        for number, group in self._groups.items():
+            self.engine.abort([(number, m) for m in range(len(group.members))])
+        self._groups.clear()
+        self._due.clear()
+        return keys
+
+    def _request(self, number: int, m: int) -> GenerationRequest:
+        group = self._groups[number]
+        member = group.members[m]
+        remaining = group.params.max_new_tokens - len(member.versions)
+        params = group.params
+        if remaining != params.max_new_tokens:
+            params = SamplingParams(
+                remaining, params.temperature, params.top_p, params.top_k, params.stop_token_ids
+            )
+        # The turn is part of the key: a later turn must not repeat the draws of the one before.
+        seed = (member.seed + 0x9E3779B9 * member.turns) & 0x7FFFFFFFFFFFFFFF
+        return GenerationRequest((number, m), np.asarray(member.tokens, dtype=np.int32), params, seed)
+
+    def _take(self, result: GenerationResult) -> None:
+        number, m = cast(tuple[int, int], result.id)
+        group = self._groups.get(number)
+        if group is None:  # forgotten in this very step, because another member's reward failed
+            return
+        member = group.members[m]
+        count = len(result.tokens)
+        member.tokens.extend(result.tokens.tolist())
+        member.sampled.extend([True] * count)
+        member.logprobs.extend(result.logprobs.tolist())
+        member.versions.extend(result.versions.tolist())
+        member.turns += 1
+        member.truncated = result.finish_reason == "length"
+        stopped = count and int(result.tokens[-1]) in group.params.stop_token_ids
+        text = self.tokenizer.decode(result.tokens[: count - 1 if stopped else count].tolist())
+        member.text += text
+        started = self.clock()
+        try:
+            self._score_or_continue(number, m, text)
+        except (RewardError, TaskError) as error:
+            self._forget(number)
+            self._complete.append(GroupFailure(group.key, error))
+        finally:
+            group.score_seconds += self.clock() - started
+
+    def _score_or_continue(self, number: int, m: int, text: str) -> None:
+        group = self._groups[number]
+        member = group.members[m]
+        if member.environment is None:
+            self._finish(number, member, self.task.score(group.prompt, text))
+            return
+        reply = member.environment.step(text)
+        room = group.params.max_new_tokens - len(member.versions)
+        if reply.done or member.turns >= self.max_turns or room < 1 or member.truncated:
+            self._finish(number, member, reply.score or member.environment.final_score())
+        else:
+            heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
+            self._deliver_replies()
+
+    def _deliver_replies(self) -> None:
+        """Hands observations whose delay is over to their members and queues the next turn."""
+        now = self.clock()
+        while self._due and self._due[0][0] <= now:
+            _, number, m, observation = heapq.heappop(self._due)
+            group = self._groups[number]
+            member = group.members[m]
+            tokens = self.tokenizer.encode(observation)
+            member.text += observation
+            member.tokens.extend(tokens)
+            member.sampled.extend([False] * len(tokens))
+            try:
+                self.engine.add([self._request(number, m)])
+            except TaskError:  # the observation fills the model's context: the dialogue ends here
+                member.truncated = True
+                assert member.environment is not None
+                self._finish(number, member, member.environment.final_score())
+
+    def _finish(self, number: int, member: Member, score: Score) -> None:
+        group = self._groups[number]
+        member.score = score
+        member.environment = None
+        group.open_members -= 1
+        if group.open_members == 0:
+            self._complete.append(self._groups.pop(number))
+
+    def _forget(self, number: int) -> None:
+        group = self._groups.pop(number)
+        self.engine.abort([(number, m) for m in range(len(group.members))])
+        self._due = [entry for entry in self._due if entry[1] != number]
+        heapq.heapify(self._due)
+
+
+def _refused(prompt: Prompt, why: str) -> str:
+    """The engine names its request; a person knows prompts and fields."""
+    reason = why.partition(": ")[2].partition(";")[0] or why
+    text = prompt.text if len(prompt.text) <= 40 else f"{prompt.text[:40]}..."
+    return (
+        f"prompt {prompt.index} ({text!r}): {reason}; shorten it (task.file, task.args, task.promptTemplate or "
+        "task.systemPrompt) or take a model with a longer context (model.source; model.tiny.maxPositions for tiny)"
+    )

@@ -1,0 +1,105 @@
+"""What our training loop and a program of the user's have in common: opening, status, summary, closing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from rl_api import CheckpointStatus, RLTrainingRun
+from rl_api.errors import RLTrainError, RunFolderBusy
+from rl_api.progress import Phase, Progress
+from rl_trainer.observe.console import Console
+from rl_trainer.observe.page import write_report
+from rl_trainer.observe.summary import write_summary
+from rl_trainer.run.counters import Counters
+from rl_trainer.run.remote_run import RemoteRun
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.run.status_server import StatusServer
+
+
+class Attempt:
+    """One attempt at a run: a context manager around `_open` and `_close`, which its kinds define."""
+
+    server: StatusServer
+
+    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console):
+        self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
+        self.counters = Counters()
+        self._progress = Progress(max_steps=run.spec.stop.max_steps)
+        self.remote = RemoteRun.of(run.spec, folder)
+        self._checkpoint: CheckpointStatus | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            if self.remote is not None:
+                self.remote.claim()
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with closing(self._stack):
+            try:
+                self._close()
+                write_report(self.folder.path)
+            except RLTrainError as problem:
+                if error is None:  # else that says why: the same disk is full
+                    self.console.warning(str(problem))
+            self._keep_outside(error)
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """What is written last, before the report."""
+        raise NotImplementedError
+
+    def _keep_outside(self, error: BaseException | None) -> None:
+        """Copies the results to the object store, which is what is left of a run when its pods are gone."""
+        if self.remote is None or isinstance(error, RunFolderBusy):
+            return
+        try:
+            self.remote.keep(hurry=error is not None)
+        except RLTrainError as problem:
+            if error is None:
+                raise
+            self.console.warning(str(problem))
+
+    def _serve(self, on_checkpoint: Callable[[], None]) -> None:
+        """Starts the status server, as the operator says in the environment; `on_checkpoint`: one is asked for."""
+        self.server = self._stack.enter_context(
+            StatusServer(
+                self.run.name,
+                host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
+                port=self.spec.server.port,
+                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
+                on_checkpoint=on_checkpoint,
+            )
+        )
+
+    def show_phase(self, phase: Phase) -> None:
+        """What /status says the run is doing; the numbers stay."""
+        self._progress = self._progress.model_copy(update={"phase": phase, "updated_at": datetime.now(UTC)})
+        self.server.update(self._progress)
+
+    def _summarize(self, reason: str) -> dict[str, Any]:
+        """Writes summary and report of a run that has ended for `reason`; returns the summary."""
+        summary = write_summary(
+            self.folder.path,
+            name=self.run.name,
+            seed=self.spec.seed,
+            stop_reason=reason,
+            resumed_from=self.counters.resumed_from,
+            wall_seconds=self.counters.elapsed,
+        )
+        write_report(self.folder.path)
+        return summary

@@ -1,0 +1,285 @@
+"""What a checkpoint of a run holds, how it is gathered from the actors, and how they get it back.
+
+One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot.
+Killed at any time, a resumed run goes on from the newest one: weights, optimizer and counters as they were,
+every prompt that was ready, running or waiting comes again under its own index, and metrics written after it
+are cut off.
+
+    model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
+    optimizer.safetensors    AdamW moments by parameter
+    adapter/                 with LoRA: the adapters, opened by `peft.PeftModel.from_pretrained`
+    critic.safetensors       weights, AdamW moments and steps of the critic, where there is one
+    groups.npz               payloads of the groups that were ready
+    rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
+    initial/, metrics.jsonl, examples.json
+                             only where checkpoints are kept outside the run folder, whose disk may be lost with a node
+    manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_api import CheckpointStatus, LoraSpec, RunSpec
+from rl_api.errors import CheckpointError, InvalidConfig
+from rl_trainer.checkpoint.remote import fetch, mirror
+from rl_trainer.checkpoint.state import Arrays, LearnerState, pack_groups, to_tensors, unpack_groups
+from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from rl_trainer.error_text import RESUME_HINT, reason
+from rl_trainer.model.shared_folder import share_folder
+from rl_trainer.observe.examples import EXAMPLES_FILE
+from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
+from rl_trainer.run.counters import Counters
+from rl_trainer.run.remote_run import RemoteRun
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.tasks.split import heldout_count
+
+if TYPE_CHECKING:  # these import torch
+    from rl_trainer.buffer.actor import Buffer
+    from rl_trainer.learner.actor import Learners
+
+OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
+# What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
+# or other weight versions.
+_FIXED = (
+    "seed",
+    "model",
+    *(f"task.{name}" for name in ("environment", "name", "args", "file", "promptField", "answerField")),
+    *(f"task.{name}" for name in ("promptTemplate", "answerTemplate", "systemPrompt")),
+    "learner.lora",
+    "algorithm.groupSize",
+    "algorithm.promptsPerStep",
+    "weightSync.everySteps",
+)
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, spec: RunSpec, folder: RunFolder, remote: RemoteRun | None):
+        self.spec, self.folder, self.remote = spec, folder, remote
+        storage = spec.checkpoint.storage if spec.checkpoint else None
+        place = folder.path / storage.path if storage and storage.path else folder.checkpoints
+        self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
+        self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
+
+    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest good checkpoint; damaged ones are passed over, with a warning each.
+
+        Raises:
+            CheckpointError: none can be used.
+            InvalidConfig: it belongs to another run.
+        """
+        copy = fetch(self.store, self.remote.remote) if self.remote is not None else None
+        for sentence in copy.skipped if copy is not None else ():
+            warn(sentence)
+        found = self.store.load_latest()
+        if found is None:
+            return None
+        for sentence in found.skipped:
+            warn(sentence)
+        saved, now = found.metadata["fixed"], self._fixed()
+        for name in sorted(saved.keys() | now.keys()):
+            if saved.get(name) != now.get(name):
+                raise InvalidConfig(
+                    f"spec.{name}: found {now.get(name)}, but the checkpoint of step {found.step} was made with "
+                    f"{saved.get(name)}; resume with the value the run had, or start anew with --overwrite"
+                )
+        return found
+
+    def save(
+        self,
+        counters: Counters,
+        learners: Learners,
+        buffer: Buffer,
+        metrics: MetricsWriter,
+        model_folder: Path,
+    ) -> CheckpointStatus:
+        """Writes the checkpoint of `counters.step`.
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is untouched.
+            RunFolderBusy: a later attempt has taken the run folder over, or the one in the object store.
+        """
+        self.folder.check_owner()
+        snapshot, payloads = buffer.snapshot()
+        learned = learners.state()
+        generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}
+        state = {
+            "counters": counters.dump(),
+            "buffer": snapshot,
+            "optimizer_steps": learned.optimizer_steps,
+            "metrics_position": metrics.position(),
+            "fixed": self._fixed(),
+        }
+        info = self.store.save(
+            counters.step,
+            {
+                "model": lambda target: _write_model(learned.weights, model_folder, target),
+                OPTIMIZER: lambda target: _write_tensors(learned.optimizer, target),
+                **self._optional(learned),
+                "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
+                **generators,
+                **self._lost_with_a_disk(metrics),
+            },
+            state,
+        )
+        place = str(info.path)
+        if self.remote is not None:
+            place = mirror(self.store, self.remote.remote, self.remote.check_owner)
+        return CheckpointStatus(step=info.step, uri=place, time=datetime.now(UTC))
+
+    def unpack(self, checkpoint: Checkpoint) -> Path:
+        """Puts into the run folder what a resumed run needs there; returns a model folder that outlives the checkpoint.
+
+        Raises:
+            CheckpointError: the run folder cannot be written, or the policy that the run began with is nowhere.
+        """
+        folder, model = self.folder, self.folder.path / "model" / "resumed"
+        try:
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(checkpoint.file("model"), model, copy_function=_link)
+            for name in ("initial", EXAMPLES_FILE):
+                if not (folder.path / name).exists() and (checkpoint.path / name).exists():
+                    _copy(checkpoint.path / name, folder.path / name)
+            metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
+            if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
+                shutil.copyfile(kept, metrics)
+        except (OSError, shutil.Error) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
+            ) from error
+        if self._needs_initial() and not folder.initial.exists():
+            use = (
+                "that LoRA's adapters belong to, and it is missing; bring it back"
+                if self.spec.learner.lora is not None
+                else "that the KL penalty refers to, and it is missing; bring it back, or set algorithm.kl.coefficient to 0"
+            )
+            raise CheckpointError(f"{folder.initial}: this folder holds the policy {use}")
+        return model
+
+    def restore(
+        self, checkpoint: Checkpoint, learners: Learners, buffer: Buffer, metrics: MetricsWriter
+    ) -> Counters:
+        """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
+        from safetensors.numpy import load_file
+
+        from rl_trainer.model.lora import ADAPTER_WEIGHTS
+
+        state, files = checkpoint.metadata, checkpoint.info.files
+        adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
+        learned = LearnerState(
+            weights={},
+            optimizer=load_file(checkpoint.file(OPTIMIZER)),
+            optimizer_steps=state["optimizer_steps"],
+            adapter=load_file(checkpoint.file(adapter)) if adapter in files else None,
+            critic=load_file(checkpoint.file(CRITIC)) if CRITIC in files else None,
+        )
+        ranks = range(self.spec.learner.replicas)
+        names = [f"rng/rank-{rank}.json" for rank in ranks]
+        generators = [checkpoint.read(name) if name in files else None for name in names]
+        initial = share_folder(self.folder.initial) if self._needs_initial() else None
+        learners.restore(learned, initial, generators)
+        payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
+        buffer.restore(state["buffer"], payloads)
+        metrics.truncate(state["metrics_position"])
+        return Counters.load(state["counters"])
+
+    def export(self, learners: Learners, model_folder: Path, target: Path) -> None:
+        """Writes the policy as it is now as a Hugging Face folder.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        weights = learners.weights()
+        try:
+            _write_model(weights, model_folder, target)
+        except Exception as error:  # OSError, and safetensors' own
+            raise CheckpointError(
+                f"the policy cannot be written to {target}: {reason(error)}; mend that, then {RESUME_HINT}"
+            ) from error
+
+    def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
+        if not self.outside:
+            return {}
+        files: dict[str, Writer] = {METRICS_FILE: lambda target: _copy(metrics.path, target)}
+        examples = self.folder.path / EXAMPLES_FILE
+        if examples.exists():
+            files[EXAMPLES_FILE] = lambda target: _copy(examples, target)
+        if self._needs_initial():
+            files["initial"] = lambda target: _copy(self.folder.initial, target)
+        return files
+
+    def _optional(self, learned: LearnerState) -> dict[str, Writer]:
+        """The files that not every run has."""
+        files: dict[str, Writer] = {}
+        lora, adapter, critic = self.spec.learner.lora, learned.adapter, learned.critic
+        if lora is not None and adapter is not None:
+            files[ADAPTER] = lambda target: _write_adapter(adapter, lora, self.folder.initial, target)
+        if critic is not None:
+            files[CRITIC] = lambda target: _write_tensors(critic, target)
+        return files
+
+    def _needs_initial(self) -> bool:
+        """Whether training needs the policy that it began with: as KL reference, or as the base of LoRA's adapters."""
+        return self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
+
+    def _fixed(self) -> dict[str, Any]:
+        """Path in spec -> value, for all that is fixed."""
+        document = self.spec.model_dump(mode="json", by_alias=True)
+        found: dict[str, Any] = {}
+        for name in _FIXED:
+            value: Any = document
+            for part in name.split("."):
+                value = value[part]
+            found.update(_leaves(name, value))
+        # They are taken out of the prompts that are trained on.
+        return found | {"task.evaluation.samples": heldout_count(self.spec)}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}", part)
+    else:
+        yield path, value
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for the same bytes, which nobody ever writes to; a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def _write_adapter(adapter: Arrays, options: LoraSpec, base: Path, target: Path) -> None:
+    from rl_trainer.model.lora import write_adapter
+
+    write_adapter(to_tensors(adapter), options, str(base), target)
+
+
+def _write_model(weights: Arrays, source: Path, target: Path) -> None:
+    from rl_trainer.model.folder import write_folder
+
+    write_folder(to_tensors(weights), source, target)
+
+
+def _write_tensors(tensors: Arrays, target: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(dict(tensors), target)

@@ -1,0 +1,70 @@
+"""What a run needs before any actor: model folder, tokenizer, task. No Ray here, so that it is found while Ray starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_api import RunSpec
+from rl_api.errors import ModelError
+from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
+from rl_trainer.tasks import Prompt, Task, load_task
+from rl_trainer.tasks.functions import load_function
+from rl_trainer.tasks.split import heldout_count
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The run's inputs as the driver uses them.
+
+    Attributes:
+        model: a local Hugging Face folder.
+        stop_token: the token that ends an answer in the warm start.
+        heldout: prompts that are never trained on.
+    """
+
+    model: Path
+    tokenizer: Tokenizer
+    stop_token: int
+    task: Task
+    heldout: list[Prompt]
+
+
+def load_inputs(
+    spec: RunSpec,
+    cache: Path,
+    search: Path | None,
+    model: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Inputs:
+    """Finds and checks everything; imports torch and the task's library, which takes seconds.
+
+    Args:
+        spec: the run.
+        cache: folder for presets and copies of remote models.
+        search: folder in which reward modules and data files are looked for first.
+        model: folder to use instead of `model.source`, of a checkpoint.
+        tell: hears now and then how far a long download has come.
+
+    Raises:
+        ModelError: the model folder cannot be used.
+        TaskError: the task cannot be used.
+    """
+    task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
+    heldout = task.heldout()
+    if (
+        spec.algorithm.own_objective is not None
+    ):  # said here before anything starts; the learners load it again
+        load_function(spec.algorithm.own_objective, search, "algorithm.name")
+    from rl_trainer.model.loader import resolve_model
+
+    source = spec.model
+    if model is None:
+        model = resolve_model(source.source, cache, source.tiny, spec.seed, source.revision, tell)
+    tokenizer = load_tokenizer(model)
+    if not tokenizer.stop_ids:
+        raise ModelError(
+            f"model folder {model}: no end-of-text token is configured, so no answer could ever end"
+        )
+    return Inputs(model, tokenizer, min(tokenizer.stop_ids), task, heldout)

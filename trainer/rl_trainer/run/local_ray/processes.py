@@ -1,0 +1,152 @@
+"""What Ray starts on this machine: only what a run needs, with time to do so. Ray has no settings for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from rl_trainer.run.local_ray import start_worker
+
+# How long Ray may take to start here.
+START_SECONDS = 120.0
+# Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
+# machine uses none of them, and together they take as much of its start as torch does.
+_NEEDLESS = ("start_monitor", "start_log_monitor", "start_api_server")
+# The agents beside each node, by the option that holds their command, with the program that Ray would start.
+_AGENTS = {
+    "--dashboard_agent_command=": ("dashboard", "dashboard/agent.py"),
+    "--runtime_env_agent_command=": ("runtime_env", "_private/runtime_env/agent/main.py"),
+}
+_HERE = Path(__file__).parent
+
+
+@contextmanager
+def only_needed_processes() -> Iterator[None]:
+    """The methods that start the others do nothing meanwhile; agents, which a node must have, become idle ones."""
+    from ray._private import services
+    from ray._private.node import Node
+
+    with contextlib.ExitStack() as stack:
+        for name in _NEEDLESS:
+            stack.enter_context(replaced(Node, name, nothing))
+        stack.enter_context(replaced(services, "start_ray_process", _without_agents))
+        yield
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Ray gives its node 30 seconds to appear, fixed in its code: too few on a machine under load."""
+    from ray._private import services
+
+    deadline = time.monotonic() + START_SECONDS
+
+    def patient(look: Callable[..., Any]) -> Callable[..., Any]:
+        def get_node(*arguments: Any) -> Any:
+            while True:
+                try:
+                    return look(*arguments)
+                except RuntimeError:
+                    if not _raylet_lives() or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+
+        return get_node
+
+    with replaced(services, "get_node", patient):
+        yield
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Meanwhile there is a process that forks workers for one node of Ray, see `forked_workers` (`fork_server.py`)."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rltrain-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        path = os.path.join(folder, "socket")  # not in TMPDIR: a socket's path must be short
+        listener.bind(path)
+        listener.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, str(_HERE / "fork_server.py"), str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
+        listener.close()  # who asks hears at once when it has died
+        os.environ[start_worker.SOCKET] = path
+        try:
+            yield
+        finally:
+            os.environ.pop(start_worker.SOCKET, None)
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """The node that Ray starts in the block asks the fork server for its workers, as long as there is one."""
+    from ray._private.node import Node
+
+    def start(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
+        def start_forking_raylet(node: Any, *arguments: Any, **named: Any) -> Any:
+            node._ray_params.setup_worker_path = start_worker.__file__
+            return start_raylet(node, *arguments, **named)
+
+        return start_forking_raylet
+
+    with replaced(Node, "start_raylet", start):
+        yield
+
+
+def _without_agents(start_process: Callable[..., Any]) -> Callable[..., Any]:
+    from ray._private.services import RAY_PATH
+
+    def start(command: list[str], *arguments: Any, **named: Any) -> Any:
+        changed = list(command)
+        for number, argument in enumerate(command):
+            for option, (name, program) in _AGENTS.items():
+                if argument.startswith(option):
+                    ours = subprocess.list2cmdline([str(_HERE / "idle_agent.py"), name])
+                    changed[number] = argument.replace(os.path.join(RAY_PATH, program), ours)
+        return start_process(changed, *arguments, **named)
+
+    return start
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`owner.name` becomes `make(owner.name)` for the length of the block; nothing happens where there is none."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def nothing(original: Any) -> Callable[..., None]:
+    """What to replace a function with that shall do nothing."""
+    return lambda *_, **__: None
+
+
+def _raylet_lives() -> bool:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

@@ -1,0 +1,72 @@
+"""Supervised warm start on the task's own solutions, for models without any skill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.tasks import Prompt, Task
+
+if TYPE_CHECKING:
+    from rl_trainer.learner.batch import Sample
+    from rl_trainer.run.session import Session
+
+# Far from every prompt that reinforcement learning will see of an endless task.
+FIRST_INDEX = 1_000_000_000
+SCORE_EVERY = 2
+
+
+def warm_start(session: Session) -> None:
+    """Trains on solutions for `warmStart.maxSteps` steps, or until `untilScore` is reached."""
+    spec = session.spec.warm_start
+    if spec is None:
+        return
+    session.console.phase("warm start")
+    session.show_phase("WarmStart")
+    for step in range(1, spec.max_steps + 1):
+        first = FIRST_INDEX + (step - 1) * spec.batch_size
+        samples = [
+            solution_sample(
+                session.task,
+                session.task.prompt(index),
+                session.tokenizer,
+                session.stop_token,
+                session.spec.task.system_prompt,
+            )
+            for index in range(first, first + spec.batch_size)
+        ]
+        loss = session.learners.supervise(samples, spec.learning_rate)
+        last = step == spec.max_steps
+        score: float | None = None
+        if spec.until_score is not None and (step % SCORE_EVERY == 0 or last):
+            score = session.sampled_score(label=step)
+        session.console.warm_start(step, spec.max_steps, loss, score)
+        session.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
+        if spec.until_score is not None and score is not None and score >= spec.until_score:
+            return
+
+
+def solution_sample(
+    task: Task, prompt: Prompt, tokenizer: Tokenizer, stop_token: int, system_prompt: str | None
+) -> Sample:
+    """The tokens of a solved prompt; what the model itself must write is marked as trained.
+
+    The stop token follows every trained segment: the model ends its turn there.
+    """
+    from rl_trainer.learner.batch import Sample  # torch: not while Ray starts
+    from rl_trainer.rollout.loop import encode_prompt
+
+    environment = task.environment(prompt)
+    opening = environment.reset() if environment else prompt.content
+    tokens = encode_prompt(tokenizer, opening, system_prompt)
+    sampled = [False] * len(tokens)
+    for segment in task.solution(prompt):
+        ids = tokenizer.encode(segment.text, special_tokens=False)
+        if segment.trained:
+            ids = [*ids, stop_token]
+        tokens.extend(ids)
+        sampled.extend([segment.trained] * len(ids))
+    mask = np.asarray(sampled, dtype=np.bool_)
+    return Sample(np.asarray(tokens, dtype=np.int32), mask, np.zeros(int(mask.sum()), dtype=np.float32))
