@@ -207,13 +207,7 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
-    """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
-    if spec.server.port in RAY_PORTS.values():
-        taken = ", ".join(f"{port} ({name})" for name, port in RAY_PORTS.items())
-        yield Problem(
-            ("spec", "server", "port"),
-            f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
-        )
+    """Roles that do not fit the nodes of their pools."""
     head = next(plan for plan in roles if plan.role == HEAD)
     if head.accelerators:
         yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)
