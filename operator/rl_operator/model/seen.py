@@ -58,6 +58,11 @@ class Ray:
         return self.deployment_status == "Running"
 
     @property
+    def answers(self) -> bool:
+        """Whether a driver or a dashboard may answer."""
+        return self.submitted or self.cluster_state == "ready"
+
+    @property
     def at_work(self) -> bool:
         """Whether all pods were there once, so that training, or a person, has begun."""
         return self.submitted if self.kind == "RayJob" else self.cluster_state == "ready"

@@ -130,22 +130,19 @@ def test_events_and_objects_from_their_parts() -> None:
 
 
 def test_conditions_keep_their_time_while_their_status_does() -> None:
-    first = Conditions([], 1, NOW)
-    first.set("Training", "False", "Starting", "one")
+    first = Conditions([], 1, NOW).set("Training", "False", "Starting", "one")
     later = datetime(2026, 3, 1, 13, tzinfo=UTC)
-    second = Conditions(first.all(), 2, later)
-    second.set("Training", "False", "Other", "two")
+    second = Conditions(first.all(), 2, later).set("Training", "False", "Other", "two")
     found = second.get("Training")
     assert found is not None
     assert (found.last_transition_time, found.observed_generation, found.message) == (NOW, 2, "two")
-    second.set("Training", "True", "Running")
+    second = second.set("Training", "True", "Running")
     assert second.since("Training", "True") == later
     assert second.since("Training", "False") is None
-    second.set("Accepted", "True", "Valid")
-    second.set("Mine", "True", "Own")
+    second = second.set("Accepted", "True", "Valid")
+    second = second.set("Mine", "True", "Own")
     assert [one.type for one in second.all()] == ["Accepted", "Training", "Mine"]
-    second.clear("Training")
-    assert second.get("Training") is None
+    assert second.clear("Training").get("Training") is None
 
 
 def test_a_status_that_cannot_be_read_is_an_empty_one() -> None:
