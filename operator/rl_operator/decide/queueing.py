@@ -27,7 +27,7 @@ def admission(look: Look, ray: Ray) -> Look:
     known = conditions.get("Admitted")
     queue = effective.spec.scheduling.queue if effective is not None else None
     queued = queue is not None or (known is not None and known.reason != _BY_OTHERS)
-    if not ray.suspended:
+    if not ray.held:
         if queued:
             return look.set("Admitted", "True", "Admitted", "the queue has admitted the run")
         return replace(look, conditions=conditions.clear("Admitted"))

@@ -57,7 +57,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
     attempt = look.open
     if attempt is not None:
         return _watch(look, attempt)
-    return suspended(look) if world.suspended else _begin(look)
+    return suspended(look) if world.wants_suspend else _begin(look)
 
 
 def _accepted(look: Look) -> Look:
@@ -75,14 +75,14 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
     ray = world.ray(attempt.number)
     stopping = look.conditions.since("Suspended", "Unknown") is not None
     look = _read(look, attempt.number)
-    if ray is None and (world.suspended or stopping):
+    if ray is None and (world.wants_suspend or stopping):
         return close_suspended(look, attempt)
     end = outcome(world, attempt.number)
     if end is not None:
         return close(look, end)
     assert ray is not None
     look = look.answering(ray)
-    if world.suspended or (stopping and ray.deleting):
+    if world.wants_suspend or (stopping and ray.deleting):
         decision = stop(look, attempt, ray)
     else:
         if stopping:
@@ -105,7 +105,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     found = diagnose(world, ray.attempt, effective)
     roles = role_statuses(world, ray.attempt, look.plan, look.roles, found)
     look = admission(replace(look, roles=roles), ray)
-    if ray.suspended:
+    if ray.held:
         return look.decide("Pending", SLOW)
     conditions = cluster_condition(look.conditions, world, ray, roles, effective, found, look.now)
     conditions = training_condition(conditions, world, ray, look.now)
@@ -167,7 +167,7 @@ def _begin(look: Look) -> Decision:
     step = look.checkpoint.step if look.checkpoint is not None else 0
     name = attempt_name(effective.name, number)
     attempt = Attempt(number=number, ray_job=name, start_time=look.now, from_step=step)
-    roles = {plan.role: RoleStatus(desired=plan.replicas, reason="starting") for plan in effective.roles}
+    roles = {role.name: RoleStatus(desired=role.replicas, reason="starting") for role in effective.roles}
     look = replace(look, attempts=(*look.attempts, attempt), roles=roles).note(started(attempt))
     if look.conditions.get("Suspended") is not None:
         look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")

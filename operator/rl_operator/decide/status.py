@@ -115,7 +115,7 @@ def role_statuses(
     pods = world.pods_of(attempt)
     effective = plan if isinstance(plan, Effective) else None
     known = (
-        [plan.role for plan in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
+        [role.name for role in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
     )
     for role in (HEAD, LEARNER, SAMPLER):
         if role not in known:

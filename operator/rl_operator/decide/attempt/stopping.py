@@ -90,7 +90,7 @@ def close_suspended(look: Look, attempt: Attempt) -> Decision:
         return look.decide("Stopping", QUICK)
     kept = f"at step {look.checkpoint.step}" if look.checkpoint else "before the first checkpoint"
     look = end_attempt(look, Outcome(SUSPENDED, f"suspended {kept}"))
-    if look.world.suspended:
+    if look.world.wants_suspend:
         return suspended(look)
     return look.set("Suspended", "False", "Resumed", "the run goes on").decide("Pending", 0.0)
 

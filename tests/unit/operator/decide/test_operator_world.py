@@ -49,7 +49,7 @@ def test_a_rayjob_from_its_parts() -> None:
         },
     }
     ray = parse_ray(document("RayJob", spec={"suspend": True}, status=status))
-    assert (ray.kind, ray.attempt, ray.suspended, ray.submitted) == ("RayJob", 2, True, True)
+    assert (ray.kind, ray.attempt, ray.held, ray.submitted) == ("RayJob", 2, True, True)
     assert (ray.head_service, ray.cluster_state, ray.cluster_reason) == (
         "sums-2-abcde-head-svc",
         "ready",
@@ -156,5 +156,5 @@ def test_back_off_grows_to_five_minutes() -> None:
 
 def test_what_a_world_knows_of_its_run() -> None:
     world = World(run=make_run({"suspend": True}, deletionTimestamp="2026-03-01T12:00:00Z"))
-    assert (world.suspended, world.generation, world.deleted) == (True, 1, NOW)
+    assert (world.wants_suspend, world.generation, world.deleted) == (True, 1, NOW)
     assert World(run={"metadata": {}, "spec": 5}).spec == {}
