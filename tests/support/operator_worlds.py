@@ -19,6 +19,8 @@ from rl_operator.render.rayjob import ray_job
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 SETTINGS = Settings()
+KEY = ("team-a", "sums")
+OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
 
 SPEC: dict[str, Any] = {
     "model": {"source": "tiny"},
@@ -157,6 +159,19 @@ def live_objects(effective: Effective) -> dict[tuple[str, str], Live]:
         )
         for manifest in run_objects(effective)
     }
+
+
+def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
+    """An object of the run as the API server holds it."""
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+        **parts.pop("metadata", {}),
+    }
+    return {"kind": kind, "metadata": metadata, **parts}
 
 
 class Story:
