@@ -12,7 +12,8 @@ from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
 from rl_operator.model.seen import Container, Live, Pod, Ray, Reading, World
 from rl_operator.model.settings import Settings
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 from rl_operator.render.objects import run_objects
 from rl_operator.render.rayjob import ray_job
 

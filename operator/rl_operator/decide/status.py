@@ -16,7 +16,8 @@ from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.model.decision import Note
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.seen import Ray, World
-from rl_operator.plan.effective import Effective, Plan, Refused
+from rl_operator.plan.effective import Effective, Plan
+from rl_operator.plan.refused import Refused
 
 TRAINING: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
 """Phases in which a driver trains."""

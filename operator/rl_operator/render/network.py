@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rl_operator.model.names import RUN_LABEL, Manifest, owner, run_labels
-from rl_operator.plan.effective import RAY_PORTS, Effective
+from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest, owner, run_labels
+from rl_operator.plan.effective import Effective
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
