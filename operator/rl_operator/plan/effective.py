@@ -16,7 +16,7 @@ from rl_api.validation import check_document
 from rl_operator.model.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name
 from rl_operator.model.settings import Settings
 from rl_operator.plan.pools import choose_pools, head_pool, wrong_pools
-from rl_operator.plan.roles import RolePlan, plan_roles, worker_roles
+from rl_operator.plan.roles import Role, make_roles, worker_roles
 
 BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
 """What runs get where no profile is marked default: one pool without accelerators, on any node."""
@@ -39,17 +39,17 @@ class Effective:
     """What the trainer reads: the run with everything filled in."""
     digest: str
     """Short hash of the spec, without `suspend`, which does not change what is trained."""
-    roles: tuple[RolePlan, ...]
+    roles: tuple[Role, ...]
     """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
     settings: Settings
 
-    def role(self, name: str) -> RolePlan:
-        """The plan of one role."""
-        return next(plan for plan in self.roles if plan.role == name)
+    def role(self, name: str) -> Role:
+        """One role."""
+        return next(role for role in self.roles if role.name == name)
 
-    def has(self, role: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether the run has pods of this role: a program of the user's may do without workers."""
-        return any(plan.role == role for plan in self.roles)
+        return any(role.name == name for role in self.roles)
 
     @property
     def elastic(self) -> bool:
@@ -118,7 +118,7 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
     if problems:
         return Refused("InvalidSpec", sentences(problems))
     queued = (spec.scheduling.queue or profile.queue) is not None
-    roles = tuple(plan_roles(spec, profile, pools, settings, queued))
+    roles = tuple(make_roles(spec, profile, pools, settings, queued))
     if problems := list(_misplaced(spec, roles)):
         return Refused("InvalidSpec", sentences(problems))
     if problems := list(_over_limits(profile_name, profile, roles)):
@@ -206,7 +206,7 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
+def _misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
     if spec.server.port in RAY_PORTS.values():
         taken = ", ".join(f"{port} ({name})" for name, port in RAY_PORTS.items())
@@ -214,18 +214,18 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
             ("spec", "server", "port"),
             f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
         )
-    head = next(plan for plan in roles if plan.role == HEAD)
+    head = next(role for role in roles if role.name == HEAD)
     if head.accelerators:
         yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)
     if spec.trainer.kind == "verl":
-        learner = next(plan for plan in roles if plan.role == LEARNER)
+        learner = next(role for role in roles if role.name == LEARNER)
         if learner.pool.accelerator_resource is None:
             yield Problem(
                 ("spec", "learner", "pools"),
                 f"found {learner.where}, without accelerators, allowed with trainer.kind verl: pools with accelerators, "
                 "as verl trains on GPUs only",
             )
-    sampler = next((plan for plan in roles if plan.role == SAMPLER), None)
+    sampler = next((role for role in roles if role.name == SAMPLER), None)
     if sampler is None:
         return
     resource = sampler.pool.accelerator_resource
@@ -240,31 +240,31 @@ def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
         yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
 
 
-def _no_room(path: Path, plan: RolePlan) -> Iterator[Problem]:
+def _no_room(path: Path, role: Role) -> Iterator[Problem]:
     """More accelerators per pod than the nodes of its pools have."""
-    if plan.accelerators and plan.pool.accelerator_resource is None:
-        yield Problem(path, f"found {plan.accelerators}, allowed: 0 on {plan.where}, without accelerators")
-    for pool in plan.pools:
+    if role.accelerators and role.pool.accelerator_resource is None:
+        yield Problem(path, f"found {role.accelerators}, allowed: 0 on {role.where}, without accelerators")
+    for pool in role.pools:
         per_node = pool.accelerators_per_node
-        if per_node is not None and plan.accelerators > per_node:
+        if per_node is not None and role.accelerators > per_node:
             yield Problem(
                 path,
-                f"found {plan.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
+                f"found {role.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
             )
 
 
-def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
+def _over_limits(profile_name: str | None, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     """Where the run asks for more than the profile lets one run have."""
-    title, limits = _title(name), profile.limits
-    by_role = {plan.role: plan for plan in roles}
-    for role, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
-        replicas = by_role[role].replicas if role in by_role else 0
+    title, limits = _title(profile_name), profile.limits
+    by_role = {role.name: role for role in roles}
+    for name, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
+        replicas = by_role[name].replicas if name in by_role else 0
         if limit is not None and replicas > limit:
             yield Problem(
-                ("spec", role, "replicas"),
+                ("spec", name, "replicas"),
                 f"found {replicas}, allowed: at most {limit}, the limit of {title}",
             )
-    total = sum(plan.replicas * plan.accelerators for plan in roles)
+    total = sum(role.replicas * role.accelerators for role in roles)
     if limits.max_accelerators is not None and total > limits.max_accelerators:
         yield Problem(
             ("spec",),
@@ -273,15 +273,15 @@ def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePla
         )
     for pool in profile.pools:
         # Where a role has several pools, all of its pods may end up in any of them.
-        here = [plan for plan in roles if pool in plan.pools]
-        for plan in here:
+        here = [role for role in roles if pool in role.pools]
+        for role in here:
             most = pool.limits.max_replicas
-            if plan.role != HEAD and most is not None and plan.replicas > most:
+            if role.name != HEAD and most is not None and role.replicas > most:
                 yield Problem(
-                    ("spec", plan.role, "replicas"),
-                    f"found {plan.replicas}, allowed: at most {most}, the limit of pool {pool.name}",
+                    ("spec", role.name, "replicas"),
+                    f"found {role.replicas}, allowed: at most {most}, the limit of pool {pool.name}",
                 )
-        used = sum(plan.replicas * plan.accelerators for plan in here)
+        used = sum(role.replicas * role.accelerators for role in here)
         if pool.limits.max_accelerators is not None and used > pool.limits.max_accelerators:
             yield Problem(
                 ("spec",),
@@ -290,9 +290,9 @@ def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePla
             )
 
 
-def _shares(roles: Sequence[RolePlan]) -> str:
+def _shares(roles: Sequence[Role]) -> str:
     return ", ".join(
-        f"{plan.role}: {plan.replicas} * {plan.accelerators}" for plan in roles if plan.accelerators
+        f"{role.name}: {role.replicas} * {role.accelerators}" for role in roles if role.accelerators
     )
 
 
@@ -301,18 +301,18 @@ def _resolve(
     uid: str,
     profile_name: str | None,
     profile: ProfileSpec,
-    roles: Sequence[RolePlan],
+    roles: Sequence[Role],
     settings: Settings,
 ) -> RLTrainingRun:
     """The run with everything written out that profile and operator decided."""
     spec = run.spec
-    pools = {plan.role: tuple(pool.name for pool in plan.pools) for plan in roles}
-    images = {plan.role: plan.image for plan in roles}
-    groups = {role: getattr(spec, role) for role in (LEARNER, SAMPLER) if role in pools}
+    pools = {role.name: tuple(pool.name for pool in role.pools) for role in roles}
+    images = {role.name: role.image for role in roles}
+    groups = {name: getattr(spec, name) for name in (LEARNER, SAMPLER) if name in pools}
     changes: dict[str, Any] = {
         "profile": profile_name,
         "image": spec.image or images.get(LEARNER, images[HEAD]),
-        **{role: group.model_copy(update={"pools": pools[role]}) for role, group in groups.items()},
+        **{name: group.model_copy(update={"pools": pools[name]}) for name, group in groups.items()},
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
         "checkpoint": _own_folder(spec.checkpoint, folder_name(run.name, uid)),

@@ -13,10 +13,10 @@ from rl_operator.model.settings import Settings
 
 
 @dataclass(frozen=True)
-class RolePlan:
+class Role:
     """One role of a run: how many pods, where, of what size."""
 
-    role: str
+    name: str
     replicas: int
     pools: tuple[PoolSpec, ...]
     """Where its pods may go, the most wanted first. They are alike but for their nodes and limits."""
@@ -52,14 +52,14 @@ def worker_roles(spec: RunSpec) -> tuple[str, ...]:
     return (LEARNER,) if spec.trainer.kind == "verl" else (LEARNER, SAMPLER)
 
 
-def plan_roles(
+def make_roles(
     spec: RunSpec,
     profile: ProfileSpec,
     pools: Mapping[str, tuple[PoolSpec, ...]],
     settings: Settings,
     queued: bool,
-) -> Iterator[RolePlan]:
-    """The plan of every role that has pods.
+) -> Iterator[Role]:
+    """Every role that has pods.
 
     Args:
         spec: the run, with its profile's defaults.
@@ -75,10 +75,10 @@ def plan_roles(
         yield _sampler(spec, profile, pools[SAMPLER], settings, queued)
 
 
-def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> RolePlan:
+def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
     asked = spec.trainer.resources or ResourcesSpec()
     memory = _memory(pools[0], settings) if spec.trainer.pools else settings.head_memory
-    return RolePlan(
+    return Role(
         HEAD,
         1,
         pools,
@@ -91,12 +91,10 @@ def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], sett
     )
 
 
-def _learner(
-    spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings
-) -> RolePlan:
+def _learner(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
     pool, learner = pools[0], spec.learner
     each = (pool.accelerators_per_node or 1) if spec.trainer.kind == "verl" else 1
-    return RolePlan(
+    return Role(
         LEARNER,
         learner.replicas,
         pools,
@@ -110,13 +108,13 @@ def _learner(
 
 def _sampler(
     spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings, queued: bool
-) -> RolePlan:
+) -> Role:
     pool, sampler = pools[0], spec.sampler
     asked = sampler.resources or ResourcesSpec()
     accelerators = asked.accelerators
     if accelerators is None:
         accelerators = 0 if pool.accelerator_resource is None else sampler.tensor_parallel_size
-    return RolePlan(
+    return Role(
         SAMPLER,
         sampler.replicas,
         pools,

@@ -49,7 +49,7 @@ def test_a_rayjob_from_its_parts() -> None:
         },
     }
     ray = parse_ray(document("RayJob", spec={"suspend": True}, status=status))
-    assert (ray.kind, ray.attempt, ray.suspended, ray.submitted) == ("RayJob", 2, True, True)
+    assert (ray.kind, ray.attempt, ray.held, ray.submitted) == ("RayJob", 2, True, True)
     assert (ray.head_service, ray.cluster_state, ray.cluster_reason) == (
         "sums-2-abcde-head-svc",
         "ready",
@@ -130,22 +130,19 @@ def test_events_and_objects_from_their_parts() -> None:
 
 
 def test_conditions_keep_their_time_while_their_status_does() -> None:
-    first = Conditions([], 1, NOW)
-    first.set("Training", "False", "Starting", "one")
+    first = Conditions([], 1, NOW).set("Training", "False", "Starting", "one")
     later = datetime(2026, 3, 1, 13, tzinfo=UTC)
-    second = Conditions(first.all(), 2, later)
-    second.set("Training", "False", "Other", "two")
+    second = Conditions(first.all(), 2, later).set("Training", "False", "Other", "two")
     found = second.get("Training")
     assert found is not None
     assert (found.last_transition_time, found.observed_generation, found.message) == (NOW, 2, "two")
-    second.set("Training", "True", "Running")
+    second = second.set("Training", "True", "Running")
     assert second.since("Training", "True") == later
     assert second.since("Training", "False") is None
-    second.set("Accepted", "True", "Valid")
-    second.set("Mine", "True", "Own")
+    second = second.set("Accepted", "True", "Valid")
+    second = second.set("Mine", "True", "Own")
     assert [one.type for one in second.all()] == ["Accepted", "Training", "Mine"]
-    second.clear("Training")
-    assert second.get("Training") is None
+    assert second.clear("Training").get("Training") is None
 
 
 def test_a_status_that_cannot_be_read_is_an_empty_one() -> None:
@@ -159,5 +156,5 @@ def test_back_off_grows_to_five_minutes() -> None:
 
 def test_what_a_world_knows_of_its_run() -> None:
     world = World(run=make_run({"suspend": True}, deletionTimestamp="2026-03-01T12:00:00Z"))
-    assert (world.suspended, world.generation, world.deleted) == (True, 1, NOW)
+    assert (world.wants_suspend, world.generation, world.deleted) == (True, 1, NOW)
     assert World(run={"metadata": {}, "spec": 5}).spec == {}
