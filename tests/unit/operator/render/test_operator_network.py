@@ -16,7 +16,7 @@ class TestNetwork:
         assert kuberay["from"] == [
             {
                 "namespaceSelector": {},
-                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}},
             }
         ]
         assert {port["port"] for port in operator["ports"]} == {8090, 8265}
