@@ -14,7 +14,7 @@ from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPES, recipe
-from rl_api.rules import FOLDER_ROOTS, FREE_PORTS, HUB_ID, RAY_PORTS, S3_ADDRESS, WORKER_PORTS
+from rl_api.rules import FOLDER_ROOTS, FREE_PORTS, HUB_ID, S3_ADDRESS, TAKEN_PORTS, WORKER_PORTS
 from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
 from rl_api.trainer import OWN_VARIABLES
 from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
@@ -159,7 +159,7 @@ SPEC_RULES: Final[list[Rule]] = [
         "allowed: exactly one of persistentVolumeClaim, s3 and path",
     ),
     _rule(
-        f"!({_PORT} in [{', '.join(map(str, RAY_PORTS.values()))}]) && "
+        f"!({_PORT} in [{', '.join(map(str, TAKEN_PORTS.values()))}]) && "
         f"({_PORT} < {WORKER_PORTS[0]} || {_PORT} > {WORKER_PORTS[1]})",
         ".server.port",
         f"found {{{_PORT}}}, allowed: {FREE_PORTS}",

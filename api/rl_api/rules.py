@@ -33,14 +33,14 @@ HUB_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
 FOLDER_ROOTS: Final = ("/data", "/home", "/mnt", "/srv", "/tmp", "/var/lib", "/workspace")
 """Where in a pod checkpoints may be kept, besides its run folder."""
 
-RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "agent": 52365}
+TAKEN_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "agent": 52365}
 """Ports that Ray takes on a node of a cluster by KubeRay."""
 
 WORKER_PORTS: Final = (10002, 19999)
 """The first and the last of those that Ray's workers take."""
 
 FREE_PORTS: Final = (
-    f"a port that Ray does not use: {', '.join(f'{port} ({name})' for name, port in RAY_PORTS.items())}, "
+    f"a port that Ray does not use: {', '.join(f'{port} ({name})' for name, port in TAKEN_PORTS.items())}, "
     f"{WORKER_PORTS[0]} to {WORKER_PORTS[1]} (workers)"
 )
 
@@ -401,7 +401,7 @@ def model_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
 def free_port(spec: RunSpec) -> Iterator[Problem]:
     """On a cluster, `server.port` is none of those that Ray uses."""
     port, (first, last) = spec.server.port, WORKER_PORTS
-    if port in RAY_PORTS.values() or first <= port <= last:
+    if port in TAKEN_PORTS.values() or first <= port <= last:
         yield spec_problem("server.port", f"found {port}, allowed: {FREE_PORTS}")
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
+from async_work import run_async
 from prometheus_client import generate_latest
 
 from rl_api.progress import CheckpointStatus, Condition, Progress
 from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
 from rl_operator.runtime.metrics import Metrics
-
-
-def run_async(work: Callable[[], Awaitable[Any]]) -> Any:
-    async def bounded() -> Any:
-        async with asyncio.timeout(20):
-            return await work()
-
-    return asyncio.run(bounded())
 
 
 class FakeDriver:
