@@ -52,9 +52,9 @@ class Cluster:
 
     def plan(self, run: Manifest, memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed."""
-        metadata = run["metadata"]
-        key = (metadata.get("uid"), metadata.get("generation"), self.store.profiles_version())
-        if memory.plan is None or memory.plan_of != key or not metadata.get("generation"):
+        # Not its generation: a null that is applied anew changes an annotation alone.
+        key = (run["metadata"].get("uid"), run.get("spec"), self.store.profiles_version())
+        if memory.plan is None or memory.plan_of != key:
             memory.plan, memory.plan_of = plan(run, self.store.profiles(), self.settings), key
         return memory.plan
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.decide.status import merge_progress
+from rl_operator.decide.status import news
 from rl_operator.drivers.ask import Asks
 from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.pull import Pulls
@@ -54,7 +54,7 @@ class Controller:
         self.queue: WorkQueue[Key] = WorkQueue(metrics.queue_depth.set)
         self.finished_at = time.monotonic()
         self._memory: dict[Key, Memory] = {}
-        self._pulls = Pulls(self.drivers, self.queue.add, lambda old, new: merge_progress(old, new) is new)
+        self._pulls = Pulls(self.drivers, self.queue.add_after, news)
         self._asks = Asks(self.drivers, self.queue.add)
 
     async def prime(self) -> None:
@@ -208,8 +208,9 @@ class Controller:
             self._pulls.leave(key)
         else:
             self._pulls.follow(key, decision.pull, memory)
-            if decision.ask is not None:
-                self._asks.ask(key, decision.pull, decision.ask, memory)
+            wish = decision.status.checkpoint_request
+            if decision.ask is not None and wish is not None:
+                self._asks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
