@@ -42,12 +42,6 @@ class Metrics:
         self.leader = Gauge(
             "rltrain_operator_leader", "1 while this operator is the one that acts", registry=registry
         )
-        self.watch_restarts = Counter(
-            "rltrain_operator_watch_restarts",
-            "Times that all watches were begun anew",
-            ["reason"],
-            registry=registry,
-        )
 
     def api_called(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """A request to the API server was answered, or not (`none`)."""

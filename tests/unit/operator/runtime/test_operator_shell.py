@@ -6,21 +6,18 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from operator_worlds import make_profile, make_run
 from prometheus_client import generate_latest
 
 from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
-from rl_operator.kube.cache import Store
 from rl_operator.kube.client import proxy_of
 from rl_operator.runtime.health import Health, queue_problem
 from rl_operator.runtime.logs import JsonFormatter, TextFormatter
 from rl_operator.runtime.metrics import Metrics
-from rl_operator.runtime.watches import Watches
 from rl_operator.runtime.work_queue import WorkQueue
 
 
@@ -106,133 +103,6 @@ class TestQueue:
             assert queue.depth == 0
 
         run_async(work)
-
-
-def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
-    metadata = {
-        "name": name,
-        "namespace": "team-a",
-        "uid": uid,
-        "resourceVersion": str(version),
-        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
-        **parts.pop("metadata", {}),
-    }
-    return {"kind": kind, "metadata": metadata, **parts}
-
-
-OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
-KEY = ("team-a", "sums")
-
-
-class TestStore:
-    def test_objects_are_found_by_their_run(self) -> None:
-        store = Store()
-        assert store.put(make_run()) == [KEY]
-        assert store.put(stored("Pod", "p", 5)) == [KEY]
-        assert store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED)) == [KEY]
-        assert [(name, seen.kind) for name, seen in store.of_run(KEY)] == [("p", "Pod"), ("sums-1", "RayJob")]
-        assert store.put(make_profile()) == [KEY]
-        assert [profile["metadata"]["name"] for profile in store.profiles()] == ["shared"]
-        assert store.phases() == {"Pending": 1}
-
-    def test_older_news_is_dropped(self) -> None:
-        store = Store()
-        store.put(stored("Pod", "p", 5, status={"phase": "Running"}))
-        assert store.put(stored("Pod", "p", 4, status={"phase": "Pending"})) == []
-        assert store.put(stored("Pod", "p", 5)) == []
-        assert store.version("Pod", ("team-a", "p"), "u") == 5
-        assert store.version("Pod", ("team-a", "p"), "other") is None
-
-    def test_what_was_deleted_does_not_come_back(self) -> None:
-        store = Store()
-        pod = stored("Pod", "p", 5)
-        store.put(pod)
-        assert store.drop(pod) == [KEY]
-        assert store.put(stored("Pod", "p", 9)) == []
-        assert store.was_deleted("u")
-        assert list(store.of_run(KEY)) == []
-        store.put(stored("Pod", "p", 10, "another"))
-        assert store.drop(stored("Pod", "p", 11)) == [], "another pod has the name by now"
-        assert len(list(store.of_run(KEY))) == 1
-
-    def test_the_ray_cluster_of_a_ray_job_is_not_ours(self) -> None:
-        owner = {"ownerReferences": [{"kind": "RayJob", "uid": "r"}]}
-        assert Store().put(stored("RayCluster", "sums-1-abcde", 5, metadata=owner)) == []
-
-    def test_the_end_of_a_pod_is_remembered(self) -> None:
-        store = Store()
-        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
-        store.put(stored("Pod", "p", 5))
-        store.drop(stored("Pod", "p", 6, status=ended))
-        (pod,) = store.ended_pods(KEY)
-        assert pod.gone
-        assert pod.containers[0].ended == "OOMKilled"
-        store.put(make_run())
-        assert store.drop(make_run()) == [KEY]
-        assert store.ended_pods(KEY) == []
-        assert store.run(KEY) is None
-
-    def test_what_went_unseen_is_forgotten(self) -> None:
-        store = Store()
-        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
-        store.put(stored("Pod", "p", 5, status=ended))
-        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
-        assert store.known("RayJob") == {("team-a", "sums-1"): ("r", 6)}
-        assert store.gone("RayJob", ("team-a", "sums-1"), "another") == [], "not the one that is known"
-        assert store.gone("RayJob", ("team-a", "sums-1"), "r") == [KEY]
-        assert store.gone("Pod", ("team-a", "p"), "u") == [KEY]
-        assert list(store.of_run(KEY)) == []
-        assert [pod.containers[0].ended for pod in store.ended_pods(KEY)] == ["OOMKilled"]
-        assert store.put(stored("RayJob", "sums-1", 7, "r", metadata=OWNED)) == [], "it does not come back"
-
-    def test_objects_without_our_label_concern_nobody(self) -> None:
-        assert Store().put(stored("Pod", "p", 5, metadata={"labels": {}})) == []
-
-
-class FakeController:
-    """What the watches ask of the controller: all objects of a kind, and a place for what they see."""
-
-    def __init__(self) -> None:
-        self.store = Store()
-        self.there: list[dict[str, Any]] = []
-
-    async def list(self, kind: str, *, metadata_only: bool) -> tuple[list[dict[str, Any]], int]:
-        assert metadata_only
-        return [item for item in self.there if item["kind"] == kind], 100
-
-    def missing(self, kind: str, place: tuple[str, str], uid: str) -> None:
-        self.store.gone(kind, place, uid)
-
-
-class TestWatches:
-    CHILD: ClassVar = {"ownerReferences": [{"kind": "RayJob", "uid": "r", "controller": True}]}
-
-    def look(self, controller: FakeController) -> list[str]:
-        missed = run_async(Watches(controller)._missed)  # type: ignore[arg-type]
-        return sorted(f"{kind} {place[1]} {version}" for kind, place, _, version in missed)
-
-    def test_a_change_of_any_object_that_was_not_told_is_noticed(self) -> None:
-        controller = FakeController()
-        samplers = {"spec": {"workerGroupSpecs": [{"groupName": "sampler", "replicas": 1}]}}
-        child = stored("RayCluster", "sums-1-abcde", 7, "c", metadata=self.CHILD, **samplers)
-        other = stored("RayCluster", "of-somebody-else", 8, "o", metadata={"labels": {}})
-        controller.there = [child, other, stored("RayJob", "sums-1", 9, "r", metadata=OWNED)]
-        assert self.look(controller) == [
-            "RayCluster of-somebody-else 8",
-            "RayCluster sums-1-abcde 7",
-            "RayJob sums-1 9",
-        ]
-        for item in controller.there:
-            controller.store.put(item)
-        assert self.look(controller) == []
-        controller.there[0] = stored("RayCluster", "sums-1-abcde", 11, "c", metadata=self.CHILD, **samplers)
-        assert self.look(controller) == ["RayCluster sums-1-abcde 11"]
-
-    def test_what_went_unseen_is_forgotten(self) -> None:
-        controller = FakeController()
-        controller.store.put(stored("RayCluster", "sums-1-abcde", 7, "c", metadata=self.CHILD))
-        assert self.look(controller) == []
-        assert controller.store.was_deleted("c")
 
 
 class FakeDriver:

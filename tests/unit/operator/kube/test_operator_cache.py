@@ -1,0 +1,141 @@
+"""What the watches have seen: found by run, newest first, and forgotten when it is gone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from operator_worlds import make_profile, make_run
+
+from rl_operator.kube import cache
+from rl_operator.kube.cache import Store
+
+
+def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+        **parts.pop("metadata", {}),
+    }
+    return {"kind": kind, "metadata": metadata, **parts}
+
+
+OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
+KEY = ("team-a", "sums")
+
+
+class TestStore:
+    def test_objects_are_found_by_their_run(self) -> None:
+        store = Store()
+        assert store.put(make_run()) == [KEY]
+        assert store.put(stored("Pod", "p", 5)) == [KEY]
+        assert store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED)) == [KEY]
+        assert [(name, seen.kind) for name, seen in store.of_run(KEY)] == [("p", "Pod"), ("sums-1", "RayJob")]
+        assert store.put(make_profile()) == [KEY]
+        assert [profile["metadata"]["name"] for profile in store.profiles()] == ["shared"]
+        assert store.phases() == {"Pending": 1}
+
+    def test_older_news_is_dropped(self) -> None:
+        store = Store()
+        store.put(stored("Pod", "p", 5, status={"phase": "Running"}))
+        assert store.put(stored("Pod", "p", 4, status={"phase": "Pending"})) == []
+        assert store.put(stored("Pod", "p", 5)) == []
+        ((_, seen),) = store.of_run(KEY)
+        assert (seen.uid, seen.version) == ("u", 5)
+
+    def test_late_news_of_an_older_object_does_not_replace_the_newer_one_of_its_name(self) -> None:
+        store = Store()
+        store.put(stored("RayJob", "sums-1", 5, "old", metadata=OWNED))
+        store.put(stored("RayJob", "sums-1", 9, "new", metadata=OWNED))
+        assert store.put(stored("RayJob", "sums-1", 7, "old", metadata=OWNED)) == []
+        assert store.drop(stored("RayJob", "sums-1", 8, "old", metadata=OWNED)) == []
+        assert [(seen.uid, seen.version) for _, seen in store.of_run(KEY)] == [("new", 9)]
+
+    def test_what_was_deleted_does_not_come_back(self) -> None:
+        store = Store()
+        store.put(stored("Pod", "p", 5))
+        assert store.drop(stored("Pod", "p", 9)) == [KEY]
+        assert store.put(stored("Pod", "p", 8)) == []
+        assert list(store.of_run(KEY)) == []
+        store.put(stored("Pod", "p", 10, "another"))
+        assert store.drop(stored("Pod", "p", 11)) == [], "another pod has the name by now"
+        assert len(list(store.of_run(KEY))) == 1
+
+    def test_the_ray_cluster_of_a_ray_job_is_not_ours(self) -> None:
+        owner = {"ownerReferences": [{"kind": "RayJob", "uid": "r"}]}
+        assert Store().put(stored("RayCluster", "sums-1-abcde", 5, metadata=owner)) == []
+
+    def test_the_end_of_a_pod_is_remembered(self) -> None:
+        store = Store()
+        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
+        store.put(stored("Pod", "p", 5))
+        store.drop(stored("Pod", "p", 6, status=ended))
+        (pod,) = store.ended_pods(KEY)
+        assert pod.gone
+        assert pod.containers[0].ended == "OOMKilled"
+        store.put(make_run())
+        assert store.drop(make_run()) == [KEY]
+        assert store.ended_pods(KEY) == []
+        assert store.run(KEY) is None
+
+    def test_what_went_unseen_is_forgotten(self) -> None:
+        store = Store()
+        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
+        store.put(stored("Pod", "p", 5, status=ended))
+        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
+        assert store.listed("RayJob", None, {"r"}, 10) == []
+        assert store.listed("RayJob", None, set(), 5) == [], "it was made after the list"
+        assert store.listed("RayJob", "team-b", set(), 10) == [], "of another namespace"
+        assert store.listed("RayJob", "team-a", {"another"}, 10) == [KEY]
+        assert store.listed("Pod", None, set(), 10) == [KEY]
+        assert list(store.of_run(KEY)) == []
+        assert [pod.containers[0].ended for pod in store.ended_pods(KEY)] == ["OOMKilled"]
+        assert store.put(stored("RayJob", "sums-1", 7, "r", metadata=OWNED)) == [], "it does not come back"
+
+    def test_a_label_that_was_taken_away_and_is_back_brings_the_object_back(self) -> None:
+        store = Store()
+        store.put(stored("PodDisruptionBudget", "sums", 5, metadata=OWNED))
+        store.drop(
+            stored("PodDisruptionBudget", "sums", 6, metadata=OWNED)
+        )  # what a watch by label says then
+        assert store.put(stored("PodDisruptionBudget", "sums", 7, metadata=OWNED)) == [KEY]
+
+    def test_a_kind_that_the_cluster_does_not_know(self) -> None:
+        store = Store()
+        store.put(make_run())
+        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
+        assert store.serves("RayJob")
+        assert store.listed("RayJob", None, None, 0) == [KEY, KEY], "the run, and for its RayJob"
+        assert not store.serves("RayJob")
+        assert list(store.of_run(KEY)) == []
+        assert store.listed("RayJob", None, set(), 9) == [KEY], (
+            "KubeRay is there: runs that wait for it may begin"
+        )
+        assert store.serves("RayJob")
+
+    def test_pods_that_outlive_their_run_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, now = Store(), time.monotonic()
+        monkeypatch.setattr(cache.time, "monotonic", lambda: now)
+        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "Error"}}}]}
+        for number in range(100):
+            labels = {"labels": {"rltrain.dev/run": f"run-{number}"}}
+            store.put(stored("Pod", f"p-{number}", 5, f"u-{number}", metadata=labels))
+            store.drop(stored("Pod", f"p-{number}", 6, f"u-{number}", metadata=labels, status=ended))
+            now += 60.0
+        assert len(store._ended) <= 11
+        assert store.ended_pods(("team-a", "run-99"))
+        assert store.ended_pods(("team-a", "run-0")) == []
+
+    def test_a_label_that_changes_takes_the_object_to_another_run(self) -> None:
+        store = Store()
+        store.put(stored("Pod", "p", 5))
+        other = {"labels": {"rltrain.dev/run": "other"}}
+        assert store.put(stored("Pod", "p", 6, metadata=other)) == [("team-a", "other")]
+        assert list(store.of_run(KEY)) == []
+
+    def test_objects_without_our_label_concern_nobody(self) -> None:
+        assert Store().put(stored("Pod", "p", 5, metadata={"labels": {}})) == []
