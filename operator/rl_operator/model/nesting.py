@@ -12,7 +12,7 @@ DEEPEST: Final = 128
 _TOKEN: Final = re.compile(rb'"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | str) -> Any:
     """JSON. Where it is nested too deeply to be read, what lies too deep is null.
 
     Raises:
@@ -21,7 +21,7 @@ def loads(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError:
-        return json.loads(_cut(data))
+        return json.loads(_cut(data if isinstance(data, bytes) else data.encode(errors="replace")))
 
 
 def _cut(data: bytes) -> bytes:
