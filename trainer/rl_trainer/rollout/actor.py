@@ -25,7 +25,8 @@ from rl_trainer.buffer.state import Ticket
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
-from rl_trainer.rollout.engines.base import SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
 from rl_trainer.tasks import Prompt, load_task
 from rl_trainer.tasks.split import heldout_count
