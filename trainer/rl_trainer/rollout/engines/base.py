@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -65,9 +66,9 @@ class GenerationResult:
     """One finished sequence of T tokens.
 
     `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
-    each token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k
-    and top-p; for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that
-    sampled each token.
+    each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
+    top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
+    weight version that sampled each token.
     """
 
     id: Hashable
@@ -134,18 +135,20 @@ def create_engine(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int | None = None,
+    cuts: bool = False,
 ) -> Engine:
     """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
     decoder does not run).
 
-    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
+    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too. `cuts`: whether
+    sampled requests have a top_p or top_k, for which vLLM is set up differently (`vllm_needs.check_sampling`).
     Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
     """
     engine: Callable[..., Engine]
     if kind == "vllm":
         from rl_trainer.rollout.engines.vllm import VllmEngine
 
-        engine = VllmEngine.open
+        engine = partial(VllmEngine.open, cuts=cuts)
     else:
         from rl_trainer.model.config import is_supported
 
