@@ -14,7 +14,8 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPTS, GROUP_SIZE = 6, 4
