@@ -20,7 +20,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     from worker_head import resident, start_high_water
 
     from rl_api import RunSpec
-    from rl_trainer.algorithms.losses import LossDenominators
+    from rl_trainer.algorithms.denominators import LossDenominators
     from rl_trainer.learner.batch import Sample
     from rl_trainer.learner.rank import Learner, MiniBatch
 

@@ -11,8 +11,9 @@ import torch
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.batch_advantages import batch_advantages, kl_in_reward
-from rl_trainer.algorithms.losses import KlEstimator, kl_penalty
+from rl_trainer.algorithms.losses import kl_penalty
 from rl_trainer.algorithms.reward_shaping import (
+    KlEstimator,
     kl_estimates,
     overlong_penalty,
     penalized_rewards,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import MicroBatch, Sample, collate
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.library_model import LibraryModel

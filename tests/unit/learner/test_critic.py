@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import Sample, collate
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.rank import Learner, MiniBatch

@@ -12,7 +12,7 @@ import torch
 
 from rl_api import RunSpec
 from rl_api.recipes import RECIPES
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import Sample, collate
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.loader import resolve_model

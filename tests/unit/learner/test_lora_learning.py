@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_folders import save_model
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import Sample, collate
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.model.decoder import load_decoder, save_hf_folder
+from rl_trainer.model.decoder import load_decoder
 from rl_trainer.model.loader import resolve_model
 
 
@@ -95,7 +96,9 @@ def test_the_warm_start_trains_all_weights_and_makes_the_base(folder: Path) -> N
     warm = published(learner)
     assert not torch.equal(warm["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
     learner.start_reinforcement()
+    assert all((p.grad is not None) == p.requires_grad for p in learner.model.parameters())
     update(learner, 1)
+    assert all(p.grad is None for p in learner.model.parameters() if not p.requires_grad)
     assert torch.equal(published(learner)["model.embed_tokens.weight"], warm["model.embed_tokens.weight"])
 
 
@@ -103,9 +106,9 @@ def test_a_resumed_learner_goes_on_bit_by_bit(folder: Path, tmp_path: Path) -> N
     straight = Learner(folder, spec())
     straight.start_reinforcement()
     initial, merged = tmp_path / "initial", tmp_path / "model"
-    save_hf_folder(straight.model, folder, initial)
+    save_model(straight.model, folder, initial)
     update(straight, 0)
-    save_hf_folder(straight.model, folder, merged)
+    save_model(straight.model, folder, merged)
     moments = {name: value.clone() for name, value in straight.optimizer_state().items()}
     adapter, steps = straight.adapter_state(), straight.optimizer_steps
     resumed = Learner(merged, spec())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +22,7 @@ from rl_trainer.algorithms.reward_shaping import (
     token_rewards,
 )
 from rl_trainer.algorithms.value_targets import ValueTargets, value_targets
-
-if TYPE_CHECKING:
-    from rl_trainer.trajectory import GroupMeta
+from rl_trainer.trajectory import GroupMeta
 
 Advantage = float | npt.NDArray[np.float64] | ValueTargets
 """Of one answer: one number for all its tokens, or one for each sampled token, with a critic also what that learns."""

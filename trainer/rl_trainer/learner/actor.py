@@ -19,17 +19,19 @@ from torch import Tensor
 from rl_api import RunSpec
 from rl_api.errors import ObjectiveError
 from rl_trainer.algorithms.batch_advantages import Advantage
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.algorithms.value_targets import ValueTargets, value_metrics
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.buffer.state import TakenGroup
-from rl_trainer.checkpoint.state import Arrays, LearnerState, capture_rng, restore_rng, to_tensors
+from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
+from rl_trainer.checkpoint.state import Arrays, LearnerState
 from rl_trainer.flow.calls import answer, answers
 from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
-from rl_trainer.learner.rank import Learner, MiniBatch, TokenEstimates, UpdateResult
+from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.groups import Reservation
@@ -90,10 +92,10 @@ class LearnerActor:
         """
         adapter, critic = state.adapter, state.critic
         self.learner.resume(
-            None if initial is None else initial.open(), None if adapter is None else to_tensors(adapter)
+            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
         )
-        self.learner.load_optimizer_state(to_tensors(state.optimizer), state.optimizer_steps)
-        self.learner.load_critic(None if critic is None else to_tensors(critic))
+        self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
+        self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -381,6 +383,11 @@ def _in_order(
             return None
         whole.update(zip(part, arrays, strict=True))
     return [whole[index] for index in range(len(whole))]
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Copies: what comes through the object store is read-only."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:

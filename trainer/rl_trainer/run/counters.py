@@ -8,18 +8,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_api import Progress, RunSpec
+from rl_trainer.algorithms.advantages import AdvantageStats
+from rl_trainer.buffer.actor import Batch
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import NAN, StepRecord
 from rl_trainer.observe.step_times import step_times
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.stopping import MEAN_REWARD_STEPS
-
-if TYPE_CHECKING:
-    from rl_trainer.algorithms.advantages import AdvantageStats
-    from rl_trainer.buffer.actor import Batch
-    from rl_trainer.learner.rank import UpdateResult
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20

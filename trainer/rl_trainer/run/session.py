@@ -16,9 +16,11 @@ import numpy.typing as npt
 from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.progress import Progress
-from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.advantages import AdvantageStats
+from rl_trainer.algorithms.batch_advantages import Advantage, kl_in_reward
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.state import BufferConfig
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.examples import Example, read_examples, write_examples
@@ -37,9 +39,6 @@ from rl_trainer.run.stopping import stop_reason
 from rl_trainer.run.supported import check_supported
 
 if TYPE_CHECKING:
-    from rl_trainer.algorithms.advantages import AdvantageStats
-    from rl_trainer.algorithms.batch_advantages import Advantage
-    from rl_trainer.learner.rank import UpdateResult
     from rl_trainer.rollout.actor import Answer
 
 # Of every answer one number for each sampled token.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.run.session import Session
 from rl_trainer.tasks import Prompt, Task
 
 if TYPE_CHECKING:
     from rl_trainer.learner.batch import Sample
-    from rl_trainer.run.session import Session
 
 # Far from every prompt that reinforcement learning will see of an endless task.
 FIRST_INDEX = 1_000_000_000
