@@ -98,7 +98,9 @@ def test_the_warm_start_trains_all_weights_and_makes_the_base(folder: Path) -> N
     warm = published(learner)
     assert not torch.equal(warm["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
     learner.start_reinforcement()
+    assert all((p.grad is not None) == p.requires_grad for p in learner.model.parameters())
     update(learner, 1)
+    assert all(p.grad is None for p in learner.model.parameters() if not p.requires_grad)
     assert torch.equal(published(learner)["model.embed_tokens.weight"], warm["model.embed_tokens.weight"])
 
 

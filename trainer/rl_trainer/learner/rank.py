@@ -215,6 +215,8 @@ class Learner:
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
         self.optimizer_steps = 0
+        # What learned in the warm start and is frozen now would keep all of its buffer alive by a view.
+        self.model.zero_grad(set_to_none=True)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._gradients = FlatGradients(self.parameters, self.device)
         options = self.spec.algorithm.optimizer

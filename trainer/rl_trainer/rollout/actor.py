@@ -27,6 +27,7 @@ from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
 from rl_trainer.tasks import Prompt, load_task
 from rl_trainer.tasks.split import heldout_count
@@ -95,6 +96,7 @@ class SamplerActor:
             slots=spec.sampler.max_sequences,
             dtype=getattr(torch, spec.model.dtype),
             device="cuda" if ray.get_gpu_ids() else "cpu",
+            cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
         )
         self.rollouts = Rollouts(
             self.engine,

@@ -65,9 +65,9 @@ class GenerationResult:
     """One finished sequence of T tokens.
 
     `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
-    each token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k
-    and top-p; for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that
-    sampled each token.
+    each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
+    top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
+    weight version that sampled each token.
     """
 
     id: Hashable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,16 +26,18 @@ def create_engine(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int | None = None,
+    cuts: bool = False,
 ) -> Engine:
     """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
     decoder does not run).
 
-    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
+    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too. `cuts`: whether
+    sampled requests have a top_p or top_k, for which vLLM is set up differently (`vllm_needs.check_sampling`).
     Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
     """
     engine: Callable[..., Engine]
     if kind == "vllm":
-        engine = VllmEngine.open
+        engine = partial(VllmEngine.open, cuts=cuts)
     elif is_supported(Path(folder)):
         engine = TorchEngine.open
     else:
