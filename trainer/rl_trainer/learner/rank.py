@@ -33,7 +33,7 @@ from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.algorithms.schedule import learning_rate
 from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
-from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.learner.batch import MicroBatch, collate
 from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.optimizer import AdamW
@@ -41,13 +41,14 @@ from rl_trainer.learner.packing import micro_batches
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
+from rl_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class MiniBatch:
     """This rank's part of one optimizer step."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[Trajectory]
     denominators: LossDenominators
 
 
@@ -135,7 +136,7 @@ class Learner:
         if self.critic is not None and tensors is not None:
             self.critic.load(tensors)
 
-    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+    def supervise(self, samples: Sequence[Trajectory], denominators: LossDenominators, rate: float) -> float:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
 
         def loss(batch: MicroBatch) -> LossOutput:
@@ -146,12 +147,15 @@ class Learner:
         self._step(metrics["loss"], rate)
         return metrics["loss"]
 
-    def update(self, plan: Sequence[MiniBatch], *, train_policy: bool = True) -> UpdateResult:
+    def update(
+        self, plan: Sequence[MiniBatch], *, version: int = 0, train_policy: bool = True
+    ) -> UpdateResult:
         """One training step: one optimizer step per mini-batch of `plan`, in order; of the critic too, where there is one.
 
-        `train_policy` False: only the critic learns.
+        `version`: of the weights that are trained. `train_policy` False: only the critic learns.
         """
-        prepared = [self._cut(part.samples) for part in plan]
+        aged = version if self._loss.proximal == "interpolated" else None
+        prepared = [self._cut(part.samples, aged) for part in plan]
         result = self._update_policy(plan, prepared) if train_policy else _NO_UPDATE
         if self.critic is None:
             return result
@@ -264,13 +268,13 @@ class Learner:
         return loss
 
     @torch.no_grad()
-    def token_estimates(self, samples: Sequence[Sample]) -> TokenEstimates:
+    def token_estimates(self, samples: Sequence[Trajectory]) -> TokenEstimates:
         """What the advantages of `samples` need of every sampled token, with the weights as they are.
 
         A sampled first token, which nothing predicts, has 0.
         """
         algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
-        kl = [np.zeros(int(sample.sampled.sum())) for sample in samples]
+        kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]
         for cut in self._micro_batches(samples):
             batch = collate([samples[index] for index in cut], self.device)
@@ -293,12 +297,13 @@ class Learner:
         log_probs, _ = self._log_probs(self.model, batch, self.spec.sampler.temperature)
         return replace(batch, old_log_probs=log_probs)
 
-    def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def _cut(self, samples: Sequence[Trajectory], version: int | None = None) -> list[MicroBatch]:
         return [
-            collate([samples[index] for index in cut], self.device) for cut in self._micro_batches(samples)
+            collate([samples[index] for index in cut], self.device, version)
+            for cut in self._micro_batches(samples)
         ]
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+    def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         lengths = [len(sample.tokens) for sample in samples]
         return micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
 

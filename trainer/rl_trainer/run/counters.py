@@ -135,8 +135,8 @@ def step_record(
     """
     counters.saw_step(wall_seconds, rewards.reward_mean)
     version = (counters.step - 1) // spec.weight_sync.every_steps
-    lengths = [length for group in batch.groups for length in group.meta.lengths]
-    staleness = [version - group.meta.min_version for group in batch.groups]
+    lengths = [length for group in batch.groups for length in group.lengths]
+    staleness = [version - group.min_version for group in batch.groups]
     tokens = sum(lengths)
     times = step_times(spans)
     metrics = update.metrics
@@ -149,7 +149,7 @@ def step_record(
         heldout_score=counters.heldout if counters.heldout_step == counters.step else None,
         response_length_mean=tokens / len(lengths),
         response_length_max=max(lengths),
-        truncated_fraction=sum(sum(group.meta.extra["truncated"]) for group in batch.groups) / len(lengths),
+        truncated_fraction=sum(sum(group.truncated) for group in batch.groups) / len(lengths),
         kl=metrics.get("kl", NAN),
         entropy=metrics.get("entropy", NAN),
         clip_fraction=metrics.get("clip_fraction", NAN),
@@ -183,7 +183,7 @@ def step_record(
         groups_dropped=dict(buffer["drops"]),
         zero_variance_groups=rewards.zero_variance_groups,
         skipped_steps=counters.skipped,
-        prompts=[group.meta.group_id for group in batch.groups],
+        prompts=[group.group_id for group in batch.groups],
         weight_version=counters.step // spec.weight_sync.every_steps,
     )
 

@@ -17,7 +17,8 @@ from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.progress import Progress
 from rl_trainer.algorithms.advantages import AdvantageStats
-from rl_trainer.algorithms.batch_advantages import Advantage, kl_in_reward
+from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.state import BufferConfig
 from rl_trainer.learner.results import UpdateResult
@@ -178,7 +179,7 @@ class Session(Attempt):
             call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
             batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
         for group in batch.groups:
-            self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
+            self._step_spans.extend(group.spans)
         return batch
 
     def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:
