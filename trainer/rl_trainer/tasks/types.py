@@ -154,10 +154,6 @@ class Task(Protocol):
         """
         ...
 
-    def exact(self, prompt: Prompt, completion: str) -> bool:
-        """Whether the stripped completion is the answer; without one, whether the task's score is full."""
-        ...
-
     def solution(self, prompt: Prompt) -> list[Segment]:
         """What a perfect model would write (and read in between), for the warm start.
 
