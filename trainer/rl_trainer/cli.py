@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl_api import load_run
 from rl_api.cli import add_validate_parser, run_validate
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
@@ -108,8 +109,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from rl_api import load_run
-
     run = load_run(args.file, args.overrides)
     if args.resume and args.overwrite:
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")

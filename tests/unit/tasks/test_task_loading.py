@@ -93,7 +93,7 @@ def test_exact_is_by_the_answer_whatever_the_rewards(load):
     task = load(rewards=[{"rule": "regex", "pattern": "."}])
     prompt = task.prompt(0)
     assert task.score(prompt, "x") == Score(1.0, False, {"regex": 1.0})
-    assert task.exact(prompt, prompt.answer)
+    assert task.score(prompt, prompt.answer).exact
 
 
 def test_an_answer_that_is_empty_is_an_answer(load):
@@ -107,7 +107,7 @@ def test_prompts_without_answers(load, tmp_path):
     task = load(lines=[{"prompt": "write a word"}], rewards=rewards)
     prompt = task.prompt(0)
     assert task.score(prompt, "word") == Score(1.0, False, {"regex": 1.0})
-    assert not task.exact(prompt, "")
+    assert not task.score(prompt, "").exact
     with pytest.raises(
         TaskError, match=r"warmStart: task data.jsonl has no single right answer to learn from"
     ):
