@@ -10,15 +10,18 @@ from typing import Any
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import Container, Live, Pod, Ray, Reading, World
+from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, World
 from rl_operator.model.settings import Settings
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 from rl_operator.render.objects import run_objects
 from rl_operator.render.rayjob import ray_job
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 SETTINGS = Settings()
+KEY = ("team-a", "sums")
+OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
 
 SPEC: dict[str, Any] = {
     "model": {"source": "tiny"},
@@ -159,6 +162,19 @@ def live_objects(effective: Effective) -> dict[tuple[str, str], Live]:
     }
 
 
+def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
+    """An object of the run as the API server holds it."""
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+        **parts.pop("metadata", {}),
+    }
+    return {"kind": kind, "metadata": metadata, **parts}
+
+
 class Story:
     """A run that is looked at again and again; each look begins with what the last one wrote."""
 
@@ -216,6 +232,13 @@ class Story:
             pods=all_pods(attempt),
             reading=make_reading(attempt=attempt, time=self.now),
         )
+
+    def answered(self, state: str, message: str = "", attempt: int = 1, **changes: Any) -> Decision:
+        """The driver was asked for the checkpoint that is wished for, and this became of it."""
+        if "checkpointRequest" not in self.run["status"]:
+            self.look()
+        wish = self.run["status"]["checkpointRequest"]["id"]
+        return self.look(ask=Ask(wish, attempt, state, message), **changes)  # type: ignore[arg-type]
 
     def fail(self, message: str, attempt: int = 1) -> Decision:
         """The attempt's job ends with an error."""

@@ -17,7 +17,8 @@ from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
 from rl_trainer.rollout.engines import vllm as vllm_engine
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.library import LibraryEngine
 from rl_trainer.rollout.engines.torch import TorchEngine
 from rl_trainer.rollout.engines.vllm import VllmEngine, cache_bytes
@@ -45,6 +46,14 @@ def engine(opened: VllmEngine, weights: dict[str, torch.Tensor]) -> Iterator[Vll
     opened.load_weights(weights, 0)
     yield opened
     drain(opened)
+
+
+@pytest.fixture(scope="module")
+def cutting(folder: Path) -> VllmEngine:
+    """An engine for requests with top-p or top-k."""
+    engine = create_engine(folder, kind="vllm", slots=SLOTS, cuts=True)
+    assert isinstance(engine, VllmEngine)
+    return engine
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +91,23 @@ def test_greedy_tokens_equal_the_torch_engine(engine: VllmEngine, folder: Path):
         {"temperature": 0.6},
         {"temperature": 1.7},
         {"top_k": 5},
-        {"temperature": 1.3, "top_p": 0.8},
-        {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        {"top_p": 0.8},
+        {"top_k": 20, "top_p": 0.9},
     ],
     ids=str,
 )
-def test_logprobs_are_those_of_the_distribution_sampled_from(
+def test_logprobs_are_those_of_all_tokens_at_the_temperature(
     params: dict[str, float],
     engine: VllmEngine,
+    cutting: VllmEngine,
     decoder: Decoder,
     record_property: Callable[[str, object], None],
 ):
     work = requests(prompts(20), 30, **params)
+    if params.keys() & {"top_k", "top_p"}:
+        with pytest.raises(ValueError, match="but the engine was opened with cuts=False"):
+            engine.add(work)
+        engine = cutting
     engine.add(work)
     found = drain(engine)
     apart = max(
@@ -104,9 +118,9 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
     assert apart < CLOSE
 
 
-def test_greedy_and_sampled_sequences_share_a_batch(engine: VllmEngine, decoder: Decoder):
-    texts = prompts(6)
-    kinds = [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 3}]
+def test_greedy_and_sampled_sequences_share_a_batch(cutting: VllmEngine, decoder: Decoder):
+    engine, texts = cutting, prompts(6)
+    kinds = [{"temperature": 0.0}, {"top_p": 0.8}, {"top_k": 3}]
     work = [
         GenerationRequest(place, text, SamplingParams(20, **kinds[place % 3]), place)
         for place, text in enumerate(texts)

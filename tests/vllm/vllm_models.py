@@ -84,19 +84,27 @@ def drain(engine: Engine, limit: int = 10_000) -> dict[Any, GenerationResult]:
 
 
 def exact_logprobs(model: Decoder, request: GenerationRequest, tokens: np.ndarray) -> np.ndarray:
-    """Of tokens that were sampled for a request, by one forward pass of our decoder and our own definition."""
+    """Of tokens that were sampled for a request, by one forward pass of our decoder and our own definition; all of them
+    must be among those that top-k and top-p leave."""
     params = request.params
     text = torch.from_numpy(np.concatenate((request.prompt, tokens)).astype(np.int64))[None]
     with torch.no_grad():
         logits = model(text)[0, len(request.prompt) - 1 : -1]
     count = len(tokens)
-    sampling = BatchSampling.of(
-        np.full(count, params.temperature, np.float32),
-        np.full(count, params.top_k, np.int64),
-        np.full(count, params.top_p, np.float32),
-        VOCAB,
-        torch.device("cpu"),
-    )
     chosen = torch.from_numpy(tokens.astype(np.int64))[:, None]
-    found: np.ndarray = distribution(logits, sampling).gather(1, chosen).log().squeeze(1).numpy()
+    cut, whole = (
+        distribution(
+            logits,
+            BatchSampling.of(
+                np.full(count, params.temperature, np.float32),
+                np.full(count, top_k, np.int64),
+                np.full(count, top_p, np.float32),
+                VOCAB,
+                torch.device("cpu"),
+            ),
+        ).gather(1, chosen)
+        for top_k, top_p in ((params.top_k, params.top_p), (0, 1.0))
+    )
+    assert params.temperature == 0 or bool((cut > 0).all())
+    found: np.ndarray = whole.log().squeeze(1).numpy()
     return found

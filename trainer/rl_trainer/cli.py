@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl_api import load_run
 from rl_api.cli import add_validate_parser, run_validate
-from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
 from rl_trainer.run.stopping import StopRequest
 
@@ -85,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--overwrite", action="store_true", help="remove an earlier run from the run folder first"
     )
+    run.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="start Ray's own dashboard too, for the length of the run, and say where: what its actors and tasks do",
+    )
     run.set_defaults(command=_run)
 
     validate = add_validate_parser(commands)
@@ -103,13 +109,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from rl_api import load_run
-
     run = load_run(args.file, args.overrides)
     if args.resume and args.overwrite:
-        from rl_api.errors import InvalidConfig
-
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
+    if args.dashboard and run.spec.trainer.kind != "rltrain":
+        raise InvalidConfig(
+            f"--dashboard: found with trainer.kind {run.spec.trainer.kind}, whose Ray is its own; allowed with rltrain"
+        )
     # Only now: importing Ray takes seconds, and a mistake in the file should not.
     from rl_trainer.observe.console import Console
     from rl_trainer.run.run_folder import RunFolder
@@ -135,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
         from rl_trainer.driver import train
 
         try:
-            train(run, folder, console, stop, debug=args.debug)
+            train(run, folder, console, stop, debug=args.debug, dashboard=args.dashboard)
         except (ActorDied, DeadlineExceeded) as error:
             if not stop.requested:
                 raise

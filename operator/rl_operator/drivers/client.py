@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol
 
 import aiohttp
-from pydantic import ValidationError
 
-from rl_api.progress import CheckpointStatus, Progress
+from rl_api.progress import WISH_HEADER, CheckpointStatus, Progress, read_checkpoint, read_progress
 
 _STATUS_SECONDS: Final = 3.0
 _LARGEST: Final = 1 << 20
@@ -60,23 +60,26 @@ class Drivers:
         return self._template.format(service=service, namespace=run[0], run=run[1], port=port)
 
     async def status(self, url: str, token: str) -> tuple[Progress, CheckpointStatus | None]:
-        """Ask for progress and the newest checkpoint.
+        """Ask for progress and the newest checkpoint. A figure that is none counts as not said.
 
         Raises:
             DriverError: no usable answer came in time.
         """
         async with self._places:
             document = await self._request("GET", f"{url}/status", token, _STATUS_SECONDS)
-        checkpoint = document.pop("checkpoint", None)
         try:
-            progress = Progress.model_validate(document)
-            return progress, CheckpointStatus.model_validate(checkpoint) if checkpoint else None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise DriverError(f"its answer has a wrong field {first['loc']}: {first['msg']}") from error
+            return read_progress(document), read_checkpoint(document.get("checkpoint"))
+        except ValueError as error:
+            raise DriverError(_clean(error)) from error
 
-    async def checkpoint(self, url: str, token: str, seconds: float) -> CheckpointStatus | None:
-        """Ask for a checkpoint, and wait until it is written.
+    async def checkpoint(self, url: str, token: str, wish: str, seconds: float) -> CheckpointStatus | None:
+        """Ask for a checkpoint, and wait until it is written. A driver that has heard of this wish goes on with it.
+
+        Args:
+            url: where the driver answers.
+            token: that it wants.
+            wish: id of the wish. It travels as a header, which trainers that know nothing of it disregard.
+            seconds: that it may take.
 
         Raises:
             DriverRefused: the run keeps no checkpoints.
@@ -84,15 +87,11 @@ class Drivers:
             DriverError: none was written in time.
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
-        document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body)
-        try:
-            return (
-                CheckpointStatus.model_validate(document["checkpoint"])
-                if document.get("checkpoint")
-                else None
-            )
-        except ValidationError:
-            return None
+        headers = {WISH_HEADER: wish}
+        document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
+        if document.get("id", wish) != wish:
+            raise DriverError("its answer is to another request")
+        return read_checkpoint(document.get("checkpoint"))
 
     async def _request(
         self,
@@ -101,6 +100,7 @@ class Drivers:
         token: str,
         seconds: float,
         body: dict[str, Any] | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256))
@@ -110,7 +110,7 @@ class Drivers:
                 method,
                 url,
                 json=body,
-                headers={"Authorization": f"Bearer {token}"},
+                headers={"Authorization": f"Bearer {token}", **(more or {})},
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as response:
@@ -128,14 +128,14 @@ class Drivers:
             self._calls.driver_called(url.rpartition("/")[2], result)
         try:
             document = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise DriverError(f"its answer (status {status}) is no JSON object")
         if status == 409:
-            raise DriverRefused(str(document.get("error", "it refuses")))
+            raise DriverRefused(_clean(document.get("error", "it refuses")))
         if status != 200:
-            raise DriverError(str(document.get("error", f"status {status}"))[:300])
+            raise DriverError(_clean(document.get("error", f"status {status}")))
         return document
 
 
@@ -146,6 +146,11 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(data) > _LARGEST:
             raise DriverError(f"its answer is longer than {_LARGEST} bytes")
     return data
+
+
+def _clean(said: object) -> str:
+    """What a driver says, as it can be stored in a status: of bounded length, and nothing that is no text."""
+    return str(said)[:300].encode(errors="replace").decode()
 
 
 def _sentence(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rl_operator.kube.applied import with_nulls
 from rl_operator.kube.wire import version_of
 from rl_operator.model.names import KIND, RUN_LABEL, Manifest
+from rl_operator.model.nesting import shallow
 from rl_operator.model.parse import parse_group, parse_live, parse_pod, parse_ray
 from rl_operator.model.seen import Live, Pod, Ray, SamplerGroup
 
@@ -222,4 +223,9 @@ def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | No
     annotations = metadata.pop("annotations", None) or {}
     if kind != KIND:
         return {**document, "metadata": metadata}
-    return {**document, "metadata": metadata, "spec": with_nulls(document.get("spec"), annotations)}
+    document = shallow(document)
+    status = document.get("status")
+    begun = status.get("nulls") if isinstance(status, dict) else None
+    nulls = with_nulls(document.get("spec"), annotations, begun if isinstance(begun, list) else None)
+    seen = {"metadata": metadata, "spec": nulls.spec, "nulls": nulls.paths, "lateNulls": nulls.late}
+    return {**document, **seen}

@@ -223,10 +223,12 @@ class Api:
                 raise ApiError(409, "Conflict", error.message) from error
             raise
 
-    async def patch(self, kind: str, namespace: str, name: str, operations: Manifests) -> Manifest:
+    async def patch(
+        self, kind: str, namespace: str, name: str, operations: Manifests, subresource: str = ""
+    ) -> Manifest:
         """JSON patch of what is not ours alone; refused (`conflict`) when one of its tests fails."""
         query = {"fieldManager": FIELD_MANAGER}
-        where = path(kind, namespace, name)
+        where = path(kind, namespace, name, subresource)
         try:
             return parsed(await self.request("patch", "PATCH", where, kind, query, operations, JSON_PATCH))
         except ApiError as error:
@@ -235,6 +237,16 @@ class Api:
             ):  # a wrong value has causes, a test that fails has none
                 raise ApiError(409, "Conflict", f"{kind} {name} is not what it was taken for") from error
             raise
+
+    async def has_group(self, group: str) -> bool:
+        """Whether the cluster serves an API group, in whichever version."""
+        try:
+            await self.request("get", "GET", f"/apis/{group}", "APIGroup")
+        except ApiError as error:
+            if error.missing:
+                return False
+            raise
+        return True
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
         """Delete an object, and in the background what it owns; nothing happens when it is gone already."""

@@ -6,7 +6,6 @@ The operator carries it over aiohttp (`rl_operator.kube.client`), the command li
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 from rl_api.errors import RLTrainError
 from rl_operator.model.names import Manifest
+from rl_operator.model.nesting import loads
 
 
 @dataclass(frozen=True)
@@ -87,26 +87,14 @@ class ApiError(RLTrainError):
         return self.details.get("causes") or []
 
 
-_DEEPEST: Final = 100_000
-"""Levels of nesting that are read: the API server takes 10,000, Python alone a tenth of that."""
-
-
 def parsed(data: bytes | str) -> Manifest:
-    """An answer's JSON object, however deep: one odd object in a list must not hide the others.
+    """An answer's JSON object, without what lies too deep in it: one odd object in a list must not hide the others.
 
     Raises:
         ApiError: it is none.
     """
     try:
-        try:
-            found = json.loads(data)
-        except RecursionError:
-            limit = sys.getrecursionlimit()
-            sys.setrecursionlimit(_DEEPEST)
-            try:
-                found = json.loads(data)
-            finally:
-                sys.setrecursionlimit(limit)
+        found = loads(data)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -10,6 +10,8 @@ from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import ResourcesSpec, RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.settings import Settings
+from rl_operator.plan.backends import backend_of
+from rl_operator.plan.pools import where
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,12 @@ class Role:
     @property
     def where(self) -> str:
         """Its pools for people: `pool h100`, or `pools h100, h100-spot`."""
-        return f"pool{'s' * (len(self.pools) > 1)} {', '.join(pool.name for pool in self.pools)}"
+        return where(self.pools)
 
     @property
     def at_start(self) -> int:
         """Pods that an attempt begins with."""
         return self.replicas if self.least is None else self.least
-
-
-def worker_roles(spec: RunSpec) -> tuple[str, ...]:
-    """The roles besides the head: a program of the user's may do without, and verl samples where it learns."""
-    if spec.trainer.kind == "command":
-        return spec.trainer.workers
-    return (LEARNER,) if spec.trainer.kind == "verl" else (LEARNER, SAMPLER)
 
 
 def make_roles(
@@ -93,7 +88,6 @@ def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], sett
 
 def _learner(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
     pool, learner = pools[0], spec.learner
-    each = (pool.accelerators_per_node or 1) if spec.trainer.kind == "verl" else 1
     return Role(
         LEARNER,
         learner.replicas,
@@ -102,7 +96,7 @@ def _learner(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], s
         _cpu(pool, learner.threads, settings),
         learner.threads,
         _memory(pool, settings),
-        accelerators=0 if pool.accelerator_resource is None else each,
+        accelerators=0 if pool.accelerator_resource is None else backend_of(spec).learner_accelerators(pool),
     )
 
 

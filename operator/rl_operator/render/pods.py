@@ -7,13 +7,14 @@ from typing import Any, Final
 from rl_operator.model.names import (
     HEAD,
     LEARNER,
+    RAY_PORTS,
     Manifest,
     attempt_name,
     folder_name,
     pod_labels,
     secret_name,
 )
-from rl_operator.plan.effective import RAY_PORTS, Effective
+from rl_operator.plan.effective import Effective
 from rl_operator.plan.pools import accelerator_resources, pod_placement
 from rl_operator.plan.roles import Role
 from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
@@ -76,8 +77,8 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         spec["priorityClassName"] = effective.spec.scheduling.priority_class
     if role.name == HEAD:
         _add_head_parts(effective, attempt, spec, container)
-    # verl's workers write its checkpoints themselves: the claim must be one that several nodes can mount.
-    if role.name == HEAD or (effective.spec.trainer.kind == "verl" and effective.claim is not None):
+    # Where workers write too, the claim must be one that several nodes can mount.
+    if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
         _add_storage(effective, spec, container)
     return {"metadata": {"labels": labels}, "spec": spec}
 
@@ -121,8 +122,9 @@ def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifes
     if role.name != HEAD:
         return [{"name": name, "value": value} for name, value in values.items()]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
-    if effective.spec.trainer.kind == "verl":
-        values["RLTRAIN_ACCELERATORS"] = str(effective.role(LEARNER).accelerators)  # of one node
+    values |= effective.backend.environment(
+        effective.role(LEARNER).accelerators if effective.has(LEARNER) else 0
+    )
     # No two heads have the same token: whoever holds an older one must not write any more. An attempt has several heads,
     # one after another, when its queue takes its quota back and gives it again.
     values["RLTRAIN_FENCE"] = f"{effective.uid}/{attempt}/$({_POD})"

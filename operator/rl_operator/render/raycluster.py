@@ -12,7 +12,6 @@ from rl_operator.model.names import (
     Manifest,
     attempt_labels,
     attempt_name,
-    owner,
 )
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.roles import Role
@@ -75,16 +74,21 @@ def cluster_labels(effective: Effective, attempt: int) -> dict[str, str]:
     return labels | ({QUEUE_LABEL: queue} if queue else {})
 
 
+def held_back(effective: Effective) -> Manifest:
+    """Fields of a RayJob or RayCluster that a queue admits: no pod of it starts until somebody does.
+
+    Where Kueue is, it sets this itself; where it is not, nobody takes a queue's name for an admission.
+    """
+    return {"suspend": True} if effective.spec.scheduling.queue is not None else {}
+
+
 def ray_cluster(effective: Effective, attempt: int) -> Manifest:
     """The RayCluster of a run with `workload: Cluster`, on which people work by hand."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": {
-            "name": attempt_name(effective.name, attempt),
-            "namespace": effective.namespace,
-            "labels": cluster_labels(effective, attempt),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
-        "spec": cluster_spec(effective, attempt),
+        "metadata": effective.metadata(
+            attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
+        ),
+        "spec": {**held_back(effective), **cluster_spec(effective, attempt)},
     }

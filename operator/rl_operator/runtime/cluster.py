@@ -13,8 +13,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rl_api.progress import Condition
 from rl_operator.decide.queueing import STOPPED
 from rl_operator.decide.status import known_status
+from rl_operator.decide.unreadable import condition_patch
 from rl_operator.kube.apply import bring
 from rl_operator.kube.cache import Key, Store
 from rl_operator.kube.client import Api
@@ -34,6 +36,7 @@ LOG = logging.getLogger("rl_operator")
 
 _EVENTS_SECONDS: Final = 5.0
 _CLAIM_SECONDS: Final = 4.0
+_KUEUE_SECONDS: Final = 10.0
 _SCALE_SECONDS: Final = 20.0
 
 
@@ -46,13 +49,14 @@ class Cluster:
 
     def __init__(self, api: Api, store: Store, settings: Settings) -> None:
         self.api, self.store, self.settings = api, store, settings
+        self._kueue: tuple[float, bool] | None = None
         self._known_events: dict[tuple[str, str], tuple[float, list[Event]]] = {}
 
     def plan(self, run: Manifest, memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed."""
-        metadata = run["metadata"]
-        key = (metadata.get("uid"), metadata.get("generation"), self.store.profiles_version())
-        if memory.plan is None or memory.plan_of != key or not metadata.get("generation"):
+        # Not its generation: a null that is applied anew changes an annotation alone.
+        key = (run["metadata"].get("uid"), run.get("spec"), self.store.profiles_version())
+        if memory.plan is None or memory.plan_of != key:
             memory.plan, memory.plan_of = plan(run, self.store.profiles(), self.settings), key
         return memory.plan
 
@@ -81,6 +85,8 @@ class Cluster:
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
+        if any(ray.held for ray in world.rays):
+            changes["kueue"] = await self.kueue()
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
         if world.rays and (not ready or any(ray.held for ray in world.rays)):
             changes["events"] = await self._said(key, world)
@@ -315,6 +321,29 @@ class Cluster:
         manifest = _identity(world, version)
         manifest["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.store.put(await self.api.apply(manifest, "status"))
+
+    async def say(self, run: Manifest, condition: Condition) -> None:
+        """Write one condition of a run whose status is otherwise left as it is.
+
+        Raises:
+            ApiError: it cannot be written, for now.
+        """
+        patch = condition_patch(run, condition)
+        namespace, name = run["metadata"]["namespace"], run["metadata"]["name"]
+        try:
+            if patch:
+                self.store.put(await self.api.patch(KIND, namespace, name, patch, "status"))
+        except ApiError as error:
+            if error.passing or error.conflict:
+                raise
+            LOG.warning("it cannot be shown: %s", error, extra={"namespace": namespace, "run": name})
+
+    async def kueue(self) -> bool:
+        """Whether the cluster has Kueue."""
+        now = time.monotonic()
+        if self._kueue is None or now - self._kueue[0] > _KUEUE_SECONDS:
+            self._kueue = (now, await self.api.has_group("kueue.x-k8s.io"))
+        return self._kueue[1]
 
     async def look_anew(self, key: Key, uid: str) -> bool:
         """After a conflict: see the run as it is now; whether it is still the one with this uid."""

@@ -7,19 +7,22 @@ import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from rl_api.progress import Progress
+from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.decide.status import merge_progress
-from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
+from rl_operator.decide.status import news
+from rl_operator.decide.unreadable import hands_off
+from rl_operator.drivers.ask import Asks
+from rl_operator.drivers.client import Drivers
+from rl_operator.drivers.pull import Pulls
 from rl_operator.kube.cache import WATCHED, Key, Store
 from rl_operator.kube.client import Api
 from rl_operator.kube.watch import Watch
 from rl_operator.kube.wire import ApiError
-from rl_operator.model.decision import Decision, Pull
+from rl_operator.model.decision import Decision
 from rl_operator.model.names import MANAGED_SELECTOR, Manifest
-from rl_operator.model.seen import Ask, Reading, World
+from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.runtime.cluster import Cluster, NameTaken
 from rl_operator.runtime.memory import Memory
@@ -31,7 +34,6 @@ LOG = logging.getLogger("rl_operator")
 _OURS: Final = ("RLTrainingRun", "RLTrainingProfile")
 _RECONCILE_SECONDS: Final = 60.0
 _PRIME_SECONDS: Final = 60.0
-_PULL_SECONDS: Final = 1.0
 _LONGEST_BACK_OFF: Final = 60.0
 _AT_ONCE: Final = 3
 """So many conflicts in a row are each answered with a new look at once."""
@@ -64,8 +66,8 @@ class Controller:
         ]
         self.finished_at = time.monotonic()
         self._memory: dict[Key, Memory] = {}
-        self._pulls: dict[Key, tuple[Pull, asyncio.Task[None]]] = {}
-        self._asks: dict[Key, asyncio.Task[None]] = {}
+        self._pulls = Pulls(self.drivers, self.queue.add_after, news)
+        self._asks = Asks(self.drivers, self.queue.add)
 
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture; an API server that is starting itself is
@@ -118,8 +120,10 @@ class Controller:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in (*tasks, *self._asks.values(), *(task for _, task in self._pulls.values())):
+            for task in tasks:
                 task.cancel()
+            self._pulls.close()
+            self._asks.close()
             await self.drivers.close()
 
     async def _work(self) -> None:
@@ -144,9 +148,31 @@ class Controller:
             reason = error.reason if isinstance(error, ApiError) else type(error).__name__
             anew = isinstance(error, ApiError) and error.conflict and await self._look_anew(key)
             self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s", anew)
-        except Exception:
-            LOG.exception("a reconcile failed", extra=_about(key))
-            self._failed(key, "Unexpected", "unexpected error, see above")
+        except Exception as error:
+            await self._unexpected(key, error)
+
+    async def _unexpected(self, key: Key, error: Exception) -> None:
+        """A fault of ours, or an object that nobody thought of: the run is left alone, and the log has it once."""
+        memory, run = self._memory_of(key), self.store.run(key)
+        why = one_line(f"unexpected {type(error).__name__}: {error}", 300)
+        if memory.unreadable != why:
+            LOG.error("a reconcile failed", exc_info=error, extra=_about(key))
+        if run is not None:
+            now = datetime.now(UTC).replace(microsecond=0)
+            try:
+                await self._leave_alone(key, run, hands_off(run, now, "Unexpected", why), memory)
+            except ApiError as second:
+                LOG.warning("the error cannot be shown: %s", second, extra=_about(key))
+        self._failed(key, "Unexpected", why)
+
+    async def _leave_alone(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
+        """Nothing can be decided about a run: say so, and do nothing with it."""
+        if memory.unreadable != decision.unreadable:
+            LOG.error("nothing is done with this run: %s", decision.unreadable, extra=_about(key))
+        memory.unreadable = decision.unreadable
+        self._pulls.leave(key)
+        self.queue.add_after(key, decision.requeue)
+        await self.cluster.say(run, decision.status.conditions[0])
 
     async def _look_anew(self, key: Key) -> bool:
         """After a conflict: see the run as it is, so that it is decided upon anew and at once."""
@@ -162,7 +188,7 @@ class Controller:
         wait = min(0.5 * 2 ** min(memory.failures, 10), _LONGEST_BACK_OFF)
         if anew and memory.failures <= _AT_ONCE:
             wait = 0.0
-        level = logging.INFO if reason == "Conflict" else logging.WARNING
+        level = {"Conflict": logging.INFO, "Unexpected": logging.DEBUG}.get(reason, logging.WARNING)
         LOG.log(level, "%s; trying again in %.0f s", sentence, wait, extra=_about(key) | {"reason": reason})
         self.queue.add_after(key, wait)
 
@@ -195,6 +221,10 @@ class Controller:
     async def _decide(self, key: Key, world: World, memory: Memory) -> None:
         now = datetime.now(UTC).replace(microsecond=0)
         decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
+        if decision.unreadable:
+            await self._leave_alone(key, dict(world.run), decision, memory)
+            return
+        memory.unreadable = ""
         memory.begun = memory.begun or bool(decision.create)
         await self.cluster.make(world, decision, memory)
         if decision.create and self.queue.pressed:
@@ -213,9 +243,13 @@ class Controller:
             LOG.info("%s: %s", note.reason, note.message, extra=about)
         if len(decision.status.attempts) != before:
             memory.reading, memory.reading_error, memory.ask = None, "", None
-        self._pull(key, decision.pull, memory)
-        if decision.ask is not None and decision.pull is not None:
-            self._ask(key, decision.pull, decision.ask, memory)
+        if decision.pull is None:
+            self._pulls.leave(key)
+        else:
+            self._pulls.follow(key, decision.pull, memory)
+            wish = decision.status.checkpoint_request
+            if decision.ask is not None and wish is not None:
+                self._asks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
@@ -244,75 +278,15 @@ class Controller:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self.queue.forget(key)
-        self._pull(key, None, None)
-        task = self._asks.pop(key, None)
-        if task is not None:
-            task.cancel()
-
-    def _pull(self, key: Key, pull: Pull | None, memory: Memory | None) -> None:
-        known = self._pulls.get(key)
-        if known is not None and known[0] == pull and not known[1].done():
-            return
-        if known is not None:
-            known[1].cancel()
-            del self._pulls[key]
-        if pull is not None and memory is not None:
-            self._pulls[key] = (pull, asyncio.create_task(self._keep_pulling(key, pull, memory)))
-
-    async def _keep_pulling(self, key: Key, pull: Pull, memory: Memory) -> None:
-        """Ask a driver for its progress now and then, and wake the run when there is news."""
-        url, failures = self.drivers.url(key, pull.service, pull.port), 0
-        while True:
-            try:
-                progress, checkpoint = await self.drivers.status(url, memory.token or "")
-            except DriverError as error:
-                failures += 1
-                if failures >= 3 and memory.reading_error != str(error):
-                    memory.reading_error = str(error)
-                    self.queue.add(key)
-            except Exception:
-                LOG.exception("asking a driver failed", extra=_about(key))
-            else:
-                failures, memory.reading_error = 0, ""
-                old = memory.reading
-                memory.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
-                if old is None or _news(old, progress) or old.checkpoint != checkpoint:
-                    self.queue.add(key)
-            await asyncio.sleep(_PULL_SECONDS)
-
-    def _ask(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
-        task = self._asks.get(key)
-        if task is None or task.done():
-            memory.ask = Ask(pull.attempt, "running")
-            self._asks[key] = asyncio.create_task(self._ask_driver(key, pull, seconds, memory))
-
-    async def _ask_driver(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
-        """Bring the wish for a checkpoint to a driver, and wake the run with what became of it."""
-        url = self.drivers.url(key, pull.service, pull.port)
-        try:
-            checkpoint = await self.drivers.checkpoint(url, memory.token or "", seconds)
-        except DriverRefused as error:
-            memory.ask = Ask(pull.attempt, "refused", str(error))
-        except DriverError as error:
-            await asyncio.sleep(1.0)  # the driver may be busy for a moment: not at once again
-            state: Literal["absent", "failed"] = "absent" if isinstance(error, DriverAbsent) else "failed"
-            memory.ask = Ask(pull.attempt, state, str(error))
-        else:
-            memory.ask = Ask(pull.attempt, "done")
-            if checkpoint is not None and memory.reading is not None:
-                reading = memory.reading
-                memory.reading = Reading(reading.attempt, reading.time, reading.progress, checkpoint)
-        self.queue.add(key)
+        self._pulls.leave(key)
+        self._asks.leave(key)
 
     async def show_metrics(self) -> None:
         """Keep the gauges that are not set where things happen."""
         while True:
             self.metrics.show_runs(self.store.phases())
+            self.metrics.unreadable.set(sum(bool(memory.unreadable) for memory in self._memory.values()))
             await asyncio.sleep(5.0)
-
-
-def _news(old: Reading, new: Progress) -> bool:
-    return merge_progress(old.progress, new) is new
 
 
 def _about(key: Key) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class Metrics:
             registry=registry,
         )
         self.runs = Gauge("rltrain_operator_runs", "Runs by phase", ["phase"], registry=registry)
+        self.unreadable = Gauge(
+            "rltrain_operator_unreadable_runs",
+            "Runs with which nothing is done, as their status cannot be read",
+            registry=registry,
+        )
         self.errors = Counter(
             "rltrain_operator_errors", "Reconciles that failed, by reason", ["reason"], registry=registry
         )

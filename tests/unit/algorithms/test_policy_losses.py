@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rl_api.errors import ObjectiveError
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 from rl_trainer.algorithms.policy_losses import LossInputs, ppo_clip, token_losses
 
 OFF = ImportanceConfig(kind="none")
@@ -129,6 +130,8 @@ def test_cispo_without_a_lower_bound() -> None:
         (0.31, -2.0, True),
         (0.29, -2.0, False),
         (0.9, -2.0, True),
+        (0.9, 0.0, True),  # neither good nor bad: nothing to mask
+        (0.2, 0.0, True),
     ],
 )
 def test_dppo(probability: float, advantage: float, kept: bool) -> None:

@@ -8,28 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trajectories import sampled
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs
-from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
-from rl_trainer.rollout.engines.torch import TorchEngine
+from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.trajectory import Trajectory
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPTS, GROUP_SIZE = 6, 4
 
 
-def generated(folder: Path, temperature: float) -> list[Sample]:
+def generated(folder: Path, temperature: float, longest: int = 60, **cuts: float) -> list[Trajectory]:
     """Groups of answers of many lengths, all in flight together."""
     rng = np.random.default_rng(0)
-    engine = TorchEngine.open(folder, slots=7)
+    engine = create_engine(folder, slots=7)
     requests = []
     for prompt in range(PROMPTS):
         tokens = rng.integers(2, 61, rng.integers(1, 40)).astype(np.int32)
         for member in range(GROUP_SIZE):
-            params = SamplingParams(int(rng.integers(1, 60)), temperature=temperature)
+            params = SamplingParams(int(rng.integers(1, longest)), temperature=temperature, **cuts)  # type: ignore[arg-type]
             requests.append(GenerationRequest((prompt, member), tokens, params, 10 * prompt + member))
     engine.add(requests)
     results = {}
@@ -39,8 +40,8 @@ def generated(folder: Path, temperature: float) -> list[Sample]:
     for request in requests:
         result = results[request.id]
         tokens = np.concatenate([request.prompt, result.tokens])
-        sampled = np.arange(len(tokens)) >= len(request.prompt)
-        samples.append(Sample(tokens, sampled, result.logprobs, advantage=float(rng.normal())))
+        mask = np.arange(len(tokens)) >= len(request.prompt)
+        samples.append(sampled(tokens, mask, result.logprobs, advantage=float(rng.normal())))
     return samples
 
 
@@ -68,7 +69,7 @@ def test_log_probs_of_the_learner_are_those_of_the_engine(
         differences.append(difference[inputs.trained].abs())
         return -inputs.advantages * inputs.log_probs
 
-    lengths = [int(sample.sampled.sum()) for sample in samples]
+    lengths = [int(sample.mask.sum()) for sample in samples]
     learner = Learner(folder, spec, objective=objective)
     result = learner.update([MiniBatch(samples, LossDenominators.from_lengths(lengths))])
 
@@ -77,4 +78,28 @@ def test_log_probs_of_the_learner_are_those_of_the_engine(
     assert len(measured) == sum(lengths)
     assert measured.max() < LARGEST_DIFFERENCE
     assert 1.0 <= result.metrics["mismatch_ratio"] < 1.0 + LARGEST_DIFFERENCE
+    assert abs(result.metrics["mismatch_kl"]) < LARGEST_DIFFERENCE**2
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("family", "temperature"), [("qwen2-tied", 1.0), ("qwen2-tied", 0.7), ("gpt2", 1.0)])
+@pytest.mark.parametrize("cuts", [{"top_p": 0.9}, {"top_k": 5}], ids=str)
+def test_what_was_cut_is_no_distance_between_sampler_and_learner(
+    cuts: dict[str, float], family: str, temperature: float, level: str, family_folder: Callable[[str], Path]
+) -> None:
+    torch.set_num_threads(1)
+    folder = family_folder(family)  # gpt2: the library's engine
+    samples = generated(folder, temperature, longest=25, **cuts)
+    spec = RunSpec.model_validate(
+        {
+            "model": {"source": "tiny"},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "algorithm": {"importance": {"kind": "truncate", "level": level}},
+            "sampler": {"temperature": temperature},
+        }
+    )
+    lengths = [int(sample.mask.sum()) for sample in samples]
+    result = Learner(folder, spec).update([MiniBatch(samples, LossDenominators.from_lengths(lengths))])
+    assert result.metrics["sampler_ratio_mean"] == pytest.approx(1, abs=LARGEST_DIFFERENCE)
+    assert result.metrics["importance_mean"] == pytest.approx(1, abs=LARGEST_DIFFERENCE)
     assert abs(result.metrics["mismatch_kl"]) < LARGEST_DIFFERENCE**2

@@ -11,7 +11,8 @@ import torch
 
 from rl_api.errors import InvalidConfig
 from rl_trainer.rollout.engines import vllm_needs
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm import CPU_CACHE, cache_bytes, engine_arguments, sampling_arguments
 from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
 
@@ -75,6 +76,8 @@ def test_what_vllm_is_told_of_the_engine(family_folder):
     # 8 sequences of one block of 128 tokens, and two blocks more: 3 layers, 2 heads of 12, keys and values of 2 bytes.
     assert on_cpu["kv_cache_memory_bytes"] == 10 * 128 * 3 * 2 * 12 * 2 * 2
     assert engine_arguments(folder, 8, torch.bfloat16, False, 64)["max_model_len"] == 64
+    assert on_cpu["logprobs_mode"] == "processed_logprobs", "at the temperature"
+    assert engine_arguments(folder, 8, torch.float32, True, None, True)["logprobs_mode"] == "raw_logprobs"
     on_gpu = engine_arguments(folder, 8, torch.float32, False, 1000)
     assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", 128)
     assert not {"enforce_eager", "enable_chunked_prefill", "kv_cache_memory_bytes"} & set(on_gpu)

@@ -4,7 +4,7 @@ Pure and deterministic.
 
 Order of use in one training step: `mini_batches` (one optimizer step each), `split_over_ranks` (data
 parallelism), `micro_batches` (what fits into memory at once). None of them changes the loss: its denominators
-are global (`losses.LossDenominators`).
+are global (`algorithms.denominators`).
 """
 
 from __future__ import annotations
@@ -121,11 +121,6 @@ def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> l
         return [list(range(groups))]
     order = np.random.default_rng(seed).permutation(groups)
     return [sorted(part.tolist()) for part in np.array_split(order, min(count, groups))]
-
-
-def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
-    """Tokens that `batches` compute, padding included: the sum of `members * longest`."""
-    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

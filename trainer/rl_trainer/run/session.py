@@ -16,9 +16,12 @@ import numpy.typing as npt
 from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.progress import Progress
+from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.state import BufferConfig
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.examples import Example, read_examples, write_examples
@@ -31,15 +34,12 @@ from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.counters import step_record
 from rl_trainer.run.inputs import load_inputs
-from rl_trainer.run.ray_session import ray_address, ray_session
+from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.stopping import stop_reason
 from rl_trainer.run.supported import check_supported
 
 if TYPE_CHECKING:
-    from rl_trainer.algorithms.advantages import AdvantageStats
-    from rl_trainer.algorithms.batch_advantages import Advantage
-    from rl_trainer.learner.rank import UpdateResult
     from rl_trainer.rollout.actor import Answer
 
 # Of every answer one number for each sampled token.
@@ -52,9 +52,17 @@ EXAMPLES = 16
 class Session(Attempt):
     """One run under way."""
 
-    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console, *, debug: bool = False):
+    def __init__(
+        self,
+        run: RLTrainingRun,
+        folder: RunFolder,
+        console: Console,
+        *,
+        debug: bool = False,
+        dashboard: bool = False,
+    ):
         super().__init__(run, folder, console)
-        self.debug = debug
+        self.debug, self.dashboard = debug, dashboard
         self.resumed = False
         self.spans = SpanRecorder("driver")
         self._step_spans: list[Span] = []
@@ -107,7 +115,10 @@ class Session(Attempt):
                 load_inputs, spec, self.folder.path / "model", search, model, self.console.phase
             )
             cpus = sum(bundle.cpus for bundle in bundles(spec))
-            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug, leave=self.console.close))
+            session = ray_session(cpus, debug=self.debug, dashboard=self.dashboard, leave=self.console.close)
+            found = self._stack.enter_context(session)
+            if self.dashboard:
+                self.console.message(dashboard_sentence(found.dashboard_url))
             inputs = loading.result()
         self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
         self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout
@@ -118,7 +129,7 @@ class Session(Attempt):
         self._shared_model = share_folder(self.model_folder)
         self.console.phase("reserving actors")
         placement = place_run(spec)
-        if not own_ray:  # else they end with Ray, also where it does not answer any more
+        if not found.own:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(placement.release)
         self.console.phase("starting actors")
         self.buffer = Buffer.create(
@@ -168,7 +179,7 @@ class Session(Attempt):
             call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
             batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
         for group in batch.groups:
-            self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
+            self._step_spans.extend(group.spans)
         return batch
 
     def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
-from rl_trainer.rollout.engines.vllm_needs import TEMPERATURES
+from rl_trainer.rollout.engines.vllm_needs import check_sampling
 
 
 def check_supported(spec: RunSpec) -> None:
@@ -21,9 +21,5 @@ def check_supported(spec: RunSpec) -> None:
         if found not in allowed:
             values = " or ".join(str(value) for value in allowed)
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
-    lowest, highest = TEMPERATURES
-    if spec.sampler.engine == "vllm" and not lowest <= spec.sampler.temperature <= highest:
-        raise InvalidConfig(
-            f"spec.sampler.temperature: found {spec.sampler.temperature}, allowed with sampler.engine vllm: "
-            f"{lowest} to {highest}"
-        )
+    if spec.sampler.engine == "vllm":
+        check_sampling(spec.sampler.temperature, spec.sampler.top_p, spec.sampler.top_k)

@@ -1,4 +1,4 @@
-"""What the rest of the trainer knows about a task: its values, its two protocols and how to load one.
+"""What the rest of the trainer knows about a task: its values and its two protocols.
 
 Everything a task says is a pure function of (task spec, seed, prompt index): every process that loads the
 same task gets the same prompts, whatever it asked for before, so a prompt travels as its index.
@@ -6,12 +6,12 @@ same task gets the same prompts, whatever it asked for before, so a prompt trave
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from rl_api.task import TaskSpec
+from rl_api.errors import TaskError
 
 Message: TypeAlias = dict[str, str]
 """One message of a chat: {"role": ..., "content": ...}."""
@@ -43,6 +43,20 @@ class Prompt:
     def content(self) -> str | Sequence[Message]:
         """The messages of a chat, else the text."""
         return self.messages if self.messages is not None else self.text
+
+    @property
+    def priority(self) -> float:
+        """The item's field `priority`, for `buffer.order: priority`; 0 where it has none.
+
+        Raises:
+            TaskError: it is no finite number.
+        """
+        found = self.item.get("priority", 0.0)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise TaskError(
+                f"buffer.order is priority: found {found!r:.60} as priority of prompt {self.index}, allowed: a finite number"
+            )
+        return float(found)
 
 
 HELDOUT_INDEX = 1_000_000_000_000
@@ -140,10 +154,6 @@ class Task(Protocol):
         """
         ...
 
-    def exact(self, prompt: Prompt, completion: str) -> bool:
-        """Whether the stripped completion is the answer; without one, whether the task's score is full."""
-        ...
-
     def solution(self, prompt: Prompt) -> list[Segment]:
         """What a perfect model would write (and read in between), for the warm start.
 
@@ -155,22 +165,3 @@ class Task(Protocol):
     def environment(self, prompt: Prompt, member: int = 0) -> Environment | None:
         """A new dialogue, None where one turn is all. Members of a group differ in their tool latency."""
         ...
-
-
-def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout: int | None = None) -> Task:
-    """The task that `spec` describes.
-
-    Args:
-        spec: `spec.task` of a run.
-        seed: the run's seed. Another seed gives other prompts, in another order, with others held out.
-        search: folder of the run file; relative data files and reward modules are looked for there first.
-        heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
-            evaluation. Every process of a run must give the same.
-
-    Raises:
-        TaskError: the task, its file, its arguments or a reward cannot be used.
-    """
-    # The parts import this module for its types.
-    from rl_trainer.tasks.loading import load
-
-    return load(spec, seed, search, heldout)

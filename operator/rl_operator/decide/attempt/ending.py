@@ -25,17 +25,16 @@ def end_attempt(look: Look, end: Outcome) -> Look:
 def close(look: Look, end: Outcome) -> Decision:
     """The last attempt is over: the run has succeeded, has failed, or gets another one."""
     number = look.attempts[-1].number
-    ray = look.world.ray(number)
-    spec = look.effective.spec if look.effective else None
+    ray, effective = look.world.ray(number), look.effective
     # How many steps a program of the user's does is its own to know.
-    stop = spec.stop if spec is not None and spec.trainer.kind != "command" else None
+    stop = effective.spec.stop if effective is not None and effective.backend.follows_stop else None
     figures = last_figures(look.progress, ray, end.code == SUCCEEDED, stop, look.now)
     look = end_attempt(replace(look, progress=figures), end).at_rest()
     look = look.set("Training", "False", end.code, end.sentence)
     if end.code == SUCCEEDED:
         return _succeeded(look)
     rest = removal(ray) if ray is not None else ()
-    word = final_word(look.attempts, end, spec.retry.limit if spec is not None else 3)
+    word = final_word(look.attempts, end, effective.spec.retry.limit if effective is not None else 3)
     if word is not None:
         look = look.set("ClusterReady", "False", "Finished", "the run has failed")
         look = look.set("Failed", "True", end.code, f"attempt {number} failed: {end.sentence} ({word})")

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from rl_operator.kube.client import Api
+from rl_operator.kube.client import Api, proxy_of
 from rl_operator.kube.wire import ApiError, parsed, path, refusal, retry_after, watch_event
 from rl_operator.runtime.metrics import Metrics
 
@@ -251,3 +251,22 @@ def test_a_broken_event(line: str) -> None:
     with pytest.raises(ApiError, match="broken event") as found:
         watch_event(line)
     assert found.value.passing
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy"),
+    [
+        ("https://api.example.com:6443", "http://proxy.example.com:3128"),
+        ("https://10.0.0.1", None),
+        ("http://api.example.com", None),
+        ("", None),
+    ],
+)
+def test_the_proxy_of_the_environment_counts(
+    monkeypatch: pytest.MonkeyPatch, url: str, proxy: str | None
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy.example.com:3128")
+    monkeypatch.setenv("no_proxy", "10.0.0.1,localhost")
+    assert proxy_of(url) == proxy

@@ -7,17 +7,17 @@ nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_api.errors import TaskError
+
 FinishReason = Literal["stop", "length"]
-EngineKind = Literal["torch", "vllm"]
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class GenerationResult:
     """One finished sequence of T tokens.
 
     `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
-    each token under the distribution it was drawn from (fp32 log-softmax of logits / temperature after top-k
-    and top-p; for greedy decoding: of the plain logits); `versions` int32 [T], the weight version that
-    sampled each token.
+    each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
+    top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
+    weight version that sampled each token.
     """
 
     id: Hashable
@@ -126,35 +126,19 @@ class Engine(Protocol):
         ...
 
 
-def create_engine(
-    folder: str | Path,
-    *,
-    slots: int,
-    kind: EngineKind = "torch",
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    max_length: int | None = None,
-) -> Engine:
-    """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
-    decoder does not run).
-
-    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too.
-    Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
-    """
-    engine: Callable[..., Engine]
-    if kind == "vllm":
-        from rl_trainer.rollout.engines.vllm import VllmEngine
-
-        engine = VllmEngine.open
-    else:
-        from rl_trainer.model.config import is_supported
-
-        if is_supported(Path(folder)):
-            from rl_trainer.rollout.engines.torch import TorchEngine
-
-            engine = TorchEngine.open
-        else:
-            from rl_trainer.rollout.engines.library import LibraryEngine
-
-            engine = LibraryEngine.open
-    return engine(folder, slots=slots, dtype=dtype, device=device, max_length=max_length)
+def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
+    """Raise TaskError when a prompt is empty, has unknown ids, or leaves no room for a token in the context."""
+    prompt = request.prompt
+    if len(prompt) == 0:
+        raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
+    lowest, highest = int(prompt.min()), int(prompt.max())
+    if lowest < 0 or highest >= vocab_size:
+        found = lowest if lowest < 0 else highest
+        raise TaskError(
+            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
+        )
+    if len(prompt) >= context:
+        raise TaskError(
+            f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
+            "one new token; shorten the prompt or take a model with a longer context"
+        )

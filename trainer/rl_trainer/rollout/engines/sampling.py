@@ -7,7 +7,7 @@ before and after a restart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -130,11 +130,13 @@ def sample(
     """One token per row and its log-probability: logits [n, V], uniform float32 [n] -> int64 [n], float32
     [n].
 
-    The log-probability is that of the distribution the token was drawn from; for greedy rows that of the
-    plain softmax of the logits.
+    Drawn after top-k and top-p. The log-probability is the token's among all, at the row's temperature: the learner
+    measures the same, and what was cut is no distance between the two. For greedy rows that of the plain softmax.
     """
     probabilities = distribution(logits, sampling)
     tokens = choose(probabilities, uniform)
     if sampling.greedy is not None:
         tokens = torch.where(sampling.greedy, logits.argmax(dim=-1), tokens)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        probabilities = distribution(logits, replace(sampling, top_k=None, top_p=None))
     return tokens, probabilities.gather(1, tokens[:, None]).squeeze(1).log_()

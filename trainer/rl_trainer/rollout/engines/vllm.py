@@ -25,10 +25,14 @@ from rl_trainer.error_text import first_line
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.base import (
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    check_request,
+)
 from rl_trainer.rollout.engines.sequences import Sequences
-from rl_trainer.rollout.engines.torch import check_request
-from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
+from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version, has_cuts
 
 # Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
 GPU_MEMORY_SHARE = 0.9
@@ -53,9 +57,11 @@ class VllmEngine:
         *,
         slots: int,
         max_length: int | None = None,
+        cuts: bool = False,
     ) -> None:
         """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
         model = engine.vllm_config.model_config
+        self._cuts = cuts
         self._engine = engine
         self._check = check
         self._sequences = Sequences(slots)
@@ -75,8 +81,9 @@ class VllmEngine:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         max_length: int | None = None,
+        cuts: bool = False,
     ) -> VllmEngine:
-        """An engine for a Hugging Face folder.
+        """An engine for a Hugging Face folder; `cuts`: see `create_engine`.
 
         Raises:
             InvalidConfig: vLLM is not installed, of another version, or built for another device.
@@ -88,14 +95,14 @@ class VllmEngine:
         read_json(folder / "config.json")  # what is wrong with it is said in our words
         weight_files(folder)
         vllm = _import(on_cpu)
-        arguments = engine_arguments(folder, slots, dtype, on_cpu, max_length)
+        arguments = engine_arguments(folder, slots, dtype, on_cpu, max_length, cuts)
         from vllm.usage.usage_lib import UsageContext
 
         try:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
             )
-            opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length)
+            opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length, cuts=cuts)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
@@ -130,6 +137,10 @@ class VllmEngine:
         """Queue requests; see `Engine.add` for the errors."""
         for request in requests:
             check_request(request, self._vocab_size, self._context)
+            params = request.params
+            wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
+            if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`
+                raise ValueError(f"{params}, but the engine was opened with cuts={self._cuts}")
         self._sequences.queue(requests)
 
     def step(self) -> list[GenerationResult]:
@@ -196,7 +207,7 @@ class VllmEngine:
 
 
 def engine_arguments(
-    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, max_length: int | None
+    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, max_length: int | None, cuts: bool = False
 ) -> dict[str, Any]:
     """vLLM's `EngineArgs` for one engine."""
     arguments: dict[str, Any] = {
@@ -208,7 +219,9 @@ def engine_arguments(
         "max_num_seqs": slots,
         # -1: the model's context, or as much of it as there is memory for.
         "max_model_len": -1 if max_length is None else min(max_length, _max_positions(folder) or max_length),
-        "logprobs_mode": "processed_logprobs",
+        # Log-probs over all tokens at the sampling temperature (`GenerationResult`). vLLM's processed ones are taken after
+        # top-k and top-p, its raw ones before these and the temperature, which is 1 then (`check_sampling`).
+        "logprobs_mode": "raw_logprobs" if cuts else "processed_logprobs",
         "enable_prefix_caching": True,
         "async_scheduling": False,  # a step gives the tokens that it samples, not those of the step before
         "distributed_executor_backend": "uni",

@@ -47,6 +47,30 @@ def check_version(version: str) -> None:
         raise refusal(f"and vLLM {version} is installed, not {SUPPORTED}", f"install vllm=={SUPPORTED}.*")
 
 
+def has_cuts(top_p: float, top_k: int) -> bool:
+    """Whether tokens are left out of what is sampled from."""
+    return top_p < 1.0 or top_k > 0
+
+
+def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
+    """Whether vLLM can sample so, and report log-probs over all tokens at that temperature, the learner's measure.
+
+    Raises:
+        InvalidConfig: it cannot.
+    """
+    lowest, highest = TEMPERATURES
+    if not lowest <= temperature <= highest:
+        raise InvalidConfig(
+            f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine vllm: {lowest} to {highest}"
+        )
+    if has_cuts(top_p, top_k) and temperature != 1.0:
+        raise InvalidConfig(
+            f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine vllm and topP {top_p}, topK "
+            f"{top_k}: 1.0, where alone vLLM reports the log-probs that the learner needs; set topP 1 and topK 0, or "
+            "sampler.engine: torch"
+        )
+
+
 def check_device(sampler_has_gpu: bool, built_for_cpu: bool) -> None:
     """Whether the installed build runs on the sampler's device.
 
