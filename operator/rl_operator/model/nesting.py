@@ -9,7 +9,7 @@ from typing import Any, Final
 DEEPEST: Final = 128
 """Levels that are kept: more than a run may have (`rl_api.validation`), so that what was cut is refused there."""
 
-_TOKEN: Final = re.compile(rb'"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|[\[\]{}]', re.DOTALL)
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 def loads(data: bytes | str) -> Any:

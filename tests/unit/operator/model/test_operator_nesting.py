@@ -28,9 +28,12 @@ def levels_of(value: Any) -> int:
 @pytest.mark.parametrize("kind", ["object", "list"])
 @pytest.mark.parametrize("levels", [1_200, 20_000])
 def test_one_value_that_is_too_deep_does_not_take_the_others_along(kind: str, levels: int) -> None:
-    text = f'{{"items": [{{"name": "a"}}, {{"deep": {nested(levels, kind)}, "name": "]\\"}}["}}, {{"name": "c\\\\"}}]}}'
+    odd = ["a", 'x]"}[', "c\\", '\\"{', "\\\\", '"']
+    items = [json.dumps({"name": name}) for name in odd]
+    items.insert(1, f'{{"deep": {nested(levels, kind)}, "name": {json.dumps(odd[1])}}}')
+    text = f'{{"items": [{", ".join(items)}]}}'
     found = loads(text.encode())
-    assert [item["name"] for item in found["items"]] == ["a", ']"}[', "c\\"]
+    assert [item["name"] for item in found["items"]] == [odd[0], odd[1], *odd[1:]]
     assert levels_of(found["items"][1]["deep"]) == DEEPEST - 3
     with pytest.raises(RecursionError):
         json.loads(text)
