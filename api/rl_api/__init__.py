@@ -7,6 +7,7 @@ from rl_api.overrides import apply_overrides
 from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
 from rl_api.progress import (
     Attempt,
+    CheckpointRequest,
     CheckpointStatus,
     Condition,
     Phase,
@@ -66,6 +67,7 @@ __all__ = [
     "Attempt",
     "BufferSpec",
     "Checked",
+    "CheckpointRequest",
     "CheckpointSpec",
     "CheckpointStatus",
     "CleanupSpec",
