@@ -29,8 +29,9 @@ from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow.channel import Channel, ChannelClosed
+from rl_trainer.observe.timeline import Span
 from rl_trainer.run.ray_session import ray_session
-from rl_trainer.trajectory import GroupMeta
+from rl_trainer.trajectory import Group
 
 SAMPLERS, SLOTS, GROUPS = 2, 16, 64  # samplers, slots of each, groups per step: a step fills all slots twice
 SPREAD = 0.8  # sigma of the log-normal
@@ -76,10 +77,11 @@ class SimulatedSampler:
             while running and running[0][0] <= time.monotonic():
                 _, _, ticket, seconds = heapq.heappop(running)
                 used += seconds
-                meta = GroupMeta(
-                    ticket.group_id, [1.0], [1], ticket.version, ticket.version, extra={"seconds": seconds}
+                held = [Span("sampler", "generate", 0.0, seconds)]
+                group = Group(
+                    ticket.group_id, [1.0], [1], [1], [False], ticket.version, spans=held, payload=payload
                 )
-                puts.append(buffer.put_ref(rank, [(meta, payload)]))
+                puts.append(buffer.put_ref(rank, [group]))
             puts = [ref for ref in puts if not ray.wait([ref], timeout=0)[0]]
 
 
@@ -98,7 +100,7 @@ def overlap(staleness: int, share: float, steps: int, step_seconds: float) -> di
     for step in range(steps + SKIPPED):
         batch = buffer.take(timeout=120)
         if step >= SKIPPED:
-            held += sum(group.meta.extra["seconds"] for group in batch.groups)
+            held += sum(span.end for group in batch.groups for span in group.spans)
         time.sleep(learner_seconds)
         buffer.commit(step)
         buffer.publish(step + 1, None)

@@ -14,7 +14,8 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     import numpy as np
     import torch
 
-    from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+    from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+    from rl_trainer.rollout.engines.create import create_engine
 
     torch.set_num_threads(int(sys.argv[3]))
     engine = create_engine(sys.argv[1], slots=int(sys.argv[2]))

@@ -20,9 +20,9 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     from worker_head import resident, start_high_water
 
     from rl_api import RunSpec
-    from rl_trainer.algorithms.losses import LossDenominators
-    from rl_trainer.learner.batch import Sample
+    from rl_trainer.algorithms.denominators import LossDenominators
     from rl_trainer.learner.rank import Learner, MiniBatch
+    from rl_trainer.trajectory import Trajectory
 
     torch.set_num_threads(int(sys.argv[2]))
     spec = RunSpec.model_validate(
@@ -52,11 +52,12 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
             sampled = np.zeros(len(prompt) + len(completion), np.bool_)
             sampled[len(prompt) :] = True
             samples.append(
-                Sample(
+                Trajectory(
                     np.array(prompt + completion, np.int32),
                     sampled,
                     np.full(len(completion), -4.5, np.float32),
-                    advantage,
+                    np.zeros(len(completion), np.int32),
+                    advantage=advantage,
                 )
             )
         denominators = LossDenominators.from_lengths([len(one) for one in request["completions"]])

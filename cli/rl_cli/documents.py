@@ -11,7 +11,8 @@ from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
 from rl_api.validation import blamed_sentence, is_foreign, read_file
 from rl_operator.model.settings import Settings
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 
 Object = dict[str, Any]
 

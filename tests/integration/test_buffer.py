@@ -13,7 +13,7 @@ import ray
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.actor import INLINE_BYTES, Buffer, fetch_payloads
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.trajectory import GroupMeta, Trajectory, pack_group
+from rl_trainer.trajectory import Group, Trajectory
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -29,8 +29,7 @@ def group(ticket, tokens=5):
         np.full(tokens - 1, 0.5, np.float32),
         np.full(tokens - 1, ticket.version, np.int32),
     )
-    meta = GroupMeta(ticket.group_id, [1.0], [tokens - 1], ticket.version, ticket.version, tokens=tokens)
-    return meta, pack_group([one])
+    return Group.of(ticket.group_id, [one])
 
 
 @ray.remote(num_cpus=0)
@@ -49,7 +48,7 @@ class Sampler:
         done = []
         while len(done) < count:
             for ticket in self.buffer.acquire(self.rank, count - len(done), 10.0).tickets:
-                assert self.buffer.put(self.rank, *group(ticket, tokens)).accepted
+                assert self.buffer.put(self.rank, group(ticket, tokens)).accepted
                 done.append(ticket.group_id)
         return done
 
@@ -64,7 +63,7 @@ class Sampler:
                 weights.append((version, ray.get(acquired.weights[0])))
             for ticket in acquired.tickets:
                 assert ticket.version <= version
-                self.buffer.put(self.rank, *group(ticket))
+                self.buffer.put(self.rank, group(ticket))
 
 
 def make(weights=None, **config):
@@ -81,7 +80,12 @@ def kill(actor):
 
 
 def ids(batch):
-    return [taken.meta.group_id for taken in batch.groups]
+    return [taken.group_id for taken in batch.groups]
+
+
+def trajectories(batch):
+    payloads = fetch_payloads([taken.payload for taken in batch.groups])
+    return [taken.trajectories(data)[0] for taken, data in zip(batch.groups, payloads, strict=True)]
 
 
 @pytest.mark.parametrize("tokens", [5, LARGE])
@@ -91,13 +95,12 @@ def test_groups_outlive_their_sampler(tokens):
     assert ray.get(sampler.sample.remote(4, tokens)) == [0, 1, 2, 3]
     kill(sampler)
     assert buffer.release(0) == []
-    batch = buffer.take(10.0, max_tokens=2 * tokens)
+    batch = buffer.take(10.0)
     assert ids(batch) == [0, 1, 2, 3]
-    assert batch.micro_batches == [[0, 1], [2, 3]]
-    for taken, payload in zip(batch.groups, batch.payloads(), strict=True):
+    for taken, one in zip(batch.groups, trajectories(batch), strict=True):
         assert isinstance(taken.payload, ray.ObjectRef) == (tokens == LARGE)
-        assert (payload.tokens == taken.meta.group_id).all()
-        assert len(payload.tokens) == tokens
+        assert (one.tokens == taken.group_id).all()
+        assert len(one.tokens) == tokens
 
 
 def test_a_killed_samplers_prompts_are_sampled_by_another():
@@ -177,10 +180,10 @@ def test_snapshot_goes_into_a_fresh_buffer():
         (7, 1, False),
     ]
     for ticket in tickets:
-        again.put(0, *group(ticket))
+        again.put(0, group(ticket))
     batch = again.take(10.0)
     assert ids(batch) == [4, 5, 6, 7]
-    assert [len(payload.tokens) for payload in batch.payloads()] == [LARGE, 5, 5, 5]
+    assert [len(one.tokens) for one in trajectories(batch)] == [LARGE, 5, 5, 5]
 
 
 def test_waits_end_with_a_sentence():

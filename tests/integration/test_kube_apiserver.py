@@ -14,7 +14,7 @@ def test_serves_the_version_that_the_nodes_run(kube: KubeApi) -> None:
         f"{kube.server}/version", headers={"Authorization": f"Bearer {kube.token}"}
     )
     with urllib.request.urlopen(request, context=context, timeout=10) as answer:
-        assert b'"gitVersion": "v1.34' in answer.read()
+        assert b'"gitVersion": "v1.36' in answer.read()
 
 
 def test_refuses_who_shows_no_token(kube: KubeApi) -> None:

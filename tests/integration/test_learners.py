@@ -16,12 +16,11 @@ import ray
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
-from rl_trainer.buffer.state import TakenGroup
 from rl_trainer.learner.actor import LearnerActor, Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve
-from rl_trainer.trajectory import GroupMeta, Trajectory, pack_group
+from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import unpack_weights
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -44,7 +43,7 @@ def spec(replicas: int, **algorithm: object) -> RunSpec:
     )
 
 
-def groups(seed: int) -> list[TakenGroup]:
+def groups(seed: int) -> list[Group]:
     rng = np.random.default_rng(seed)
     made = []
     for group_id in range(3):
@@ -61,11 +60,7 @@ def groups(seed: int) -> list[TakenGroup]:
                     np.zeros(length - 5, dtype=np.int32),
                 )
             )
-        lengths = [len(t.logprobs) for t in trajectories]
-        meta = GroupMeta(
-            group_id, [0.0] * 4, lengths, 0, 0, extra={"total_lengths": [len(t.tokens) for t in trajectories]}
-        )
-        made.append(TakenGroup(meta, 0, pack_group(trajectories).to_bytes()))
+        made.append(Group.of(group_id, trajectories))
     return made
 
 
@@ -151,7 +146,7 @@ def test_kl_of_every_answer_comes_back_in_order_whatever_the_ranks(tmp_path: Pat
         estimates, spans = learners.token_estimates(groups(1))
         values = estimates.kl
         assert values is not None
-        assert [len(part) for part in values] == [n for group in groups(1) for n in group.meta.lengths]
+        assert [len(part) for part in values] == [n for group in groups(1) for n in group.lengths]
         assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         found.append(np.concatenate(values))
         reservation.release()

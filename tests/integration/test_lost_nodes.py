@@ -8,9 +8,9 @@ import numpy as np
 import ray
 from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
-from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.actor import Buffer, fetch_payloads
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.trajectory import GroupMeta, Trajectory, pack_group
+from rl_trainer.trajectory import Group, Trajectory
 
 LARGE = 20_000  # tokens of a payload that travels by reference
 
@@ -28,9 +28,8 @@ class Sampler:
         for ticket in tickets:
             tokens = np.full(LARGE, ticket.group_id, np.int32)
             logprobs, versions = np.zeros(LARGE - 1, np.float32), np.zeros(LARGE - 1, np.int32)
-            payload = pack_group([Trajectory(tokens, np.arange(LARGE) > 0, logprobs, versions)])
-            meta = GroupMeta(ticket.group_id, [1.0], [LARGE - 1], 0, 0, tokens=LARGE)
-            assert self.buffer.put(0, meta, payload).accepted
+            made = Trajectory(tokens, np.arange(LARGE) > 0, logprobs, versions)
+            assert self.buffer.put(0, Group.of(ticket.group_id, [made])).accepted
         return [ticket.group_id for ticket in tickets]
 
 
@@ -44,10 +43,12 @@ def lose_the_samplers_node() -> None:
         end_the_second()
         assert buffer.release(0) == []
         batch = buffer.take(10.0)
-        for taken, payload in zip(batch.groups, batch.payloads(), strict=True):
+        for taken, payload in zip(
+            batch.groups, fetch_payloads([one.payload for one in batch.groups]), strict=True
+        ):
             assert isinstance(taken.payload, ray.ObjectRef)
-            assert len(payload.tokens) == LARGE
-            assert (payload.tokens == taken.meta.group_id).all()
+            (made,) = taken.trajectories(payload)
+            assert made.tokens.tolist() == [taken.group_id] * LARGE
 
 
 def test_ready_groups_outlive_the_node_of_their_sampler():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
@@ -21,7 +22,14 @@ SECOND: dict[str, Any] = {"num_cpus": 0, "resources": {"second": 0.1}}
 def in_a_process(work: Callable[..., None], *arguments: Any, timeout: float = 240.0) -> None:
     """Calls `work`, a function of a module, in a new process; what it raises is on stderr, and fails the test."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
-    process.start()
+    with pytest.MonkeyPatch.context() as environment:  # Ray reads it when it is imported
+        for name in [name for name in os.environ if name.startswith(("RAY_", "RLTRAIN_"))]:
+            environment.delenv(name)  # a local Ray of an earlier test: its token, its fork server
+        # Ray gives a silent node half a minute; here its processes are just gone.
+        environment.setenv("RAY_health_check_initial_delay_ms", "1000")
+        environment.setenv("RAY_health_check_period_ms", "1000")
+        environment.setenv("RAY_health_check_failure_threshold", "5")
+        process.start()
     process.join(timeout)
     late = process.is_alive()
     process.kill()
@@ -32,13 +40,6 @@ def in_a_process(work: Callable[..., None], *arguments: Any, timeout: float = 24
 @contextmanager
 def two_nodes() -> Iterator[Callable[[], None]]:
     """Connects this process to the first of them; yields what ends the second."""
-    # Ray gives a silent node half a minute; here its processes are just gone.
-    os.environ |= {
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_failure_threshold": "5",
-    }
-    os.environ.pop("RAY_AUTH_MODE", None)  # of a local Ray of an earlier test
     cluster, size = Cluster(), {"object_store_memory": 80 * 2**20}
     try:
         with patient(), only_needed_processes():

@@ -7,8 +7,9 @@ from typing import Any
 from numerics_batches import Batch
 from torch import Tensor
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 
 HORIZON = 50
 # ours and verl's

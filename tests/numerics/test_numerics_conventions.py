@@ -12,9 +12,10 @@ from numerics_batches import Batch, agree, random_batch
 from torch import Tensor
 
 from rl_trainer.algorithms.advantages import batch_normalized_advantages, group_advantages
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.gae import gae
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 from rl_trainer.algorithms.reward_shaping import overlong_penalty
 
 

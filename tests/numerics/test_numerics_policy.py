@@ -11,7 +11,8 @@ from numerics_batches import Batch, agree, same_function, with_gradient
 from numerics_loss import AGGREGATIONS, HORIZON, OFF, ours
 from torch import Tensor
 
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 
 TRL_AGGREGATIONS = [
     ("tokenMean", "dapo"),

@@ -14,7 +14,8 @@ from torch import Tensor
 from rl_api import RunSpec
 from rl_api.recipes import RECIPES
 from rl_trainer.algorithms.batch_advantages import batch_advantages, kl_in_reward
-from rl_trainer.algorithms.losses import LossDenominators, policy_loss
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.losses import policy_loss
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.rank import policy_loss_config
 

@@ -11,8 +11,9 @@ from numerics_batches import Batch, same_function
 from numerics_loss import AGGREGATIONS, HORIZON, ours
 from torch import Tensor
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 
 
 @pytest.mark.parametrize("objective", ["ppoClip", "gspo", "cispo", "reinforce"])

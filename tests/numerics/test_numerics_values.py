@@ -9,8 +9,8 @@ import verl_peer
 from numerics_batches import Batch, agree, same_function
 from numerics_loss import AGGREGATIONS, HORIZON
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.gae import gae, whiten
-from rl_trainer.algorithms.losses import LossDenominators
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 
 DISCOUNTS = [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0)]

@@ -12,13 +12,16 @@ from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
 from rl_operator.model.seen import Container, Live, Pod, Ray, Reading, World
 from rl_operator.model.settings import Settings
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 from rl_operator.render.objects import run_objects
 from rl_operator.render.rayjob import ray_job
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 CRASH = "Job entrypoint command failed with exit code 1, last available logs:\nrltrain: learner 0 died\n"
 SETTINGS = Settings()
+KEY = ("team-a", "sums")
+OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
 
 SPEC: dict[str, Any] = {
     "model": {"source": "tiny"},
@@ -157,6 +160,19 @@ def live_objects(effective: Effective) -> dict[tuple[str, str], Live]:
         )
         for manifest in run_objects(effective)
     }
+
+
+def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
+    """An object of the run as the API server holds it."""
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+        **parts.pop("metadata", {}),
+    }
+    return {"kind": kind, "metadata": metadata, **parts}
 
 
 class Story:

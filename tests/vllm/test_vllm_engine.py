@@ -17,7 +17,8 @@ from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
 from rl_trainer.rollout.engines import vllm as vllm_engine
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.library import LibraryEngine
 from rl_trainer.rollout.engines.torch import TorchEngine
 from rl_trainer.rollout.engines.vllm import VllmEngine, cache_bytes

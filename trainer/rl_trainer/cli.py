@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl_api import load_run
 from rl_api.cli import add_validate_parser, run_validate
-from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
 from rl_trainer.run.stopping import StopRequest
 
@@ -103,12 +104,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from rl_api import load_run
-
     run = load_run(args.file, args.overrides)
     if args.resume and args.overwrite:
-        from rl_api.errors import InvalidConfig
-
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
     # Only now: importing Ray takes seconds, and a mistake in the file should not.
     from rl_trainer.observe.console import Console

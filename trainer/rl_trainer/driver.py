@@ -42,8 +42,7 @@ def train(
         reason = session.stop_reason()
         while reason is None and not stop.requested:
             batch = session.next_batch()
-            groups = [group.meta for group in batch.groups]
-            advantages, rewards = batch_advantages(run.spec, groups, *session.token_estimates(batch))
+            advantages, rewards = batch_advantages(run.spec, batch.groups, *session.token_estimates(batch))
             update = session.update(batch, advantages)
             session.evaluate_if_due()
             session.finish_step(batch, rewards, update)

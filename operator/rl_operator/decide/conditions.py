@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal
 
@@ -21,17 +22,20 @@ _ADMISSION: Final = frozenset({"Evicted", "SuspendedByOthers"})
 State = Literal["True", "False", "Unknown"]
 
 
+@dataclass(frozen=True)
 class Conditions:
-    """The conditions of one run while it is looked at."""
+    """The conditions of one run: a value."""
 
-    def __init__(self, old: Iterable[Condition], generation: int, now: datetime) -> None:
-        self._old = {condition.type: condition for condition in old}
-        self._new = dict(self._old)
-        self._generation, self._now = generation, now
+    old: Sequence[Condition]
+    """As they were last written."""
+    generation: int
+    now: datetime
+    changed: Mapping[str, Condition | None] = field(default_factory=dict)
+    """What became of some; None: taken away."""
 
     def get(self, kind: str) -> Condition | None:
         """The condition of this type as it stands."""
-        return self._new.get(kind)
+        return self.changed[kind] if kind in self.changed else self._before(kind)
 
     def holds(self, kind: str) -> bool:
         """Whether the condition is True."""
@@ -43,34 +47,40 @@ class Conditions:
         condition = self.get(kind)
         return condition.last_transition_time if condition and condition.status == status else None
 
-    def set(self, kind: str, status: State, reason: str, message: str = "") -> None:
-        """Set a condition; its time stays while its status does."""
-        old = self._old.get(kind)
+    def set(self, kind: str, status: State, reason: str, message: str = "") -> Conditions:
+        """With this condition; its time stays while its status does."""
+        old = self._before(kind)
         kept = old is not None and old.status == status and old.last_transition_time is not None
-        self._new[kind] = Condition(
+        condition = Condition(
             type=kind,
             status=status,
             reason=reason,
             message=message,
-            last_transition_time=old.last_transition_time if kept and old else self._now,
-            observed_generation=self._generation,
+            last_transition_time=old.last_transition_time if kept and old else self.now,
+            observed_generation=self.generation,
         )
+        return replace(self, changed={**self.changed, kind: condition})
 
-    def clear(self, kind: str) -> None:
-        """Take a condition away."""
-        self._new.pop(kind, None)
+    def clear(self, kind: str) -> Conditions:
+        """Without this condition."""
+        return replace(self, changed={**self.changed, kind: None})
 
     def all(self) -> list[Condition]:
         """All conditions, in their order."""
         rank = {kind: index for index, kind in enumerate(ORDER)}
-        return sorted(self._new.values(), key=lambda condition: rank.get(condition.type, len(ORDER)))
+        kinds = dict.fromkeys([*(condition.type for condition in self.old), *self.changed])
+        found = [condition for kind in kinds if (condition := self.get(kind)) is not None]
+        return sorted(found, key=lambda condition: rank.get(condition.type, len(ORDER)))
+
+    def _before(self, kind: str) -> Condition | None:
+        return {condition.type: condition for condition in self.old}.get(kind)
 
     def notes(self) -> list[Note]:
         """One event for each condition that changed in a way that people want to know."""
         return [note for condition in self.all() if (note := self._note(condition)) is not None]
 
     def _note(self, new: Condition) -> Note | None:
-        old = self._old.get(new.type)
+        old = self._before(new.type)
         if old is not None and (old.status, old.reason) == (new.status, new.reason):
             return None
         if new.status == "False":

@@ -256,17 +256,17 @@ def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
     claim = _MISSING_CLAIM.search(text)
     if claim:
         return missing_claim(claim.group(1), pod.role)
-    plan = next((plan for plan in effective.roles if plan.role == pod.role), None) if effective else None
-    pool = f" of {plan.where}" if plan else ""
+    role = next((role for role in effective.roles if role.name == pod.role), None) if effective else None
+    pool = f" of {role.where}" if role else ""
     reasons = []
     short = sorted(set(_SHORT.findall(text)))
     if short:
         asked = ""
-        if plan is not None and plan.accelerators and plan.pool.accelerator_resource in short:
-            asked = f" ({plan.accelerators} asked for per pod)"
+        if role is not None and role.accelerators and role.pool.accelerator_resource in short:
+            asked = f" ({role.accelerators} asked for per pod)"
         reasons.append(f"too little {', '.join(short)} is free{asked}")
     if "node affinity/selector" in text or "node selector" in text:
-        labels = [sorted(one.node_selector.items()) for one in plan.pools] if plan else []
+        labels = [sorted(one.node_selector.items()) for one in role.pools] if role else []
         shown = " or ".join(", ".join(f"{key}={value}" for key, value in pairs) for pairs in labels)
         their = "pools'" if len(labels) > 1 else "pool's"
         reasons.append(f"too few nodes have the {their} labels{f' ({shown})' if shown else ''}")
@@ -295,7 +295,7 @@ def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:
             yield Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {quota_sentence(text)}")
         else:
             yield Diagnosis("PodRefused", f"KubeRay cannot create the pods: {one_line(text, 400)}")
-    if ray.suspended and not world.pods_of(ray.attempt):
+    if ray.held and not world.pods_of(ray.attempt):
         yield Diagnosis("Queued", "the run waits in its queue for quota")
 
 

@@ -6,10 +6,11 @@ admitted again, and the driver goes on from the last checkpoint. That is no fail
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from rl_operator.decide.diagnose import one_line
-from rl_operator.decide.turn import Turn
+from rl_operator.decide.look import Look
 from rl_operator.model.seen import Ray
 
 EVICTED: Final = "Evicted"
@@ -20,19 +21,17 @@ STOPPED: Final = "Stopped"
 _BY_OTHERS: Final = "SuspendedByOthers"
 
 
-def held(turn: Turn, ray: Ray) -> bool:
-    """Set Admitted, and where the attempt must wait ClusterReady and Training too; returns whether it must."""
-    conditions, effective = turn.conditions, turn.effective
+def admission(look: Look, ray: Ray) -> Look:
+    """With Admitted, and where the attempt must wait for its queue with ClusterReady and Training too."""
+    conditions, effective = look.conditions, look.effective
     known = conditions.get("Admitted")
     queue = effective.spec.scheduling.queue if effective is not None else None
     queued = queue is not None or (known is not None and known.reason != _BY_OTHERS)
-    if not ray.suspended:
+    if not ray.held:
         if queued:
-            conditions.set("Admitted", "True", "Admitted", "the queue has admitted the run")
-        else:
-            conditions.clear("Admitted")
-        return False
-    goes_on = f"goes on from step {turn.checkpoint.step}" if turn.checkpoint is not None else "begins anew"
+            return look.set("Admitted", "True", "Admitted", "the queue has admitted the run")
+        return replace(look, conditions=conditions.clear("Admitted"))
+    goes_on = f"goes on from step {look.checkpoint.step}" if look.checkpoint is not None else "begins anew"
     if not queued:
         reason = _BY_OTHERS
         message = (
@@ -43,7 +42,7 @@ def held(turn: Turn, ray: Ray) -> bool:
         why = next(
             (
                 event.message
-                for event in turn.world.events
+                for event in look.world.events
                 if (event.name, event.reason) == (ray.name, STOPPED)
             ),
             "",
@@ -56,7 +55,5 @@ def held(turn: Turn, ray: Ray) -> bool:
     else:
         reason, message = "Queued", "the run waits in its queue for quota"
     for kind in ("Admitted", "ClusterReady", "Training"):
-        conditions.set(kind, "False", reason, message)
-    turn.dashboard = None
-    turn.phase = "Pending"
-    return True
+        look = look.set(kind, "False", reason, message)
+    return replace(look, dashboard=None)

@@ -12,29 +12,27 @@ that is killed at any line goes on where it was.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from rl_api.progress import Attempt, RoleStatus
-from rl_operator.decide.attempt.ending import close, finished, wait_for_back_off
+from rl_operator.decide.attempt.ending import close, finished, retry_later
 from rl_operator.decide.attempt.outcome import Outcome, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
-from rl_operator.decide.conditions import Conditions
 from rl_operator.decide.diagnose import diagnose, missing_claim, quota_sentence
-from rl_operator.decide.queueing import held
+from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, Look, removal
+from rl_operator.decide.queueing import admission
 from rl_operator.decide.scaling import scale
 from rl_operator.decide.status import (
     cluster_condition,
-    known_status,
     merge_progress,
     role_statuses,
     shown_phase,
     started,
     training_condition,
-    unwritten,
 )
-from rl_operator.decide.turn import ACTIVE, QUICK, SLOW, STUCK_POD, Turn
-from rl_operator.model.decision import Decision, Note
+from rl_operator.model.decision import Decision, Note, Scale
 from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
 from rl_operator.model.seen import Live, Ray, World
 from rl_operator.plan.effective import Effective, Plan
@@ -50,115 +48,102 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
         now: the time, in whole seconds, as the API server keeps times.
         plan: the run with its profile, from `rl_operator.plan.effective.plan`.
     """
-    old = known_status(world.run)
-    adopted = unwritten(old, world.rays, now)
-    turn = Turn(
-        world=world,
-        now=now,
-        plan=plan,
-        old=old,
-        conditions=Conditions(old.conditions, world.generation, now),
-        attempts=[*old.attempts, *adopted],
-        phase=old.phase or "Pending",
-        roles=dict(old.roles),
-        progress=old.progress,
-        checkpoint=old.checkpoint,
-        dashboard=old.dashboard_url,
-        notes=[started(attempt) for attempt in adopted],
-    )
+    look = Look.first(world, now, plan)
     if world.deleted is not None:
-        deleted(turn, world.deleted)
-    elif turn.conditions.holds("Succeeded") or turn.conditions.holds("Failed"):
-        finished(turn)
-    else:
-        _accept(turn)
-        attempt = turn.open
-        if attempt is not None:
-            _watch(turn, attempt)
-        elif world.suspended:
-            suspended(turn)
-        else:
-            _begin(turn)
-    return turn.decision()
+        return deleted(look, world.deleted)
+    if look.conditions.holds("Succeeded") or look.conditions.holds("Failed"):
+        return finished(look)
+    look = _accepted(look)
+    attempt = look.open
+    if attempt is not None:
+        return _watch(look, attempt)
+    return suspended(look) if world.wants_suspend else _begin(look)
 
 
-def _accept(turn: Turn) -> None:
-    if isinstance(turn.plan, Effective):
-        turn.conditions.set("Accepted", "True", "Valid", "the run can be carried out")
-    elif turn.open is None:
+def _accepted(look: Look) -> Look:
+    if isinstance(look.plan, Effective):
+        return look.set("Accepted", "True", "Valid", "the run can be carried out")
+    if look.open is None:
         # What an attempt has begun with is not taken from it because the profile changed meanwhile.
-        turn.conditions.set("Accepted", "False", turn.plan.reason, turn.plan.message)
+        return look.set("Accepted", "False", look.plan.reason, look.plan.message)
+    return look
 
 
-def _watch(turn: Turn, attempt: Attempt) -> None:
+def _watch(look: Look, attempt: Attempt) -> Decision:
     """An attempt is under way."""
-    world, conditions = turn.world, turn.conditions
+    world = look.world
     ray = world.ray(attempt.number)
-    stopping = conditions.since("Suspended", "Unknown") is not None
-    _read(turn, attempt.number)
-    if ray is None and (world.suspended or stopping):
-        close_suspended(turn, attempt)
-        return
+    stopping = look.conditions.since("Suspended", "Unknown") is not None
+    look = _read(look, attempt.number)
+    if ray is None and (world.wants_suspend or stopping):
+        return close_suspended(look, attempt)
     end = outcome(world, attempt.number)
     if end is not None:
-        close(turn, attempt, end)
-        return
+        return close(look, end)
     assert ray is not None
-    _share(turn)
-    turn.keep_finalizer(True)
-    turn.pull_from(ray)
-    if world.suspended or (stopping and ray.deleting):
-        stop(turn, attempt, ray)
-        return
-    if stopping:
-        conditions.set("Suspended", "False", "Resumed", "the wish to suspend was taken back")
-    if ray.deleting:
-        conditions.set("ClusterReady", "False", "Stopping", f"{ray.kind} {ray.name} is being deleted")
-        return
-    if (late := _overdue(turn)) is not None:
-        close(turn, attempt, late)
-        return
-    found = diagnose(world, attempt.number, turn.effective)
-    turn.roles = role_statuses(world, attempt.number, turn.plan, turn.roles, found)
-    if held(turn, ray):
-        turn.requeue = SLOW
-        return
-    cluster_condition(conditions, world, ray, turn.roles, turn.effective, found, turn.now)
-    training_condition(conditions, world, ray, turn.now)
-    turn.phase = shown_phase(world, ray, conditions, turn.now)
-    _scale(turn, ray)
-    turn.requeue = SLOW if conditions.holds("ClusterReady") else ACTIVE
+    look = look.answering(ray)
+    if world.wants_suspend or (stopping and ray.deleting):
+        decision = stop(look, attempt, ray)
+    else:
+        if stopping:
+            look = look.set("Suspended", "False", "Resumed", "the wish to suspend was taken back")
+        if ray.deleting:
+            away = f"{ray.kind} {ray.name} is being deleted"
+            decision = look.set("ClusterReady", "False", "Stopping", away).decide()
+        elif (late := _overdue(look)) is not None:
+            return close(look, late)
+        else:
+            decision = _go_on(look, ray)
+    create, apply = _shared(look)
+    kept = look.finalizer(True)
+    return replace(decision, create=create, apply=apply, finalizer=kept, pull=look.pull(ray))
 
 
-def _scale(turn: Turn, ray: Ray) -> None:
+def _go_on(look: Look, ray: Ray) -> Decision:
+    """Nothing ends the attempt: say how it goes."""
+    world, effective = look.world, look.effective
+    found = diagnose(world, ray.attempt, effective)
+    roles = role_statuses(world, ray.attempt, look.plan, look.roles, found)
+    look = admission(replace(look, roles=roles), ray)
+    if ray.held:
+        return look.decide("Pending", SLOW)
+    conditions = cluster_condition(look.conditions, world, ray, roles, effective, found, look.now)
+    conditions = training_condition(conditions, world, ray, look.now)
+    phase = shown_phase(world, ray, conditions, look.now)
+    look = replace(look, conditions=conditions)
+    wanted = _scale(look, ray)
+    if wanted is not None and not world.scale_refusal:
+        look = look.note(Note("Normal", "Scaling", wanted.sentence))
+    return replace(look.decide(phase, SLOW if conditions.holds("ClusterReady") else SOON), scale=wanted)
+
+
+def _scale(look: Look, ray: Ray) -> Scale | None:
     """Bring the number of samplers to what the spec says now, once training has begun with the fewest."""
-    effective = turn.effective
+    effective = look.effective
     if ray.samplers is None or not ray.at_work or effective is None or not effective.elastic:
-        return
-    pods = turn.world.pods_of(ray.attempt)
-    turn.scale = scale(ray.samplers, effective.role(SAMPLER).replicas, pods)
-    if turn.scale is not None and not turn.world.scale_refusal:
-        turn.notes.append(Note("Normal", "Scaling", turn.scale.sentence))
-
-
-def _read(turn: Turn, attempt: int) -> None:
-    """Take over what the driver said."""
-    reading = turn.world.reading
-    if reading is not None and reading.attempt == attempt:
-        turn.progress = merge_progress(turn.progress, reading.progress)
-        turn.checkpoint = reading.checkpoint or turn.checkpoint
-
-
-def _overdue(turn: Turn) -> Outcome | None:
-    """A guard for runs that the trainer's own limit does not end. Generous: waiting and starting take time as well."""
-    if turn.effective is None or turn.effective.spec.stop.max_duration is None:
         return None
-    if turn.effective.spec.scheduling.queue is not None:
+    return scale(ray.samplers, effective.role(SAMPLER).replicas, look.world.pods_of(ray.attempt))
+
+
+def _read(look: Look, attempt: int) -> Look:
+    """With what the driver said."""
+    reading = look.world.reading
+    if reading is None or reading.attempt != attempt:
+        return look
+    progress = merge_progress(look.progress, reading.progress)
+    return replace(look, progress=progress, checkpoint=reading.checkpoint or look.checkpoint)
+
+
+def _overdue(look: Look) -> Outcome | None:
+    """A guard for runs that the trainer's own limit does not end. Generous: waiting and starting take time as well."""
+    if look.effective is None or look.effective.spec.stop.max_duration is None:
+        return None
+    if look.effective.spec.scheduling.queue is not None:
         return None  # an attempt may wait in a queue for days, and the trainer counts for itself
-    most = 2 * turn.effective.spec.stop.max_duration.seconds + 3600
+    most = 2 * look.effective.spec.stop.max_duration.seconds + 3600
     spent = sum(
-        ((attempt.end_time or turn.now) - attempt.start_time).total_seconds()
-        for attempt in turn.attempts
+        ((attempt.end_time or look.now) - attempt.start_time).total_seconds()
+        for attempt in look.attempts
         if attempt.start_time is not None
     )
     if spent <= most:
@@ -167,45 +152,40 @@ def _overdue(turn: Turn) -> Outcome | None:
     return Outcome("DeadlineExceeded", text, mendable=False)
 
 
-def _begin(turn: Turn) -> None:
+def _begin(look: Look) -> Decision:
     """Begin the next attempt, as soon as everything it needs is there and nothing of the last one is."""
-    turn.phase, turn.requeue = "Pending", ACTIVE
-    effective = turn.effective
+    effective = look.effective
     if effective is None:
-        turn.keep_finalizer(False)
-        turn.requeue = 60.0
-        return
-    if wait_for_back_off(turn) > 0 or _leftovers(turn):
-        return
-    blocked = _blocked(turn, effective)
+        return look.decide("Pending", 60.0, finalizer=look.finalizer(False))
+    waiting = retry_later(look) or _leftovers(look)
+    if waiting is not None:
+        return waiting
+    blocked = _blocked(look, effective)
     if blocked is not None:
-        turn.conditions.set("ClusterReady", "False", *blocked)
-        return
-    number = turn.attempts[-1].number + 1 if turn.attempts else 1
-    if turn.world.token is None:
-        turn.create.append(secret(effective, turn.world.new_token))
-    _share(turn)
-    turn.create += attempt_objects(effective, number)
-    turn.keep_finalizer(True)
-    step = turn.checkpoint.step if turn.checkpoint is not None else 0
+        return look.set("ClusterReady", "False", *blocked).decide("Pending")
+    number = look.attempts[-1].number + 1 if look.attempts else 1
+    step = look.checkpoint.step if look.checkpoint is not None else 0
     name = attempt_name(effective.name, number)
-    attempt = Attempt(number=number, ray_job=name, start_time=turn.now, from_step=step)
-    turn.attempts.append(attempt)
-    turn.roles = {plan.role: RoleStatus(desired=plan.replicas, reason="starting") for plan in effective.roles}
-    conditions = turn.conditions
-    if conditions.get("Suspended") is not None:
-        conditions.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
-    conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
-    conditions.set("Training", "False", "Starting", "the pods are starting")
-    if effective.spec.scheduling.queue is not None:
-        conditions.set("Admitted", "Unknown", "Queued", f"given to queue {effective.spec.scheduling.queue}")
-    turn.notes.append(started(attempt))
-    turn.phase, turn.requeue = "Starting", QUICK
+    attempt = Attempt(number=number, ray_job=name, start_time=look.now, from_step=step)
+    roles = {role.name: RoleStatus(desired=role.replicas, reason="starting") for role in effective.roles}
+    look = replace(look, attempts=(*look.attempts, attempt), roles=roles).note(started(attempt))
+    if look.conditions.get("Suspended") is not None:
+        look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
+    look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
+    look = look.set("Training", "False", "Starting", "the pods are starting")
+    queue = effective.spec.scheduling.queue
+    if queue is not None:
+        look = look.set("Admitted", "Unknown", "Queued", f"given to queue {queue}")
+    token = (secret(effective, look.world.new_token),) if look.world.token is None else ()
+    missing, apply = _shared(look)
+    create = (*token, *missing, *attempt_objects(effective, number))
+    decision = look.decide("Starting", QUICK, finalizer=look.finalizer(True))
+    return replace(decision, create=create, apply=apply)
 
 
-def _blocked(turn: Turn, effective: Effective) -> tuple[str, str] | None:
+def _blocked(look: Look, effective: Effective) -> tuple[str, str] | None:
     """Why no attempt can begin though the run is fine: reason and message."""
-    world = turn.world
+    world = look.world
     if not world.kuberay:
         found = diagnose(world, 0, effective)[0]
         return found.reason, found.message
@@ -219,34 +199,32 @@ def _blocked(turn: Turn, effective: Effective) -> tuple[str, str] | None:
     return None
 
 
-def _leftovers(turn: Turn) -> bool:
-    """Whether something of an earlier attempt is still there: it might write where the next one does."""
-    for ray in turn.world.rays:
-        turn.remove(ray)
-    overdue = turn.now - STUCK_POD
+def _leftovers(look: Look) -> Decision | None:
+    """Wait while something of an earlier attempt is there: it might write where the next one does. None: nothing is."""
+    world, overdue = look.world, look.now - STUCK_POD
     heads = [
         pod
-        for pod in turn.world.pods
+        for pod in world.pods
         if pod.role == HEAD and not pod.gone and (pod.deleting is None or pod.deleting > overdue)
     ]
-    if turn.world.rays or heads:
-        names = ", ".join([ray.name for ray in turn.world.rays] + [pod.name for pod in heads])
-        turn.conditions.set("ClusterReady", "False", "Stopping", f"waiting for {names} to be gone")
-        turn.requeue = QUICK
-        return True
-    return False
+    names = ", ".join([ray.name for ray in world.rays] + [pod.name for pod in heads])
+    if not names:
+        return None
+    look = look.set("ClusterReady", "False", "Stopping", f"waiting for {names} to be gone")
+    return look.decide("Pending", QUICK, delete=removal(*world.rays))
 
 
-def _share(turn: Turn) -> None:
-    """Bring the objects that all attempts share to what they should be."""
-    if turn.effective is None:
-        return
-    for manifest in run_objects(turn.effective):
-        live = turn.world.live.get((manifest["kind"], manifest["metadata"]["name"]))
-        if live is None:
-            turn.create.append(manifest)
-        elif not _as_rendered(live, manifest):
-            turn.apply.append(manifest)
+def _shared(look: Look) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """The objects that all attempts share: those that are missing, and those that differ from what they should be."""
+    wanted = run_objects(look.effective) if look.effective is not None else ()
+    live = look.world.live
+    there = [(live.get((one["kind"], one["metadata"]["name"])), one) for one in wanted]
+    return (
+        tuple(manifest for found, manifest in there if found is None),
+        tuple(
+            manifest for found, manifest in there if found is not None and not _as_rendered(found, manifest)
+        ),
+    )
 
 
 def _as_rendered(live: Live, manifest: Manifest) -> bool:

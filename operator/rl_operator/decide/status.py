@@ -16,9 +16,10 @@ from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.model.decision import Note
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.seen import Ray, World
-from rl_operator.plan.effective import Effective, Plan, Refused
+from rl_operator.plan.effective import Effective, Plan
+from rl_operator.plan.refused import Refused
 
-ACTIVE: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
+TRAINING: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
 """Phases in which a driver trains."""
 
 SILENCE: Final = timedelta(seconds=60)
@@ -115,7 +116,7 @@ def role_statuses(
     pods = world.pods_of(attempt)
     effective = plan if isinstance(plan, Effective) else None
     known = (
-        [plan.role for plan in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
+        [role.name for role in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
     )
     for role in (HEAD, LEARNER, SAMPLER):
         if role not in known:
@@ -153,33 +154,27 @@ def cluster_condition(
     effective: Effective | None,
     found: Sequence[Diagnosis],
     now: datetime,
-) -> None:
-    """Set ClusterReady."""
+) -> Conditions:
+    """The conditions with ClusterReady."""
     missing = [name for name, role in sorted(roles.items()) if role.ready < role.desired]
-    if ray.submitted or ray.cluster_state == "ready":
+    if ray.answers:
         if not missing:
-            conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
-            return
+            return conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
         samplers = roles[SAMPLER] if missing == [SAMPLER] else None
         if samplers and effective and samplers.ready >= effective.role(SAMPLER).at_start:
             share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
-            conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
-            return
+            return conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
+    reason, message = "Starting", "the pods are starting"
     if found:
-        conditions.set("ClusterReady", "False", found[0].reason, found[0].message)
+        reason, message = found[0].reason, found[0].message
     elif _ignored(ray, world, now):
-        conditions.set(
-            "ClusterReady",
-            "False",
-            "KubeRayNotReacting",
-            f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?",
+        reason = "KubeRayNotReacting"
+        message = (
+            f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?"
         )
     elif ray.submitted:
-        conditions.set(
-            "ClusterReady", "False", "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
-        )
-    else:
-        conditions.set("ClusterReady", "False", "Starting", "the pods are starting")
+        reason, message = "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
+    return conditions.set("ClusterReady", "False", reason, message)
 
 
 def _ignored(ray: Ray, world: World, now: datetime) -> bool:
@@ -200,33 +195,26 @@ def idle(world: World, ray: Ray, now: datetime) -> bool:
     return reading is None or reading.attempt != ray.attempt or now - reading.time > SILENCE
 
 
-def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> None:
-    """Set Training from what the driver says."""
+def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> Conditions:
+    """The conditions with Training, from what the driver says."""
     reading = world.reading
     if idle(world, ray, now):
-        conditions.set(
-            "Training", "False", "Idle", "the cluster waits for somebody: rltrain exec works in it"
-        )
-    elif reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
+        waits = "the cluster waits for somebody: rltrain exec works in it"
+        return conditions.set("Training", "False", "Idle", waits)
+    if reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
         if ray.submitted and conditions.holds("Training") and not world.reading_error:
-            return  # an operator that has just started has not asked yet
-        error = f": {world.reading_error}" if world.reading_error and ray.submitted else ""
-        conditions.set(
-            "Training",
-            "False",
-            "Starting",
-            f"the driver has not answered yet{error}" if ray.submitted else "the pods are starting",
-        )
-    elif now - reading.time > SILENCE:
-        conditions.set(
-            "Training", "Unknown", "DriverSilent", f"the driver does not answer: {world.reading_error}"
-        )
-    elif reading.progress.phase in ACTIVE:
-        conditions.set("Training", "True", "Running", "the driver reports progress")
-    elif reading.progress.phase == "Starting":
-        conditions.set("Training", "False", "Starting", "the driver loads model and task")
-    else:
-        conditions.set("Training", "False", "Finishing", "the driver has finished")
+            return conditions  # an operator that has just started has not asked yet
+        error = f": {world.reading_error}" if world.reading_error else ""
+        silent = f"the driver has not answered yet{error}" if ray.submitted else "the pods are starting"
+        return conditions.set("Training", "False", "Starting", silent)
+    if now - reading.time > SILENCE:
+        silent = f"the driver does not answer: {world.reading_error}"
+        return conditions.set("Training", "Unknown", "DriverSilent", silent)
+    if reading.progress.phase in TRAINING:
+        return conditions.set("Training", "True", "Running", "the driver reports progress")
+    if reading.progress.phase == "Starting":
+        return conditions.set("Training", "False", "Starting", "the driver loads model and task")
+    return conditions.set("Training", "False", "Finishing", "the driver has finished")
 
 
 def shown_phase(world: World, ray: Ray, conditions: Conditions, now: datetime) -> str:
@@ -235,5 +223,5 @@ def shown_phase(world: World, ray: Ray, conditions: Conditions, now: datetime) -
         return "Ready"
     reading = world.reading
     if reading is not None and reading.attempt == ray.attempt and not _not_submitted(ray):
-        return reading.progress.phase if reading.progress.phase in ACTIVE | {"Starting"} else "Stopping"
+        return reading.progress.phase if reading.progress.phase in TRAINING | {"Starting"} else "Stopping"
     return "Training" if conditions.holds("Training") else "Starting"

@@ -25,6 +25,9 @@ LONGEST_RAY_JOB: Final = 47
 API_VERSION: Final = "rltrain.dev/v1alpha1"
 KIND: Final = "RLTrainingRun"
 
+RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
+"""Ports of the Ray head."""
+
 HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
 
 

@@ -38,7 +38,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         attempt=_attempt_of(document),
         created=parse_time(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
-        suspended=(document.get("spec") or {}).get("suspend") is True,
+        held=(document.get("spec") or {}).get("suspend") is True,
         job_status=str(status.get("jobStatus") or ""),
         deployment_status=str(status.get("jobDeploymentStatus") or ""),
         reason=str(status.get("reason") or "") if kind == "RayJob" else "",

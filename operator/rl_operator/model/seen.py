@@ -36,8 +36,8 @@ class Ray:
     attempt: int
     created: datetime | None = None
     deleting: bool = False
-    suspended: bool = False
-    """Suspended by a queue, which waits for quota."""
+    held: bool = False
+    """Kept from running by `suspend` of its own spec: its queue waits for quota, or somebody else set it."""
     job_status: str = ""
     deployment_status: str = ""
     reason: str = ""
@@ -56,6 +56,11 @@ class Ray:
     def submitted(self) -> bool:
         """Whether the job was submitted, so that a head must have been there."""
         return self.deployment_status == "Running"
+
+    @property
+    def answers(self) -> bool:
+        """Whether a driver or a dashboard may answer."""
+        return self.submitted or self.cluster_state == "ready"
 
     @property
     def at_work(self) -> bool:
@@ -188,8 +193,8 @@ class World:
         return spec if isinstance(spec, Mapping) else {}
 
     @property
-    def suspended(self) -> bool:
-        """Whether the run is to be suspended."""
+    def wants_suspend(self) -> bool:
+        """Whether the user wants the run to be suspended."""
         return self.spec.get("suspend") is True
 
     @property

@@ -6,25 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from rl_api.paths import Path, render_path
 from rl_api.problems import Problem
-from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile, merge
+from rl_api.profile import ProfileSpec, merge
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.validation import check_document
 from rl_operator.model.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name
 from rl_operator.model.settings import Settings
-from rl_operator.plan.pools import choose_pools, head_pool, wrong_pools
-from rl_operator.plan.roles import RolePlan, plan_roles, worker_roles
-
-BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
-"""What runs get where no profile is marked default: one pool without accelerators, on any node."""
-
-RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
-"""Ports of the Ray head."""
-
-_LONGEST_MESSAGE: Final = 2000
+from rl_operator.plan.backends import Backend, backend_of
+from rl_operator.plan.limits import misplaced, over_limits
+from rl_operator.plan.pools import pools_of_roles
+from rl_operator.plan.profile import choose_profile, title
+from rl_operator.plan.refused import Refused
+from rl_operator.plan.roles import Role, make_roles
 
 
 @dataclass(frozen=True)
@@ -39,17 +34,22 @@ class Effective:
     """What the trainer reads: the run with everything filled in."""
     digest: str
     """Short hash of the spec, without `suspend`, which does not change what is trained."""
-    roles: tuple[RolePlan, ...]
+    roles: tuple[Role, ...]
     """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
     settings: Settings
 
-    def role(self, name: str) -> RolePlan:
-        """The plan of one role."""
-        return next(plan for plan in self.roles if plan.role == name)
+    def role(self, name: str) -> Role:
+        """One role."""
+        return next(role for role in self.roles if role.name == name)
 
-    def has(self, role: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether the run has pods of this role: a program of the user's may do without workers."""
-        return any(plan.role == role for plan in self.roles)
+        return any(role.name == name for role in self.roles)
+
+    @property
+    def backend(self) -> Backend:
+        """What follows from the run's trainer."""
+        return backend_of(self.spec)
 
     @property
     def elastic(self) -> bool:
@@ -66,16 +66,6 @@ class Effective:
     def status_port(self) -> int:
         """Port of the driver's status server."""
         return self.spec.server.port
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A run that cannot be carried out."""
-
-    reason: str
-    """One word: InvalidSpec, ProfileMissing, ProfileInvalid, LimitExceeded or Unsupported."""
-    message: str
-    """A sentence for each thing that is wrong."""
 
 
 Plan = Effective | Refused
@@ -103,26 +93,20 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
     }
     resource, problems = check_document(document, "cluster")
     if not isinstance(resource, RLTrainingRun):
-        return Refused("InvalidSpec", sentences(problems))
+        return Refused.because("InvalidSpec", problems)
     spec = resource.spec
+    backend = backend_of(spec)
     if problems := list(_unsupported(spec)):
-        return Refused("Unsupported", sentences(problems))
-    problems = list(wrong_pools(profile, _title(profile_name), "trainer", spec.trainer.pools))
-    pools: dict[str, tuple[PoolSpec, ...]] = {
-        HEAD: choose_pools(profile, spec.trainer.pools) if spec.trainer.pools else (head_pool(profile),)
-    }
-    for role, names in ((LEARNER, spec.learner.pools), (SAMPLER, spec.sampler.pools)):
-        if role in worker_roles(spec):
-            problems += wrong_pools(profile, _title(profile_name), role, names)
-            pools[role] = choose_pools(profile, names)
+        return Refused.because("Unsupported", problems)
+    pools, problems = pools_of_roles(spec, profile, title(profile_name), backend.workers(spec))
     if problems:
-        return Refused("InvalidSpec", sentences(problems))
+        return Refused.because("InvalidSpec", problems)
     queued = (spec.scheduling.queue or profile.queue) is not None
-    roles = tuple(plan_roles(spec, profile, pools, settings, queued))
-    if problems := list(_misplaced(spec, roles)):
-        return Refused("InvalidSpec", sentences(problems))
-    if problems := list(_over_limits(profile_name, profile, roles)):
-        return Refused("LimitExceeded", sentences(problems))
+    roles = tuple(make_roles(spec, profile, pools, settings, queued))
+    if problems := [*misplaced(spec, roles), *backend.misplaced(pools)]:
+        return Refused.because("InvalidSpec", problems)
+    if problems := list(over_limits(title(profile_name), profile, roles)):
+        return Refused.because("LimitExceeded", problems)
     uid = str(metadata.get("uid") or "")
     effective = _resolve(resource, uid, profile_name, profile, roles, settings)
     return Effective(
@@ -137,64 +121,11 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
     )
 
 
-def choose_profile(
-    name: object, profiles: Sequence[Mapping[str, Any]]
-) -> tuple[str | None, ProfileSpec] | Refused:
-    """Name and spec of the profile called `name`, else of the default one, else of the built-in one (no name)."""
-    by_name = {str((profile.get("metadata") or {}).get("name")): profile for profile in profiles}
-    if name is None:
-        marked = sorted(
-            key for key, profile in by_name.items() if (profile.get("spec") or {}).get("default") is True
-        )
-        if not marked:
-            return None, BUILT_IN
-        if len(marked) > 1:
-            return Refused(
-                "ProfileMissing",
-                f"spec.profile: missing, required where several profiles are marked default: {', '.join(marked)}",
-            )
-        name = marked[0]
-    if not isinstance(name, str) or name not in by_name:
-        known = ", ".join(sorted(by_name)) or "none"
-        return Refused(
-            "ProfileMissing",
-            f"spec.profile: found {name!r}, but there is no such RLTrainingProfile (there are: {known}); "
-            "name one of them or ask your platform team",
-        )
-    resource, problems = check_document(_without_status(by_name[name]))
-    if not isinstance(resource, RLTrainingProfile):
-        return Refused("ProfileInvalid", f"RLTrainingProfile {name}: {sentences(problems)}")
-    return name, resource.spec
-
-
-def sentences(problems: Sequence[Problem]) -> str:
-    """All problems as one message of bounded length."""
-    texts = [f"{render_path(problem.path)}: {problem.sentence}" for problem in problems]
-    message = "; ".join(texts)
-    if len(message) <= _LONGEST_MESSAGE:
-        return message
-    return f"{message[: _LONGEST_MESSAGE - 30]}... ({len(texts)} problems)"
-
-
 def spec_digest(spec: RunSpec) -> str:
     """Hash of a spec, without `suspend`."""
     document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _without_status(document: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = document.get("metadata") or {}
-    return {
-        "apiVersion": document.get("apiVersion", API_VERSION),
-        "kind": document.get("kind", "RLTrainingProfile"),
-        "metadata": {"name": metadata.get("name")},
-        "spec": document.get("spec"),
-    }
-
-
-def _title(profile: str | None) -> str:
-    return "the built-in profile" if profile is None else f"profile {profile}"
 
 
 def _unsupported(spec: RunSpec) -> Iterator[Problem]:
@@ -206,113 +137,23 @@ def _unsupported(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def _misplaced(spec: RunSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
-    """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
-    if spec.server.port in RAY_PORTS.values():
-        taken = ", ".join(f"{port} ({name})" for name, port in RAY_PORTS.items())
-        yield Problem(
-            ("spec", "server", "port"),
-            f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
-        )
-    head = next(plan for plan in roles if plan.role == HEAD)
-    if head.accelerators:
-        yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)
-    if spec.trainer.kind == "verl":
-        learner = next(plan for plan in roles if plan.role == LEARNER)
-        if learner.pool.accelerator_resource is None:
-            yield Problem(
-                ("spec", "learner", "pools"),
-                f"found {learner.where}, without accelerators, allowed with trainer.kind verl: pools with accelerators, "
-                "as verl trains on GPUs only",
-            )
-    sampler = next((plan for plan in roles if plan.role == SAMPLER), None)
-    if sampler is None:
-        return
-    resource = sampler.pool.accelerator_resource
-    explicit = spec.sampler.resources is not None and spec.sampler.resources.accelerators is not None
-    path: Path = (
-        ("spec", "sampler", "resources", "accelerators")
-        if explicit
-        else ("spec", "sampler", "tensorParallelSize")
-    )
-    yield from _no_room(path, sampler)
-    if spec.sampler.engine == "vllm" and sampler.accelerators == 0 and resource is not None:
-        yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
-
-
-def _no_room(path: Path, plan: RolePlan) -> Iterator[Problem]:
-    """More accelerators per pod than the nodes of its pools have."""
-    if plan.accelerators and plan.pool.accelerator_resource is None:
-        yield Problem(path, f"found {plan.accelerators}, allowed: 0 on {plan.where}, without accelerators")
-    for pool in plan.pools:
-        per_node = pool.accelerators_per_node
-        if per_node is not None and plan.accelerators > per_node:
-            yield Problem(
-                path,
-                f"found {plan.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
-            )
-
-
-def _over_limits(name: str | None, profile: ProfileSpec, roles: Sequence[RolePlan]) -> Iterator[Problem]:
-    """Where the run asks for more than the profile lets one run have."""
-    title, limits = _title(name), profile.limits
-    by_role = {plan.role: plan for plan in roles}
-    for role, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
-        replicas = by_role[role].replicas if role in by_role else 0
-        if limit is not None and replicas > limit:
-            yield Problem(
-                ("spec", role, "replicas"),
-                f"found {replicas}, allowed: at most {limit}, the limit of {title}",
-            )
-    total = sum(plan.replicas * plan.accelerators for plan in roles)
-    if limits.max_accelerators is not None and total > limits.max_accelerators:
-        yield Problem(
-            ("spec",),
-            f"found {total} accelerators ({_shares(roles)}), allowed: at most {limits.max_accelerators}, "
-            f"the limit of {title}",
-        )
-    for pool in profile.pools:
-        # Where a role has several pools, all of its pods may end up in any of them.
-        here = [plan for plan in roles if pool in plan.pools]
-        for plan in here:
-            most = pool.limits.max_replicas
-            if plan.role != HEAD and most is not None and plan.replicas > most:
-                yield Problem(
-                    ("spec", plan.role, "replicas"),
-                    f"found {plan.replicas}, allowed: at most {most}, the limit of pool {pool.name}",
-                )
-        used = sum(plan.replicas * plan.accelerators for plan in here)
-        if pool.limits.max_accelerators is not None and used > pool.limits.max_accelerators:
-            yield Problem(
-                ("spec",),
-                f"found {used} accelerators of pool {pool.name} ({_shares(here)}), allowed: at most "
-                f"{pool.limits.max_accelerators}, the limit of the pool",
-            )
-
-
-def _shares(roles: Sequence[RolePlan]) -> str:
-    return ", ".join(
-        f"{plan.role}: {plan.replicas} * {plan.accelerators}" for plan in roles if plan.accelerators
-    )
-
-
 def _resolve(
     run: RLTrainingRun,
     uid: str,
     profile_name: str | None,
     profile: ProfileSpec,
-    roles: Sequence[RolePlan],
+    roles: Sequence[Role],
     settings: Settings,
 ) -> RLTrainingRun:
     """The run with everything written out that profile and operator decided."""
     spec = run.spec
-    pools = {plan.role: tuple(pool.name for pool in plan.pools) for plan in roles}
-    images = {plan.role: plan.image for plan in roles}
-    groups = {role: getattr(spec, role) for role in (LEARNER, SAMPLER) if role in pools}
+    pools = {role.name: tuple(pool.name for pool in role.pools) for role in roles}
+    images = {role.name: role.image for role in roles}
+    groups = {name: getattr(spec, name) for name in (LEARNER, SAMPLER) if name in pools}
     changes: dict[str, Any] = {
         "profile": profile_name,
         "image": spec.image or images.get(LEARNER, images[HEAD]),
-        **{role: group.model_copy(update={"pools": pools[role]}) for role, group in groups.items()},
+        **{name: group.model_copy(update={"pools": pools[name]}) for name, group in groups.items()},
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
         "checkpoint": _own_folder(spec.checkpoint, folder_name(run.name, uid)),

@@ -7,10 +7,30 @@ from typing import Any
 
 from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec, TolerationSpec
+from rl_api.run import RunSpec
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 
 # A pod on a node that stopped answering is given up after half a minute instead of Kubernetes' five: its run waits.
 _LOST_NODE_SECONDS = 30
 _LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+def where(pools: Sequence[PoolSpec]) -> str:
+    """Pools for people: `pool h100`, or `pools h100, h100-spot`."""
+    return f"pool{'s' * (len(pools) > 1)} {', '.join(pool.name for pool in pools)}"
+
+
+def pools_of_roles(
+    spec: RunSpec, profile: ProfileSpec, title: str, workers: Sequence[str]
+) -> tuple[dict[str, tuple[PoolSpec, ...]], list[Problem]]:
+    """Where the head and each of `workers` may go, and what keeps them from the pools of the profile that they name."""
+    problems = list(wrong_pools(profile, title, "trainer", spec.trainer.pools))
+    pools = {HEAD: choose_pools(profile, spec.trainer.pools) if spec.trainer.pools else (head_pool(profile),)}
+    for role, names in ((LEARNER, spec.learner.pools), (SAMPLER, spec.sampler.pools)):
+        if role in workers:
+            problems += wrong_pools(profile, title, role, names)
+            pools[role] = choose_pools(profile, names)
+    return pools, problems
 
 
 def choose_pools(profile: ProfileSpec, names: Sequence[str]) -> tuple[PoolSpec, ...]:

@@ -10,13 +10,15 @@ from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import ResourcesSpec, RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.settings import Settings
+from rl_operator.plan.backends import backend_of
+from rl_operator.plan.pools import where
 
 
 @dataclass(frozen=True)
-class RolePlan:
+class Role:
     """One role of a run: how many pods, where, of what size."""
 
-    role: str
+    name: str
     replicas: int
     pools: tuple[PoolSpec, ...]
     """Where its pods may go, the most wanted first. They are alike but for their nodes and limits."""
@@ -37,7 +39,7 @@ class RolePlan:
     @property
     def where(self) -> str:
         """Its pools for people: `pool h100`, or `pools h100, h100-spot`."""
-        return f"pool{'s' * (len(self.pools) > 1)} {', '.join(pool.name for pool in self.pools)}"
+        return where(self.pools)
 
     @property
     def at_start(self) -> int:
@@ -45,21 +47,14 @@ class RolePlan:
         return self.replicas if self.least is None else self.least
 
 
-def worker_roles(spec: RunSpec) -> tuple[str, ...]:
-    """The roles besides the head: a program of the user's may do without, and verl samples where it learns."""
-    if spec.trainer.kind == "command":
-        return spec.trainer.workers
-    return (LEARNER,) if spec.trainer.kind == "verl" else (LEARNER, SAMPLER)
-
-
-def plan_roles(
+def make_roles(
     spec: RunSpec,
     profile: ProfileSpec,
     pools: Mapping[str, tuple[PoolSpec, ...]],
     settings: Settings,
     queued: bool,
-) -> Iterator[RolePlan]:
-    """The plan of every role that has pods.
+) -> Iterator[Role]:
+    """Every role that has pods.
 
     Args:
         spec: the run, with its profile's defaults.
@@ -75,10 +70,10 @@ def plan_roles(
         yield _sampler(spec, profile, pools[SAMPLER], settings, queued)
 
 
-def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> RolePlan:
+def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
     asked = spec.trainer.resources or ResourcesSpec()
     memory = _memory(pools[0], settings) if spec.trainer.pools else settings.head_memory
-    return RolePlan(
+    return Role(
         HEAD,
         1,
         pools,
@@ -91,12 +86,9 @@ def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], sett
     )
 
 
-def _learner(
-    spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings
-) -> RolePlan:
+def _learner(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
     pool, learner = pools[0], spec.learner
-    each = (pool.accelerators_per_node or 1) if spec.trainer.kind == "verl" else 1
-    return RolePlan(
+    return Role(
         LEARNER,
         learner.replicas,
         pools,
@@ -104,19 +96,19 @@ def _learner(
         _cpu(pool, learner.threads, settings),
         learner.threads,
         _memory(pool, settings),
-        accelerators=0 if pool.accelerator_resource is None else each,
+        accelerators=0 if pool.accelerator_resource is None else backend_of(spec).learner_accelerators(pool),
     )
 
 
 def _sampler(
     spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings, queued: bool
-) -> RolePlan:
+) -> Role:
     pool, sampler = pools[0], spec.sampler
     asked = sampler.resources or ResourcesSpec()
     accelerators = asked.accelerators
     if accelerators is None:
         accelerators = 0 if pool.accelerator_resource is None else sampler.tensor_parallel_size
-    return RolePlan(
+    return Role(
         SAMPLER,
         sampler.replicas,
         pools,

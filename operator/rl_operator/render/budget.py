@@ -27,7 +27,7 @@ def disruption_budget(effective: Effective) -> Manifest:
         },
         "spec": {
             # A number of pods: a share, or how many may go, Kubernetes can tell for its own workloads only.
-            "minAvailable": sum(plan.replicas for plan in effective.roles if plan.role in (HEAD, LEARNER)),
+            "minAvailable": sum(role.replicas for role in effective.roles if role.name in (HEAD, LEARNER)),
             "selector": {
                 "matchLabels": {RUN_LABEL: effective.name},
                 "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": [HEAD, LEARNER]}],

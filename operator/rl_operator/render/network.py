@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rl_operator.model.names import RUN_LABEL, Manifest, owner, run_labels
-from rl_operator.plan.effective import RAY_PORTS, Effective
+from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest, owner, run_labels
+from rl_operator.plan.effective import Effective
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
-_KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
+# Pods of KubeRay carry it by its chart and by its plain manifests, which differ in the name (the latter: `kuberay`).
+_KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def network_policy(effective: Effective) -> Manifest:

@@ -7,15 +7,16 @@ from typing import Any, Final
 from rl_operator.model.names import (
     HEAD,
     LEARNER,
+    RAY_PORTS,
     Manifest,
     attempt_name,
     folder_name,
     pod_labels,
     secret_name,
 )
-from rl_operator.plan.effective import RAY_PORTS, Effective
+from rl_operator.plan.effective import Effective
 from rl_operator.plan.pools import accelerator_resources, pod_placement
-from rl_operator.plan.roles import RolePlan
+from rl_operator.plan.roles import Role
 from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
 
 CONFIG_FOLDER: Final = "/etc/rltrain"
@@ -29,15 +30,15 @@ _AGENT_PORT: Final = 52365
 """Where each Ray node answers whether it is well."""
 
 
-def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:
+def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     """The pod template of one role. Passes Pod Security `restricted`; holds no Kubernetes credentials."""
-    labels = pod_labels(effective.name, attempt, plan.role)
+    labels = pod_labels(effective.name, attempt, role.name)
     container: Manifest = {
         "name": CONTAINER,
-        "image": plan.image,
+        "image": role.image,
         "imagePullPolicy": effective.settings.image_pull_policy,
-        "env": _environment(effective, plan, attempt),
-        "resources": _resources(plan),
+        "env": _environment(effective, role, attempt),
+        "resources": _resources(role),
         # KubeRay's own begins after ten seconds, and everything waits for it: half of the time that Ray takes to start.
         "readinessProbe": {
             "httpGet": {"path": "/api/healthz", "port": _AGENT_PORT},
@@ -70,14 +71,14 @@ def pod_template(effective: Effective, plan: RolePlan, attempt: int) -> Manifest
         },
         "containers": [container],
         "volumes": volumes,
-        **pod_placement(plan.pools),
+        **pod_placement(role.pools),
     }
     if effective.spec.scheduling.priority_class is not None:
         spec["priorityClassName"] = effective.spec.scheduling.priority_class
-    if plan.role == HEAD:
+    if role.name == HEAD:
         _add_head_parts(effective, attempt, spec, container)
-    # verl's workers write its checkpoints themselves: the claim must be one that several nodes can mount.
-    if plan.role == HEAD or (effective.spec.trainer.kind == "verl" and effective.claim is not None):
+    # Where workers write too, the claim must be one that several nodes can mount.
+    if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
         _add_storage(effective, spec, container)
     return {"metadata": {"labels": labels}, "spec": spec}
 
@@ -112,17 +113,18 @@ def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, containe
     )
 
 
-def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Manifest]:
+def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifest]:
     values = {
         "RLTRAIN_RUN": effective.name,
         "RLTRAIN_NAMESPACE": effective.namespace,
         "RLTRAIN_ATTEMPT": str(attempt),
     }
-    if plan.role != HEAD:
+    if role.name != HEAD:
         return [{"name": name, "value": value} for name, value in values.items()]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
-    if effective.spec.trainer.kind == "verl":
-        values["RLTRAIN_ACCELERATORS"] = str(effective.role(LEARNER).accelerators)  # of one node
+    values |= effective.backend.environment(
+        effective.role(LEARNER).accelerators if effective.has(LEARNER) else 0
+    )
     # No two heads have the same token: whoever holds an older one must not write any more. An attempt has several heads,
     # one after another, when its queue takes its quota back and gives it again.
     values["RLTRAIN_FENCE"] = f"{effective.uid}/{attempt}/$({_POD})"
@@ -135,7 +137,7 @@ def _environment(effective: Effective, plan: RolePlan, attempt: int) -> list[Man
     ]
 
 
-def _resources(plan: RolePlan) -> dict[str, Any]:
+def _resources(role: Role) -> dict[str, Any]:
     """Memory and accelerators are limited to what is asked for; CPU is not, as it can be shared without harm."""
-    fixed = {"memory": plan.memory, **accelerator_resources(plan.pool, plan.accelerators)}
-    return {"requests": {"cpu": plan.cpu, **fixed}, "limits": fixed}
+    fixed = {"memory": role.memory, **accelerator_resources(role.pool, role.accelerators)}
+    return {"requests": {"cpu": role.cpu, **fixed}, "limits": fixed}

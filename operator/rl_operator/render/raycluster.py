@@ -15,7 +15,7 @@ from rl_operator.model.names import (
     owner,
 )
 from rl_operator.plan.effective import Effective
-from rl_operator.plan.roles import RolePlan
+from rl_operator.plan.roles import Role
 from rl_operator.render.pods import pod_template
 
 
@@ -29,41 +29,41 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
             "template": pod_template(effective, head, attempt),
         },
         "workerGroupSpecs": [
-            _worker_group(effective, effective.role(role), attempt)
-            for role in (LEARNER, SAMPLER)
-            if effective.has(role)
+            _worker_group(effective, effective.role(name), attempt)
+            for name in (LEARNER, SAMPLER)
+            if effective.has(name)
         ],
     }
 
 
-def group_size(plan: RolePlan) -> tuple[int, int, int]:
+def group_size(role: Role) -> tuple[int, int, int]:
     """Replicas of a worker group at the start, at least and at most.
 
     KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for later
     (`rl_operator.decide.scaling`).
     """
-    return plan.at_start, plan.at_start, plan.replicas
+    return role.at_start, role.at_start, role.replicas
 
 
-def _worker_group(effective: Effective, plan: RolePlan, attempt: int) -> Manifest:
-    replicas, least, most = group_size(plan)
+def _worker_group(effective: Effective, role: Role, attempt: int) -> Manifest:
+    replicas, least, most = group_size(role)
     return {
-        "groupName": plan.role,
+        "groupName": role.name,
         "replicas": replicas,
         "minReplicas": least,
         "maxReplicas": most,
-        "rayStartParams": _start_params(plan),
-        "template": pod_template(effective, plan, attempt),
+        "rayStartParams": _start_params(role),
+        "template": pod_template(effective, role, attempt),
     }
 
 
-def _start_params(plan: RolePlan) -> dict[str, str]:
+def _start_params(role: Role) -> dict[str, str]:
     """Options of `ray start`. Resources are given here and not in `resources` as well: KubeRay takes only one."""
     # Ray's shell sees the value, hence the quotes within quotes.
-    resources = json.dumps({plan.role: 1}, separators=(",", ":"))
+    resources = json.dumps({role.name: 1}, separators=(",", ":"))
     return {
-        "num-cpus": str(plan.ray_cpus),
-        "num-gpus": str(plan.accelerators),
+        "num-cpus": str(role.ray_cpus),
+        "num-gpus": str(role.accelerators),
         "resources": json.dumps(resources),
     }
 

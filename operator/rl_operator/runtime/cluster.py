@@ -84,7 +84,7 @@ class Cluster:
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
-        if world.rays and (not ready or any(ray.suspended for ray in world.rays)):
+        if world.rays and (not ready or any(ray.held for ray in world.rays)):
             changes["events"] = await self._said(key, world)
             changes["log_tail"] = await self._logs(key, world.pods, memory)
         return replace(world, **changes)
@@ -170,7 +170,7 @@ class Cluster:
     async def _said(self, key: Key, world: World) -> tuple[Event, ...]:
         """Events about the run's objects, newest first: warnings, and why a queue has stopped them."""
         found = await self._events(key[0], "type=Warning")
-        if any(ray.suspended for ray in world.rays):
+        if any(ray.held for ray in world.rays):
             found = [*found, *await self._events(key[0], f"reason={STOPPED}")]
         names = {ray.name for ray in world.rays} | {ray.cluster for ray in world.rays}
         names |= {pod.name for pod in world.pods}

@@ -7,17 +7,18 @@ import logging
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from rl_api.progress import Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.decide.status import merge_progress
-from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
+from rl_operator.drivers.ask import Asks
+from rl_operator.drivers.client import Drivers
+from rl_operator.drivers.pull import Pulls
 from rl_operator.kube.cache import WATCHED, Key, Store
 from rl_operator.kube.client import Api, ApiError, Listing
-from rl_operator.model.decision import Decision, Pull
+from rl_operator.model.decision import Decision
 from rl_operator.model.names import MANAGED_SELECTOR, Manifest
-from rl_operator.model.seen import Ask, Reading, World
+from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.runtime.cluster import Cluster, NameTaken
 from rl_operator.runtime.memory import Memory
@@ -28,7 +29,6 @@ LOG = logging.getLogger("rl_operator")
 
 _RECONCILE_SECONDS: Final = 60.0
 _PRIME_SECONDS: Final = 60.0
-_PULL_SECONDS: Final = 1.0
 _LONGEST_BACK_OFF: Final = 60.0
 
 
@@ -54,8 +54,8 @@ class Controller:
         self.queue: WorkQueue[Key] = WorkQueue(metrics.queue_depth.set)
         self.finished_at = time.monotonic()
         self._memory: dict[Key, Memory] = {}
-        self._pulls: dict[Key, tuple[Pull, asyncio.Task[None]]] = {}
-        self._asks: dict[Key, asyncio.Task[None]] = {}
+        self._pulls = Pulls(self.drivers, self.queue.add, lambda old, new: merge_progress(old, new) is new)
+        self._asks = Asks(self.drivers, self.queue.add)
 
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture."""
@@ -122,8 +122,10 @@ class Controller:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in (*tasks, *self._asks.values(), *(task for _, task in self._pulls.values())):
+            for task in tasks:
                 task.cancel()
+            self._pulls.close()
+            self._asks.close()
             await self.drivers.close()
 
     async def _work(self) -> None:
@@ -202,9 +204,12 @@ class Controller:
             LOG.info("%s: %s", note.reason, note.message, extra=about)
         if len(decision.status.attempts) != before:
             memory.reading, memory.reading_error, memory.ask = None, "", None
-        self._pull(key, decision.pull, memory)
-        if decision.ask is not None and decision.pull is not None:
-            self._ask(key, decision.pull, decision.ask, memory)
+        if decision.pull is None:
+            self._pulls.leave(key)
+        else:
+            self._pulls.follow(key, decision.pull, memory)
+            if decision.ask is not None:
+                self._asks.ask(key, decision.pull, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
@@ -233,75 +238,14 @@ class Controller:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self.queue.forget(key)
-        self._pull(key, None, None)
-        task = self._asks.pop(key, None)
-        if task is not None:
-            task.cancel()
-
-    def _pull(self, key: Key, pull: Pull | None, memory: Memory | None) -> None:
-        known = self._pulls.get(key)
-        if known is not None and known[0] == pull and not known[1].done():
-            return
-        if known is not None:
-            known[1].cancel()
-            del self._pulls[key]
-        if pull is not None and memory is not None:
-            self._pulls[key] = (pull, asyncio.create_task(self._keep_pulling(key, pull, memory)))
-
-    async def _keep_pulling(self, key: Key, pull: Pull, memory: Memory) -> None:
-        """Ask a driver for its progress now and then, and wake the run when there is news."""
-        url, failures = self.drivers.url(key, pull.service, pull.port), 0
-        while True:
-            try:
-                progress, checkpoint = await self.drivers.status(url, memory.token or "")
-            except DriverError as error:
-                failures += 1
-                if failures >= 3 and memory.reading_error != str(error):
-                    memory.reading_error = str(error)
-                    self.queue.add(key)
-            except Exception:
-                LOG.exception("asking a driver failed", extra=_about(key))
-            else:
-                failures, memory.reading_error = 0, ""
-                old = memory.reading
-                memory.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
-                if old is None or _news(old, progress) or old.checkpoint != checkpoint:
-                    self.queue.add(key)
-            await asyncio.sleep(_PULL_SECONDS)
-
-    def _ask(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
-        task = self._asks.get(key)
-        if task is None or task.done():
-            memory.ask = Ask(pull.attempt, "running")
-            self._asks[key] = asyncio.create_task(self._ask_driver(key, pull, seconds, memory))
-
-    async def _ask_driver(self, key: Key, pull: Pull, seconds: float, memory: Memory) -> None:
-        """Bring the wish for a checkpoint to a driver, and wake the run with what became of it."""
-        url = self.drivers.url(key, pull.service, pull.port)
-        try:
-            checkpoint = await self.drivers.checkpoint(url, memory.token or "", seconds)
-        except DriverRefused as error:
-            memory.ask = Ask(pull.attempt, "refused", str(error))
-        except DriverError as error:
-            await asyncio.sleep(1.0)  # the driver may be busy for a moment: not at once again
-            state: Literal["absent", "failed"] = "absent" if isinstance(error, DriverAbsent) else "failed"
-            memory.ask = Ask(pull.attempt, state, str(error))
-        else:
-            memory.ask = Ask(pull.attempt, "done")
-            if checkpoint is not None and memory.reading is not None:
-                reading = memory.reading
-                memory.reading = Reading(reading.attempt, reading.time, reading.progress, checkpoint)
-        self.queue.add(key)
+        self._pulls.leave(key)
+        self._asks.leave(key)
 
     async def show_metrics(self) -> None:
         """Keep the gauges that are not set where things happen."""
         while True:
             self.metrics.show_runs(self.store.phases())
             await asyncio.sleep(5.0)
-
-
-def _news(old: Reading, new: Progress) -> bool:
-    return merge_progress(old.progress, new) is new
 
 
 def _about(key: Key) -> dict[str, Any]:

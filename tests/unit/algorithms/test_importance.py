@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import (
     ImportanceConfig,
     ImportanceKind,
@@ -16,7 +17,7 @@ from rl_trainer.algorithms.importance import (
     mismatch_metrics,
     proximal_log_probs,
 )
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 
 # pi_old / mu per token: 2, 4, 0.5 | 0.5, 0.25 (and a masked one).
 RATIOS = torch.tensor([[2.0, 4.0, 0.5], [0.5, 0.25, 100.0]], dtype=torch.float64)

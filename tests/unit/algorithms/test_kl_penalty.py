@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rl_trainer.algorithms.losses import KlEstimator, kl_penalty
+from rl_trainer.algorithms.losses import kl_penalty
+from rl_trainer.algorithms.reward_shaping import KlEstimator
 
 
 @pytest.mark.parametrize(

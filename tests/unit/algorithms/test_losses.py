@@ -8,18 +8,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.loss_metrics import MAX_METRICS, SUM_METRICS
-from rl_trainer.algorithms.losses import (
-    Aggregation,
-    LossDenominators,
-    PolicyLossConfig,
-    aggregation_weights,
+from rl_trainer.algorithms.loss_metrics import (
+    MAX_METRICS,
+    SUM_METRICS,
     empty_metrics,
-    kl_penalty,
     merge_metrics,
     metric_means,
     passes_ratio_bound,
+)
+from rl_trainer.algorithms.losses import (
+    Aggregation,
+    PolicyLossConfig,
+    aggregation_weights,
+    kl_penalty,
     policy_loss,
     supervised_loss,
 )

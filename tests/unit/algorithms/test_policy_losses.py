@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rl_api.errors import ObjectiveError
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, PolicyLossConfig, policy_loss
+from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
 from rl_trainer.algorithms.policy_losses import LossInputs, ppo_clip, token_losses
 
 OFF = ImportanceConfig(kind="none")

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trajectories import scored
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.batch_advantages import batch_advantages, kl_in_reward
-from rl_trainer.algorithms.losses import KlEstimator, kl_penalty
+from rl_trainer.algorithms.losses import kl_penalty
 from rl_trainer.algorithms.reward_shaping import (
+    KlEstimator,
     kl_estimates,
     overlong_penalty,
     penalized_rewards,
     token_returns,
     token_rewards,
 )
-from rl_trainer.trajectory import GroupMeta
+from rl_trainer.trajectory import Group
 
 
 def test_overlong_penalty() -> None:
@@ -75,10 +77,8 @@ def spec(new_tokens: int = 10, **algorithm: Any) -> RunSpec:
     )
 
 
-def groups(*rewards: list[float], lengths: int = 2) -> list[GroupMeta]:
-    return [
-        GroupMeta(index, part, [lengths] * len(part), 0, 0) for index, part in enumerate(rewards, start=3)
-    ]
+def groups(*rewards: list[float], lengths: int = 2) -> list[Group]:
+    return [scored(index, part, [lengths] * len(part)) for index, part in enumerate(rewards, start=3)]
 
 
 def test_grpo() -> None:
@@ -90,7 +90,7 @@ def test_grpo() -> None:
 def test_length_counts_in_the_advantage_and_not_in_the_reported_reward() -> None:
     """Limit 10, buffer 5 tokens: the answer of 10 tokens has 1 - 1 = 0, the one of 5 keeps 1."""
     run = spec(overlong={"buffer": 0.5}, advantage={"normalizeByStd": False})
-    given = [GroupMeta(0, [1.0, 1.0], [10, 5], 0, 0)]
+    given = [scored(0, [1.0, 1.0], [10, 5])]
     advantages, stats = batch_advantages(run, given)
     assert advantages == pytest.approx([-0.5, 0.5])
     assert (stats.reward_mean, stats.reward_std, stats.zero_variance_groups) == (1.0, 0.0, 0)

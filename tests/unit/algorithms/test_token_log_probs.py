@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_trainer.algorithms.losses import head_token_log_probs, token_log_probs
+from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
 
 torch.set_num_threads(1)
 

@@ -4,11 +4,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trajectories import scored
 
 from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, needed_by_version, select_batch
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.state import BufferState
-from rl_trainer.trajectory import GroupMeta
 
 BUDGET = {"consumed": 0, "ready": 0, "running": 0, "version": 0, "max_staleness": 0, "groups_per_step": 4}
 
@@ -139,10 +139,8 @@ class World:
             self.state.register(come)
 
     def put(self, sampler, ticket):
-        meta = GroupMeta(
-            ticket.group_id, [1.0], [3], ticket.version, self.state.version, priority=self.rng.random()
-        )
-        result = self.state.put(sampler, meta, b"")
+        group = scored(ticket.group_id, [1.0], [3], ticket.version, priority=self.rng.random())
+        result = self.state.put(sampler, group)
         self.dropped |= set(result.dropped)
         if result.reason == "rejected":
             self.dropped.add(ticket.group_id)
@@ -155,8 +153,8 @@ class World:
         assert len(batch) == self.config.groups_per_step
         for group in batch:
             assert trained_at - group.version <= self.config.max_staleness
-        ids = [group.meta.group_id for group in batch]
-        assert [group.meta.group_id for group in self.state.take()] == ids  # the same until commit
+        ids = [group.group_id for group in batch]
+        assert [group.group_id for group in self.state.take()] == ids  # the same until commit
         self.trained += ids
         steps = self.state.commit()
         if steps % self.config.steps_per_version == 0:
@@ -225,8 +223,7 @@ def test_never_too_old_never_stuck_nothing_lost(
 def try_late(world, sampler, ticket):
     state = world.state
     if ticket.group_id in state.running or ticket.group_id in state.reissue:
-        meta = GroupMeta(ticket.group_id, [1.0], [3], ticket.version, state.version)
-        result = state.put(sampler, meta, b"")
+        result = state.put(sampler, scored(ticket.group_id, [1.0], [3], ticket.version))
         world.dropped |= set(result.dropped)
         if result.reason == "rejected":
             world.dropped.add(ticket.group_id)

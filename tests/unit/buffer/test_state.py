@@ -1,11 +1,13 @@
 import json
 
 import pytest
+from trajectories import scored
 
 from rl_api.errors import RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, PutResult
 from rl_trainer.buffer.state import BufferState
-from rl_trainer.trajectory import GroupMeta
+from rl_trainer.observe.timeline import Span
+from rl_trainer.trajectory import Group
 
 
 def make(samplers=1, **config):
@@ -15,8 +17,8 @@ def make(samplers=1, **config):
     return state
 
 
-def meta(group_id, version=0, **fields):
-    return GroupMeta(group_id, [1.0, 0.0], [3, 4], version, version, **fields)
+def group(group_id, version=0, payload=b"", **fields):
+    return scored(group_id, [1.0, 0.0], [3, 4], version, payload, **fields)
 
 
 def ids(tickets):
@@ -24,12 +26,12 @@ def ids(tickets):
 
 
 def batch_ids(state):
-    return [group.meta.group_id for group in state.take()]
+    return [group.group_id for group in state.take()]
 
 
 def run_step(state, sampler=0):
     for ticket in state.acquire(sampler, 100):
-        state.put(sampler, meta(ticket.group_id, ticket.version), b"")
+        state.put(sampler, group(ticket.group_id, ticket.version))
     state.take()
     return state.commit()
 
@@ -74,7 +76,7 @@ def test_on_policy_share_of_a_dead_sampler_goes_to_the_living():
 def run_and_commit_all(state, holders):
     for sampler, group_ids in holders.items():
         for group_id in group_ids:
-            assert state.put(sampler, meta(group_id), b"").accepted
+            assert state.put(sampler, group(group_id)).accepted
     state.take()
     state.commit()
 
@@ -85,7 +87,7 @@ def test_on_policy_share_of_a_sampler_that_joins_is_of_what_nobody_has_yet():
     state.register(1)
     assert state.acquire(1, 4) == []
     for group_id in range(4):
-        state.put(0, meta(group_id), b"")
+        state.put(0, group(group_id))
     state.take()
     state.commit()
     state.publish(1)
@@ -120,8 +122,8 @@ def test_unregistered_sampler_gets_nothing():
 def test_put_is_idempotent():
     state = make()
     state.acquire(0, 2)
-    assert state.put(0, meta(0), b"a").accepted
-    assert state.put(0, meta(0), b"b").reason == "duplicate"
+    assert state.put(0, group(0, payload=b"a")).accepted
+    assert state.put(0, group(0, payload=b"b")).reason == "duplicate"
     assert state.counts["duplicate"] == 1
     assert len(state.ready) == 1
 
@@ -131,8 +133,8 @@ def test_of_two_samplers_with_the_same_group_the_first_wins():
     state.acquire(0, 1)
     state.release(0)
     state.acquire(1, 1)
-    assert state.put(0, meta(0), b"dead one's").accepted
-    assert state.put(1, meta(0), b"second").reason == "duplicate"
+    assert state.put(0, group(0, payload=b"dead one's")).accepted
+    assert state.put(1, group(0, payload=b"second")).reason == "duplicate"
     assert state.take() is None
     assert [entry.value.payload for entry in state.ready] == [b"dead one's"]
 
@@ -141,7 +143,7 @@ def test_late_result_is_taken_while_its_group_waits_for_redispatch():
     state = make(samplers=2, max_staleness=2)
     state.acquire(0, 1)
     state.release(0)
-    assert state.put(0, meta(0), b"").accepted
+    assert state.put(0, group(0)).accepted
     assert ids(state.acquire(1, 1)) == [1]
 
 
@@ -150,7 +152,7 @@ def test_late_result_that_could_not_be_trained_in_time_is_refused_and_nothing_is
     state.acquire(0, 1)
     state.release(0)
     state.acquire(1, 1)
-    state.put(1, meta(0), b"")
+    state.put(1, group(0))
     state.take()
     state.commit()
     state.publish(1)
@@ -158,8 +160,8 @@ def test_late_result_that_could_not_be_trained_in_time_is_refused_and_nothing_is
     state.release(1)
     state.register(0)
     assert ids(state.acquire(0, 1)) == [1]
-    assert state.put(1, meta(1, version=0), b"").reason == "late"
-    assert state.put(0, meta(1, version=1), b"").accepted
+    assert state.put(1, group(1, version=0)).reason == "late"
+    assert state.put(0, group(1, version=1)).accepted
 
 
 def test_tokens_older_than_the_ticket_are_an_error():
@@ -168,13 +170,13 @@ def test_tokens_older_than_the_ticket_are_an_error():
     state.publish(1)
     state.acquire(0, 1)
     with pytest.raises(RLTrainError, match="weight version 0, older than version 1 of its ticket"):
-        state.put(0, meta(2, version=0), b"")
+        state.put(0, group(2, version=0))
 
 
 @pytest.mark.parametrize("group_id", [7, -1])
 def test_group_that_was_never_issued(group_id):
     with pytest.raises(RLTrainError, match="never issued"):
-        make().put(0, meta(group_id), b"")
+        make().put(0, group(group_id))
 
 
 def test_dropping_returns_the_budget_and_counts_the_reason():
@@ -187,52 +189,52 @@ def test_dropping_returns_the_budget_and_counts_the_reason():
 
 
 def flat(group_id, version=0):
-    return GroupMeta(group_id, [1.0, 1.0], [3, 4], version, version)
+    return scored(group_id, [1.0, 1.0], [3, 4], version)
 
 
 def test_a_group_without_variance_is_replaced_by_a_new_one():
     state = make(max_refills=4)
     assert ids(state.acquire(0, 9)) == [0, 1]
-    assert state.put(0, flat(0), b"") == PutResult(False, "zero_variance")
-    assert state.put(0, meta(1), b"").accepted
+    assert state.put(0, flat(0)) == PutResult(False, "zero_variance")
+    assert state.put(0, group(1)).accepted
     assert state.take() is None
     assert ids(state.acquire(0, 9)) == [2]
-    state.put(0, meta(2), b"")
+    state.put(0, group(2))
     assert batch_ids(state) == [1, 2]
     assert state.drops == {"zero_variance": 1}
-    assert state.put(0, flat(0), b"") == PutResult(False, "duplicate")
+    assert state.put(0, flat(0)) == PutResult(False, "duplicate")
 
 
 def test_refills_are_bounded_per_batch_and_then_groups_are_kept_as_they_are():
     state = make(max_refills=1)
     state.acquire(0, 9)
-    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [False, True]
+    assert [state.put(0, flat(group)).accepted for group in (0, 1)] == [False, True]
     assert ids(state.acquire(0, 9)) == [2]
-    assert state.put(0, flat(2), b"").accepted
+    assert state.put(0, flat(2)).accepted
     assert batch_ids(state) == [1, 2]
     state.commit()
     state.publish(1)
     state.acquire(0, 9)
-    assert [state.put(0, flat(group, 1), b"").accepted for group in (3, 4)] == [False, True]
+    assert [state.put(0, flat(group, 1)).accepted for group in (3, 4)] == [False, True]
     assert state.drops == {"zero_variance": 2}
 
 
 def test_without_refills_every_group_is_kept():
     state = make()
     state.acquire(0, 9)
-    assert [state.put(0, flat(group), b"").accepted for group in (0, 1)] == [True, True]
+    assert [state.put(0, flat(group)).accepted for group in (0, 1)] == [True, True]
 
 
 def test_a_restored_buffer_knows_its_refills():
     state = make(max_refills=1, max_staleness=1)
     state.acquire(0, 9)
-    state.put(0, flat(0), b"")
+    state.put(0, flat(0))
     saved, payloads = json.loads(json.dumps(state.snapshot()[0])), []
     new = BufferState.restore(state.config, saved, payloads)
     new.register(0)
     first, *_ = new.acquire(0, 9)
     assert first.group_id == 1
-    assert new.put(0, flat(1), b"").accepted
+    assert new.put(0, flat(1)).accepted
 
 
 def test_drop_of_a_ticket_that_was_given_back():
@@ -246,9 +248,9 @@ def test_drop_of_a_ticket_that_was_given_back():
 def test_block_reserves_room_when_a_ticket_is_given():
     state = make(max_staleness=9, capacity=3)
     assert ids(state.acquire(0, 9)) == [0, 1, 2]
-    state.put(0, meta(0), b"")
+    state.put(0, group(0))
     assert state.acquire(0, 9) == []
-    state.put(0, meta(1), b"")
+    state.put(0, group(1))
     assert batch_ids(state) == [0, 1]
     assert ids(state.acquire(0, 9)) == [3, 4]
 
@@ -256,7 +258,7 @@ def test_block_reserves_room_when_a_ticket_is_given():
 def test_drop_oldest_when_full():
     state = make(max_staleness=9, capacity=2, on_full="dropOldest")
     state.acquire(0, 5)
-    results = [state.put(0, meta(g), b"") for g in (3, 1, 0)]
+    results = [state.put(0, group(g)) for g in (3, 1, 0)]
     assert [r.dropped for r in results] == [(), (), (3,)]
     assert state.drops == {"buffer_full": 1}
     assert batch_ids(state) == [1, 0]
@@ -265,7 +267,7 @@ def test_drop_oldest_when_full():
 def test_reject_when_full():
     state = make(max_staleness=9, capacity=2, on_full="reject")
     state.acquire(0, 5)
-    results = [state.put(0, meta(g), b"") for g in (3, 1, 0)]
+    results = [state.put(0, group(g)) for g in (3, 1, 0)]
     assert [r.reason for r in results] == [None, None, "rejected"]
     assert state.drops == {"rejected": 1}
     assert batch_ids(state) == [3, 1]
@@ -276,11 +278,11 @@ def test_the_batch_stays_the_same_until_commit():
     assert state.take() is None
     state.acquire(0, 8)
     for group_id in (2, 0, 1):
-        state.put(0, meta(group_id), b"")
+        state.put(0, group(group_id))
     assert batch_ids(state) == [2, 0]
     assert batch_ids(state) == [2, 0]
     assert state.commit() == 1
-    state.put(0, meta(3), b"")
+    state.put(0, group(3))
     assert batch_ids(state) == [1, 3]
     assert state.max_staleness_seen == 1
 
@@ -294,7 +296,7 @@ def test_a_taken_batch_counts_as_consumed_at_once():
     state = make(max_staleness=0)
     state.acquire(0, 9)
     for group_id in (0, 1):
-        state.put(0, meta(group_id), b"")
+        state.put(0, group(group_id))
     state.take()
     assert state.acquire(0, 9) == []  # version 1 is not published
     state.publish(1)  # while the batch is still under lease: the learner publishes early
@@ -318,7 +320,7 @@ def test_weights_published_every_second_step():
     run = state.acquire(0, 99)
     assert ids(run) == [2, 3]
     for group_id in range(4):
-        state.put(0, meta(group_id), b"")
+        state.put(0, group(group_id))
     for step in (1, 2):
         assert state.take() is not None
         assert state.commit() == step
@@ -340,13 +342,18 @@ def test_snapshot_and_restore_repeat_nothing_and_skip_nothing():
     state.register(1)
     state.acquire(0, 3)
     state.acquire(1, 3)  # 0..5 are out
-    state.put(0, meta(0), b"zero")
-    state.put(1, meta(4), b"four")
+    state.put(0, group(0, payload=b"zero"))
+    state.put(1, group(4, payload=b"four"))
     state.take()
     state.commit()
     state.publish(1)
-    state.put(0, meta(1, priority=2.0, extra={"turns": 3}), b"one")
-    state.put(1, meta(3, priority=7.0), b"three")
+    state.put(
+        0,
+        group(
+            1, priority=2.0, spans=[Span("sampler 0", "generate", 1.0, 2.5, {"version": 1})], payload=b"one"
+        ),
+    )
+    state.put(1, group(3, priority=7.0, payload=b"three"))
     state.drop(1, 5, "failed")
     state.take()  # 3 and 1 under lease: their step is not done
     saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
@@ -357,8 +364,28 @@ def test_snapshot_and_restore_repeat_nothing_and_skip_nothing():
     new.register(0)
     assert ids(new.acquire(0, 9)) == [2, 6, 7, 8]
     assert batch_ids(new) == [3, 1]
-    assert new.take()[1].meta.extra == {"turns": 3}
+    assert new.take()[1].spans == [Span("sampler 0", "generate", 1.0, 2.5, {"version": 1})]
     assert new.drops == {"failed": 1}
+
+
+def test_a_checkpoint_of_before_is_still_read():
+    """Format 1 kept under `extra` what a group has fields for."""
+    extra = {
+        "total_lengths": [9, 8],
+        "truncated": [False, True],
+        "exact": 1,
+        "spans": [["sampler 0", "score", 1, 2, {}]],
+    }
+    meta = {"group_id": 3, "rewards": [1.0, 0.0], "lengths": [5, 4], "min_version": 1, "max_version": 2}
+    ready = [{"version": 1, "meta": {**meta, "tokens": 17, "priority": 0.0, "extra": extra}}]
+    state = {"format": 1, "version": 2, "steps": 2, "cursor": 6, "in_flight": [4, 5], "ready": ready}
+    state |= {"counts": {"put": 4}, "drops": {}, "max_staleness_seen": 1}
+    new = BufferState.restore(BufferConfig(groups_per_step=1, max_staleness=2), state, [b"three"])
+    (taken,) = new.take()
+    spans = [Span("sampler 0", "score", 1, 2, {})]
+    assert taken == Group(3, [1.0, 0.0], [5, 4], [9, 8], [False, True], 1, 0.0, spans, 1, b"three")
+    with pytest.raises(RLTrainError, match="buffer has format 3, allowed are 1 and 2"):
+        BufferState.restore(new.config, {**state, "format": 3}, [b"three"])
 
 
 def test_on_policy_snapshot_samples_unfinished_steps_again():
@@ -366,7 +393,7 @@ def test_on_policy_snapshot_samples_unfinished_steps_again():
     run_step(state)
     state.publish(1)
     state.acquire(0, 9)
-    state.put(0, meta(3, version=1), b"three")
+    state.put(0, group(3, version=1, payload=b"three"))
     saved, payloads = state.snapshot()
     assert payloads == []
     new = BufferState.restore(state.config, saved, payloads)
@@ -381,7 +408,7 @@ def test_restore_with_a_smaller_staleness_is_refused():
     state = make(max_staleness=3)
     state.acquire(0, 8)
     for group_id in range(8):
-        state.put(0, meta(group_id), b"")
+        state.put(0, group(group_id))
     saved, payloads = state.snapshot()
     smaller = BufferConfig(groups_per_step=2, capacity=8, max_staleness=1)
     with pytest.raises(RLTrainError, match=r"too old for buffer\.maxStaleness 1"):
@@ -399,8 +426,8 @@ def test_restore_of_something_else_is_refused():
 def test_metrics_are_json_and_complete():
     state = make(max_staleness=1, capacity=4, alarm_seconds=10)
     state.acquire(0, 9)
-    state.put(0, meta(0), b"", now=100.0)
-    state.put(0, meta(1), b"", now=101.0)
+    state.put(0, group(0), now=100.0)
+    state.put(0, group(1), now=101.0)
     metrics = json.loads(json.dumps(state.metrics(now=102.0)))
     assert metrics["fill"] == 0.5
     assert metrics["in_rate"] == pytest.approx(1.0)
@@ -413,5 +440,5 @@ def test_metrics_are_json_and_complete():
 def test_what_a_consumer_waits_for():
     state = make(max_staleness=1)
     state.acquire(0, 3)
-    state.put(0, meta(0), b"")
+    state.put(0, group(0))
     assert state.waiting_for().startswith("1 of 2 groups are ready, 2 are running in 1 samplers, 0 wait")

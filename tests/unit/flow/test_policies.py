@@ -1,6 +1,6 @@
 import pytest
 
-from rl_trainer.flow.policies import OrderedStore, batch_by_tokens, on_arrival
+from rl_trainer.flow.policies import OrderedStore, on_arrival
 
 
 def keys(store):
@@ -85,9 +85,3 @@ def test_iteration_is_by_arrival():
 )
 def test_full_policies(on_full, filled, weight, expected):
     assert on_arrival(on_full, filled, 10, weight) == expected
-
-
-def test_batches_by_token_budget():
-    assert batch_by_tokens([3, 4, 5, 1, 20, 2], 8) == [[0, 1], [2, 3], [4], [5]]
-    assert batch_by_tokens([], 8) == []
-    assert batch_by_tokens([4, 4], 8) == [[0, 1]]

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trajectories import sampled
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
-from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.learner.batch import MicroBatch, collate
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.loader import resolve_model
+from rl_trainer.trajectory import Trajectory
 
 
 def spec(activation_checkpointing: bool = False) -> RunSpec:
@@ -32,13 +34,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return resolve_model("tiny", tmp_path_factory.mktemp("models"), spec().model.tiny, 0, None)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[Trajectory]:
     rng = np.random.default_rng(0)
     made = []
     for length in (9, 14, 14, 20):
         mask = np.arange(length) >= 4
         tokens = rng.integers(3, 60, length).astype(np.int32)
-        made.append(Sample(tokens, mask, np.full(length - 4, -4.5, np.float32), float(rng.normal())))
+        made.append(sampled(tokens, mask, np.full(length - 4, -4.5, np.float32), float(rng.normal())))
     return made
 
 
@@ -58,7 +60,7 @@ def bytes_kept(model: torch.nn.Module, batch: MicroBatch) -> int:
 
 def test_the_update_is_the_same_and_less_is_kept(folder: Path) -> None:
     batch = samples()
-    denominators = LossDenominators.from_lengths([int(one.sampled.sum()) for one in batch])
+    denominators = LossDenominators.from_lengths([int(one.mask.sum()) for one in batch])
     learners = [Learner(folder, spec(saving)) for saving in (False, True)]
     plain, saving = (bytes_kept(learner.model, collate(batch)) for learner in learners)
     assert saving < plain / 2

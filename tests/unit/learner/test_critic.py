@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trajectories import sampled
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
-from rl_trainer.learner.batch import Sample, collate
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.learner.batch import collate
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.loader import resolve_model
+from rl_trainer.trajectory import Trajectory
 
 
 def spec(tokens: int = 16_384, **critic: object) -> RunSpec:
@@ -50,7 +53,7 @@ def critic_of(made: Learner) -> Critic:
     return made.critic
 
 
-def samples(count: int, seed: int = 0) -> list[Sample]:
+def samples(count: int, seed: int = 0) -> list[Trajectory]:
     """With a hole in the mask, and returns that a value can foresee: the first token of the prompt says which."""
     rng = np.random.default_rng(seed)
     made = []
@@ -64,12 +67,23 @@ def samples(count: int, seed: int = 0) -> list[Sample]:
         size = int(mask.sum())
         returns = np.full(size, float(tokens[0] - 3))
         log_probs = np.full(size, -4.5, np.float32)
-        made.append(Sample(tokens, mask, log_probs, rng.normal(size=size), None, returns, np.zeros(size)))
+        targets = ValueTargets(rng.normal(size=size), returns, np.zeros(size))
+        made.append(sampled(tokens, mask, log_probs, targets))
     return made
 
 
-def whole(batch: list[Sample]) -> MiniBatch:
-    return MiniBatch(batch, LossDenominators.from_lengths([int(s.sampled.sum()) for s in batch]))
+def returns_of(batch: list[Trajectory]) -> np.ndarray:
+    return np.concatenate([s.advantage.returns for s in batch if isinstance(s.advantage, ValueTargets)])
+
+
+def learning(one: Trajectory, returns: float) -> Trajectory:
+    """The same with other returns for the critic."""
+    assert isinstance(one.advantage, ValueTargets)
+    return replace(one, advantage=replace(one.advantage, returns=np.full(len(one.log_probs), returns)))
+
+
+def whole(batch: list[Trajectory]) -> MiniBatch:
+    return MiniBatch(batch, LossDenominators.from_lengths([int(s.mask.sum()) for s in batch]))
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -81,7 +95,7 @@ def test_it_begins_as_the_policy_with_values_of_zero(folder: Path) -> None:
     found = made.token_estimates(batch)
     assert found.kl is None
     assert found.values is not None
-    assert [len(part) for part in found.values] == [int(s.sampled.sum()) for s in batch]
+    assert [len(part) for part in found.values] == [int(s.mask.sum()) for s in batch]
     assert not np.concatenate(found.values).any()
     body = critic_of(made).model.body
     assert torch.equal(body.embed, made.model.embed)
@@ -107,13 +121,11 @@ def test_it_begins_as_the_policy_with_values_of_zero(folder: Path) -> None:
 def test_it_learns_returns_and_says_them_of_each_token_before_it_comes(folder: Path) -> None:
     made, batch = learner(folder, spec(learningRate=3e-3)), samples(16)
     losses = [made.update([whole(batch)], train_policy=False).metrics["value_loss"] for _ in range(40)]
-    assert losses[0] == pytest.approx(
-        0.5 * np.mean(np.concatenate([s.returns for s in batch]) ** 2), rel=1e-5
-    )
+    assert losses[0] == pytest.approx(0.5 * np.mean(returns_of(batch) ** 2), rel=1e-5)
     assert losses[-1] < 0.05 * losses[0]
     found = made.token_estimates(batch).values
     assert found is not None
-    assert np.corrcoef(np.concatenate(found), np.concatenate([s.returns for s in batch]))[0, 1] > 0.9
+    assert np.corrcoef(np.concatenate(found), returns_of(batch))[0, 1] > 0.9
     # The value of the state before a token does not know the token.
     other = [replace(s, tokens=np.concatenate([s.tokens[:-1], [7]]).astype(np.int32)) for s in batch]
     again = made.token_estimates(other).values
@@ -136,7 +148,7 @@ def test_micro_batches_do_not_change_values_or_update(folder: Path) -> None:
 
 
 def test_the_first_step_clips_values_to_the_range_around_the_old_ones(folder: Path) -> None:
-    batch = [replace(s, returns=np.full(len(s.log_probs), 5.0)) for s in samples(6)]
+    batch = [learning(s, 5.0) for s in samples(6)]
     made = learner(folder, spec(valueClip=0.05))
     fractions = [
         made.update([whole(batch)], train_policy=False).metrics["value_clip_fraction"] for _ in range(6)
@@ -189,7 +201,7 @@ def test_a_run_that_began_without_a_critic_gets_one(folder: Path) -> None:
 def test_returns_that_are_no_numbers_change_nothing_and_are_counted(folder: Path) -> None:
     made, batch = learner(folder), samples(3)
     before = weights(critic_of(made).model).clone()
-    bad = [replace(s, returns=np.full(len(s.log_probs), np.nan)) for s in batch]
+    bad = [learning(s, np.nan) for s in batch]
     result = made.update([whole(bad)], train_policy=False)
     assert result.skipped == 1
     assert "value_loss" not in result.metrics

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trajectories import sampled
 
 from rl_api import RunSpec
 from rl_api.recipes import RECIPES
-from rl_trainer.algorithms.losses import LossDenominators
-from rl_trainer.learner.batch import Sample, collate
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.learner.batch import collate
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.loader import resolve_model
+from rl_trainer.trajectory import Trajectory
 
 
 def spec(**algorithm: object) -> RunSpec:
@@ -36,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return resolve_model("tiny", cache, spec().model.tiny, 0, None)
 
 
-def samples(count: int, seed: int = 0) -> list[Sample]:
+def samples(count: int, seed: int = 0) -> list[Trajectory]:
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
@@ -45,12 +48,12 @@ def samples(count: int, seed: int = 0) -> list[Sample]:
         mask[4:] = True
         log_probs = np.full(length - 4, -4.5, dtype=np.float32)
         tokens = rng.integers(3, 60, length).astype(np.int32)
-        made.append(Sample(tokens, mask, log_probs, float(rng.normal())))
+        made.append(sampled(tokens, mask, log_probs, float(rng.normal())))
     return made
 
 
-def denominators(batch: list[Sample]) -> LossDenominators:
-    return LossDenominators.from_lengths([int(s.sampled.sum()) for s in batch])
+def denominators(batch: list[Trajectory]) -> LossDenominators:
+    return LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -59,8 +62,8 @@ def weights(learner: Learner) -> torch.Tensor:
 
 def test_collate_predicts_each_sampled_token_from_the_position_before():
     mask = np.array([False, True, False, True])
-    sample = Sample(np.array([5, 6, 7, 8], np.int32), mask, np.array([-1.0, -2.0], np.float32), 0.5)
-    short = Sample(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
+    sample = sampled(np.array([5, 6, 7, 8], np.int32), mask, np.array([-1.0, -2.0], np.float32), 0.5)
+    short = sampled(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
     batch = collate([sample, short])
     assert batch.input_ids.tolist() == [[5, 6, 7], [9, 0, 0]]
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -72,7 +75,7 @@ def test_collate_predicts_each_sampled_token_from_the_position_before():
 
 
 def test_a_trajectory_of_one_token_is_carried_along(folder: Path):
-    lonely = Sample(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32), 1.0)
+    lonely = sampled(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32), 1.0)
     assert collate([lonely]).positions.tolist() == []
     batch = samples(3)
     learners = [Learner(folder, spec()) for _ in range(2)]
@@ -105,15 +108,15 @@ def test_a_prompt_that_answers_share_is_computed_once_and_changes_nothing(folder
     assert together.shared.tolist() == [[0, 0], [0, 4], [0, 4], [0, 4], [4, 0], [5, 0]]
     learners = [Learner(folder, spec()) for _ in range(2)]
     learners[0].update([MiniBatch(batch, denominators(batch))])
-    learners[1]._cut = lambda chosen: [collate([one]) for one in chosen]  # type: ignore[method-assign]
+    learners[1]._cut = lambda chosen, version: [collate([one]) for one in chosen]  # type: ignore[method-assign]
     learners[1].update([MiniBatch(batch, denominators(batch))])
     torch.testing.assert_close(weights(learners[0]), weights(learners[1]), rtol=0, atol=1e-6)
 
 
 def test_collate_shares_only_inputs_before_the_first_sampled_token():
     tokens = np.array([5, 6, 7], np.int32)
-    asked = Sample(tokens, np.array([False, False, True]), np.array([-1.0], np.float32))
-    silent = Sample(tokens, np.zeros(3, np.bool_), np.zeros(0, np.float32))
+    asked = sampled(tokens, np.array([False, False, True]), np.array([-1.0], np.float32))
+    silent = sampled(tokens, np.zeros(3, np.bool_), np.zeros(0, np.float32))
     shared = collate([asked, asked, silent]).shared
     assert shared is not None
     assert shared.tolist() == [[0, 0], [0, 2], [2, 0]]
@@ -121,7 +124,7 @@ def test_collate_shares_only_inputs_before_the_first_sampled_token():
 
 def test_an_advantage_raises_the_log_prob_of_its_tokens(folder: Path):
     batch = samples(4)
-    batch = [Sample(s.tokens, s.sampled, s.log_probs, 1.0) for s in batch]
+    batch = [sampled(s.tokens, s.mask, s.log_probs, 1.0) for s in batch]
     learner = Learner(folder, spec())
     micro = collate(batch)
     with torch.no_grad():
@@ -147,7 +150,7 @@ def test_optimizer_state_makes_the_next_step_the_same(folder: Path):
 
 def test_a_loss_that_is_no_number_changes_nothing_and_is_counted(folder: Path):
     batch = samples(3)
-    bad = [Sample(s.tokens, s.sampled, s.log_probs, math.nan) for s in batch]
+    bad = [sampled(s.tokens, s.mask, s.log_probs, math.nan) for s in batch]
     learner = Learner(folder, spec())
     before = weights(learner).clone()
     result = learner.update([MiniBatch(bad, denominators(bad))])
@@ -169,9 +172,12 @@ def test_ratio_bound_leaves_out_the_remaining_mini_batches(folder: Path):
 def test_collate_takes_advantages_and_ages_of_tokens():
     mask = np.array([False, True, False, True])
     tokens, log_probs = np.array([5, 6, 7, 8], np.int32), np.array([-1.0, -2.0], np.float32)
-    one = Sample(tokens, mask, log_probs, np.array([0.5, 0.25]), np.array([3, 0], np.int32))
-    other = Sample(np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0)
-    batch = collate([one, other])
+    one = sampled(tokens, mask, log_probs, np.array([0.5, 0.25]), np.array([1, 4], np.int32))
+    newest = np.array([4], np.int32)
+    other = sampled(
+        np.array([9, 4], np.int32), np.array([False, True]), np.array([-3.0], np.float32), -1.0, newest
+    )
+    batch = collate([one, other], version=4)
     assert batch.advantages.tolist() == [0.5, 0.25, -1.0]
     assert batch.staleness is not None
     assert batch.staleness.tolist() == [3, 0, 0]
@@ -180,7 +186,7 @@ def test_collate_takes_advantages_and_ages_of_tokens():
 
 def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
     batch = samples(7)
-    batch.append(Sample(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32)))
+    batch.append(sampled(np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32)))
     learner = Learner(folder, spec(kl={"coefficient": 0.1, "placement": "reward", "estimator": "k3"}))
     learner.start_reinforcement()
     first = learner.token_estimates(batch)
@@ -189,7 +195,7 @@ def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
     learner.supervise(batch[:7], denominators(batch[:7]), 1e-2)
     values = learner.token_estimates(batch).kl
     assert values is not None
-    assert [len(part) for part in values] == [int(sample.sampled.sum()) for sample in batch]
+    assert [len(part) for part in values] == [int(sample.mask.sum()) for sample in batch]
     assert values[7].tolist() == [0.0]
     as_loss = Learner(folder, spec(kl={"coefficient": 0.1}))
     as_loss.reference, as_loss.model = learner.reference, learner.model
@@ -199,14 +205,14 @@ def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
 
 
 def test_the_interpolated_policy_saves_the_pass_before_the_first_update(folder: Path):
-    batch = [replace(one, staleness=np.ones(len(one.log_probs), np.int32)) for one in samples(4)]
+    batch = samples(4)  # of version 0
     parts = [MiniBatch(batch[:2], denominators(batch[:2])), MiniBatch(batch[2:], denominators(batch[2:]))]
     passes = []
     for proximal in ("recomputed", "interpolated"):
         learner = Learner(folder, spec(loss={"proximal": proximal}))
         compute, counted = learner._log_probs, []
         learner._log_probs = lambda *args, c=compute, n=counted: (n.append(1), c(*args))[1]  # type: ignore[method-assign]
-        result = learner.update(parts)
+        result = learner.update(parts, version=1)
         passes.append(len(counted))
         assert result.optimizer_steps == 2
     assert passes == [4, 2]
@@ -228,7 +234,13 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     counts = np.cumsum([len(one.log_probs) for one in batch])[:-1]
     nothing = [np.zeros(len(one.log_probs)) for one in batch]  # for the critic of ppo
     batch = [
-        replace(one, log_probs=part, returns=zeros, values=zeros)
+        replace(
+            one,
+            log_probs=part,
+            advantage=ValueTargets(np.full(len(part), one.advantage), zeros, zeros)
+            if run.algorithm.value_model
+            else one.advantage,
+        )
         for one, part, zeros in zip(batch, np.split(own.numpy(), counts), nothing, strict=True)
     ]
     lengths = [len(one.log_probs) for one in batch]

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_folders import save_model
+from trajectories import sampled
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
-from rl_trainer.learner.batch import Sample, collate
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.learner.batch import collate
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.model.decoder import load_decoder, save_hf_folder
+from rl_trainer.model.decoder import load_decoder
 from rl_trainer.model.loader import resolve_model
+from rl_trainer.trajectory import Trajectory
 
 
 def spec(**changes: object) -> RunSpec:
@@ -34,19 +37,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return resolve_model("tiny", tmp_path_factory.mktemp("models"), spec().model.tiny, 0, None)
 
 
-def batch(seed: int) -> list[Sample]:
+def batch(seed: int) -> list[Trajectory]:
     rng = np.random.default_rng(seed)
     made = []
     for length in (9, 14, 20):
         tokens = rng.integers(3, 60, length).astype(np.int32)
         log_probs = np.full(length - 4, -4.5, np.float32)
-        made.append(Sample(tokens, np.arange(length) >= 4, log_probs, float(rng.normal())))
+        made.append(sampled(tokens, np.arange(length) >= 4, log_probs, float(rng.normal())))
     return made
 
 
 def update(learner: Learner, seed: int) -> dict[str, float]:
     samples = batch(seed)
-    denominators = LossDenominators.from_lengths([int(one.sampled.sum()) for one in samples])
+    denominators = LossDenominators.from_lengths([int(one.mask.sum()) for one in samples])
     result = learner.update([MiniBatch(samples, denominators)])
     assert result.optimizer_steps == 1
     return result.metrics
@@ -89,7 +92,7 @@ def test_a_kl_penalty_refers_to_the_base_without_a_copy_of_it(folder: Path) -> N
 def test_the_warm_start_trains_all_weights_and_makes_the_base(folder: Path) -> None:
     learner = Learner(folder, spec(warmStart={}))
     samples = batch(0)
-    denominators = LossDenominators.from_lengths([int(one.sampled.sum()) for one in samples])
+    denominators = LossDenominators.from_lengths([int(one.mask.sum()) for one in samples])
     before = published(learner)
     learner.supervise(samples, denominators, 0.01)
     warm = published(learner)
@@ -105,9 +108,9 @@ def test_a_resumed_learner_goes_on_bit_by_bit(folder: Path, tmp_path: Path) -> N
     straight = Learner(folder, spec())
     straight.start_reinforcement()
     initial, merged = tmp_path / "initial", tmp_path / "model"
-    save_hf_folder(straight.model, folder, initial)
+    save_model(straight.model, folder, initial)
     update(straight, 0)
-    save_hf_folder(straight.model, folder, merged)
+    save_model(straight.model, folder, merged)
     moments = {name: value.clone() for name, value in straight.optimizer_state().items()}
     adapter, steps = straight.adapter_state(), straight.optimizer_steps
     resumed = Learner(merged, spec())

@@ -15,15 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import (
-    Aggregation,
-    LossDenominators,
-    PolicyLossConfig,
-    empty_metrics,
-    merge_metrics,
-    policy_loss,
-)
+from rl_trainer.algorithms.loss_metrics import empty_metrics, merge_metrics
+from rl_trainer.algorithms.losses import Aggregation, PolicyLossConfig, policy_loss
 from rl_trainer.algorithms.policy_losses import Objective
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.packing import micro_batches, split_over_ranks

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.plan import plan_update
 
 groups = st.lists(st.lists(st.integers(2, 40), min_size=2, max_size=4), min_size=1, max_size=6)

@@ -8,19 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trajectories import sampled
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs
-from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.trajectory import Trajectory
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPTS, GROUP_SIZE = 6, 4
 
 
-def generated(folder: Path, temperature: float, longest: int = 60, **cuts: float) -> list[Sample]:
+def generated(folder: Path, temperature: float, longest: int = 60, **cuts: float) -> list[Trajectory]:
     """Groups of answers of many lengths, all in flight together."""
     rng = np.random.default_rng(0)
     engine = create_engine(folder, slots=7)
@@ -38,8 +40,8 @@ def generated(folder: Path, temperature: float, longest: int = 60, **cuts: float
     for request in requests:
         result = results[request.id]
         tokens = np.concatenate([request.prompt, result.tokens])
-        sampled = np.arange(len(tokens)) >= len(request.prompt)
-        samples.append(Sample(tokens, sampled, result.logprobs, advantage=float(rng.normal())))
+        mask = np.arange(len(tokens)) >= len(request.prompt)
+        samples.append(sampled(tokens, mask, result.logprobs, advantage=float(rng.normal())))
     return samples
 
 
@@ -67,7 +69,7 @@ def test_log_probs_of_the_learner_are_those_of_the_engine(
         differences.append(difference[inputs.trained].abs())
         return -inputs.advantages * inputs.log_probs
 
-    lengths = [int(sample.sampled.sum()) for sample in samples]
+    lengths = [int(sample.mask.sum()) for sample in samples]
     learner = Learner(folder, spec, objective=objective)
     result = learner.update([MiniBatch(samples, LossDenominators.from_lengths(lengths))])
 
@@ -96,7 +98,7 @@ def test_what_was_cut_is_no_distance_between_sampler_and_learner(
             "sampler": {"temperature": temperature},
         }
     )
-    lengths = [int(sample.sampled.sum()) for sample in samples]
+    lengths = [int(sample.mask.sum()) for sample in samples]
     result = Learner(folder, spec).update([MiniBatch(samples, LossDenominators.from_lengths(lengths))])
     assert result.metrics["sampler_ratio_mean"] == pytest.approx(1, abs=LARGEST_DIFFERENCE)
     assert result.metrics["importance_mean"] == pytest.approx(1, abs=LARGEST_DIFFERENCE)

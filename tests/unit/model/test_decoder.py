@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from model_folders import save_model
 
 from rl_trainer.model.config import DecoderConfig, Rope
-from rl_trainer.model.decoder import Decoder, load_decoder, save_hf_folder
+from rl_trainer.model.decoder import Decoder, load_decoder
+from rl_trainer.model.names import expected_shapes
 
 FAMILIES = [
     "llama",
@@ -91,7 +95,7 @@ def test_saved_folder_opens_in_the_library(family_folder, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    save_hf_folder(model, source, tmp_path / "saved")
+    save_model(model, source, tmp_path / "saved")
     tokens = torch.randint(2, 61, (2, 30))
     with torch.no_grad():
         expected = library_model(tmp_path / "saved")(tokens).logits
@@ -217,4 +221,5 @@ def test_same_seed_same_weights_and_parameter_order():
     first, second = small(), small()
     assert [name for name, _ in first.named_parameters()] == [name for name, _ in second.named_parameters()]
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert sum(p.numel() for p in first.parameters()) == first.config.parameter_count
+    expected = sum(math.prod(shape) for shape in expected_shapes(first.config).values())
+    assert sum(p.numel() for p in first.parameters()) == expected

@@ -8,12 +8,13 @@ import shutil
 import fsspec
 import pytest
 import torch
+from model_folders import save_model
 from safetensors.torch import load_file, save_file
 
 from rl_api.errors import ModelError
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.model.loader import load_model, resolve_model, save_model
+from rl_trainer.model.loader import load_model, resolve_model
 from rl_trainer.model.presets import DefaultTiny, write_tiny
 
 SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
@@ -248,7 +249,7 @@ def test_saving_replaces_a_folder_only_when_the_new_one_is_complete(folder, tmp_
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("safetensors.torch.save_file", full)
+        patch.setattr("rl_trainer.model.export.save_file", full)
         with pytest.raises(OSError, match="No space left"):
             save_model(model, folder, target)
     assert (target / "model.safetensors").read_bytes() == before

@@ -8,7 +8,8 @@ import torch
 
 from rl_api.errors import ModelError, TaskError
 from rl_trainer.model.loader import load_model
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.library import LibraryEngine
 from rl_trainer.rollout.engines.torch import TorchEngine
 

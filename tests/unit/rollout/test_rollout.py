@@ -134,7 +134,7 @@ def test_a_group_is_complete_when_all_members_are_scored():
     assert first.tokens.tolist() == [ord("q"), *map(ord, "yes"), EOS]
     assert first.mask.tolist() == [False, True, True, True, True]
     assert first.versions.tolist() == [3] * 4
-    assert len(first.logprobs) == 4
+    assert len(first.log_probs) == 4
     assert flow.groups == 0
 
 

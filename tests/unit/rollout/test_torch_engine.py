@@ -9,7 +9,8 @@ import torch
 from rl_api.errors import ModelError, TaskError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.decoder import Decoder, load_decoder
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.torch import TorchEngine
 
 CONFIG = DecoderConfig(

@@ -11,7 +11,8 @@ import torch
 
 from rl_api.errors import InvalidConfig
 from rl_trainer.rollout.engines import vllm_needs
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm import CPU_CACHE, cache_bytes, engine_arguments, sampling_arguments
 from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
 

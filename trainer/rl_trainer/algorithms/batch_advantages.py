@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,8 @@ from rl_trainer.algorithms.reward_shaping import (
     token_returns,
     token_rewards,
 )
-from rl_trainer.algorithms.value_targets import ValueTargets, value_targets
-
-if TYPE_CHECKING:
-    from rl_trainer.trajectory import GroupMeta
-
-Advantage = float | npt.NDArray[np.float64] | ValueTargets
-"""Of one answer: one number for all its tokens, or one for each sampled token, with a critic also what that learns."""
+from rl_trainer.algorithms.value_targets import Advantage, value_targets
+from rl_trainer.trajectory import Group
 
 
 def kl_in_reward(spec: RunSpec) -> bool:
@@ -38,7 +32,7 @@ def kl_in_reward(spec: RunSpec) -> bool:
 
 def batch_advantages(
     spec: RunSpec,
-    groups: Sequence[GroupMeta],
+    groups: Sequence[Group],
     token_kl: Sequence[npt.NDArray[np.float64]] | None = None,
     values: Sequence[npt.NDArray[np.float64]] | None = None,
 ) -> tuple[list[Advantage], AdvantageStats]:

@@ -18,7 +18,6 @@ be anything, NaN too. Everything is computed in fp32, or in fp64 where the log-p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rl_api.errors import ObjectiveError
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import (
     ImportanceConfig,
     importance_ratios,
@@ -34,12 +34,7 @@ from rl_trainer.algorithms.importance import (
     outside_bounds,
     proximal_log_probs,
 )
-from rl_trainer.algorithms.loss_metrics import MAX_METRICS as MAX_METRICS
-from rl_trainer.algorithms.loss_metrics import SUM_METRICS as SUM_METRICS
-from rl_trainer.algorithms.loss_metrics import empty_metrics as empty_metrics
-from rl_trainer.algorithms.loss_metrics import merge_metrics as merge_metrics
-from rl_trainer.algorithms.loss_metrics import metric_means as metric_means
-from rl_trainer.algorithms.loss_metrics import passes_ratio_bound as passes_ratio_bound
+from rl_trainer.algorithms.loss_metrics import empty_metrics
 from rl_trainer.algorithms.policy_losses import (
     LossInputs,
     Objective,
@@ -47,12 +42,10 @@ from rl_trainer.algorithms.policy_losses import (
     UserObjective,
     token_losses,
 )
-from rl_trainer.algorithms.token_log_probs import head_token_log_probs as head_token_log_probs
-from rl_trainer.algorithms.token_log_probs import token_log_probs as token_log_probs
+from rl_trainer.algorithms.reward_shaping import KlEstimator
 from rl_trainer.algorithms.tokens import LOG_RATIO_LIMIT, masked, sequence_sums
 
 Aggregation = Literal["tokenMean", "sequenceMean", "sequenceSum", "constant"]
-KlEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True)
@@ -93,38 +86,6 @@ class PolicyLossConfig:
         """Whether an importance weight is applied. The ratio of dppo is to the sampler: it holds the weight already."""
         own = self.objective == "dppo" and self.user_objective is None
         return self.importance.kind != "none" and not own
-
-
-@dataclass(frozen=True)
-class LossDenominators:
-    """What the loss is divided by: counts over the whole batch of one optimizer step, all ranks.
-
-    Attributes:
-        tokens: trained tokens.
-        sequences: sequences with at least one trained token (fully masked ones leave the count).
-        constant_length: the fixed length of the `constant` aggregation (Dr. GRPO: the most new tokens
-            allowed).
-    """
-
-    tokens: int
-    sequences: int
-    constant_length: int | None = None
-
-    @classmethod
-    def from_lengths(
-        cls, trained_tokens: Iterable[int], constant_length: int | None = None
-    ) -> LossDenominators:
-        """Count from the number of trained tokens of every sequence of the batch."""
-        counts = list(trained_tokens)
-        return cls(sum(counts), sum(count > 0 for count in counts), constant_length)
-
-    def __add__(self, other: LossDenominators) -> LossDenominators:
-        """The denominators of two parts of a batch together."""
-        if self.constant_length != other.constant_length:
-            raise ValueError(f"constant lengths differ: {self.constant_length} and {other.constant_length}")
-        return LossDenominators(
-            self.tokens + other.tokens, self.sequences + other.sequences, self.constant_length
-        )
 
 
 class LossOutput(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from rl_trainer.algorithms.losses import KlEstimator
-
 Floats = npt.NDArray[np.float64]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def overlong_penalty(lengths: npt.ArrayLike, max_length: int, buffer: float, penalty: float = 1.0) -> Floats:

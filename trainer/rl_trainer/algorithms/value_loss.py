@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rl_trainer.algorithms.losses import Aggregation, LossDenominators, aggregation_weights
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.losses import Aggregation, aggregation_weights
 from rl_trainer.algorithms.tokens import masked
 
 

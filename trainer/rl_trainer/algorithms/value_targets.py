@@ -26,6 +26,10 @@ class ValueTargets:
     values: Floats
 
 
+Advantage = float | Floats | ValueTargets
+"""Of one answer: one number for all its tokens, or one for each sampled token, with a critic also what that learns."""
+
+
 def value_targets(
     rewards: Sequence[Floats], values: Sequence[Floats], *, gamma: float, lam: float
 ) -> list[ValueTargets]:

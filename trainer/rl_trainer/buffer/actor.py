@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,14 +18,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
-from rl_trainer.buffer.groups import BufferConfig, PutResult, TakenGroup, Ticket
+from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
-from rl_trainer.flow.policies import batch_by_tokens
-from rl_trainer.trajectory import GroupMeta, GroupPayload, unpack_group
+from rl_trainer.trajectory import Group
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
 ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
@@ -48,20 +47,10 @@ class Acquired:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch under lease: `step` counts from 0; `groups` in training order.
-
-    `micro_batches`: indices into `groups`, cut to `max_tokens` each where `take` was given it.
-    """
+    """A batch under lease: `step` counts from 0; `groups` in training order."""
 
     step: int
-    groups: list[TakenGroup]
-    micro_batches: list[list[int]] = field(default_factory=list)
-
-    def payloads(self, timeout: float = ANSWER_SECONDS) -> list[GroupPayload]:
-        """The arrays of all groups, fetched together (zero-copy from this node's object store)."""
-        return [
-            unpack_group(data) for data in fetch_payloads([group.payload for group in self.groups], timeout)
-        ]
+    groups: list[Group]
 
 
 def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> list[Any]:
@@ -146,12 +135,13 @@ class BufferActor:
             self._state.producer_wait.add(time.monotonic() - started)
         return Acquired(tickets, self._state.version, self._weights if newer else None)
 
-    async def put(self, sampler: int, groups: Sequence[tuple[GroupMeta, Any]]) -> list[PutResult]:
-        """Finished groups, each with its payload: bytes or `[reference]`. Answered when sampler and node may die."""
+    async def put(self, sampler: int, groups: Sequence[Group]) -> list[PutResult]:
+        """Finished groups, the payload of each bytes or `[reference]`. Answered when sampler and node may die."""
         results = []
-        for meta, payload in groups:
-            kept = await adopt(payload[0]) if isinstance(payload, list) else payload
-            results.append(self._state.put(sampler, meta, kept, time.monotonic()))
+        for group in groups:
+            if isinstance(group.payload, list):
+                group = replace(group, payload=await adopt(group.payload[0]))
+            results.append(self._state.put(sampler, group, time.monotonic()))
         self._changes.notify()
         return results
 
@@ -169,7 +159,7 @@ class BufferActor:
         self._weights, self._published = weights, True
         self._changes.notify()
 
-    async def take(self, timeout: float, max_tokens: int | None = None) -> Batch:
+    async def take(self, timeout: float) -> Batch:
         """The next batch, under lease until `commit`. Raises DeadlineExceeded with what was missing."""
         started = time.monotonic()
         while (groups := self._state.take(time.monotonic())) is None:
@@ -181,8 +171,7 @@ class BufferActor:
                 )
         self._state.consumer_wait.add(time.monotonic() - started)
         self._changes.notify()
-        cut = batch_by_tokens([group.meta.tokens for group in groups], max_tokens) if max_tokens else []
-        return Batch(self._state.committed_steps, groups, cut)
+        return Batch(self._state.committed_steps, groups)
 
     async def commit(self, step: int) -> int:
         """The batch of `step` has been trained on. A step that is committed already is left alone."""
@@ -262,19 +251,19 @@ class Buffer:
         """`acquire` without waiting."""
         return self.actor.acquire.remote(sampler, max_groups, timeout, known_version)
 
-    def put(self, sampler: int, meta: GroupMeta, payload: GroupPayload | bytes) -> PutResult:
+    def put(self, sampler: int, group: Group) -> PutResult:
         """Hand in a finished group; returns when it no longer depends on this process."""
-        results: list[PutResult] = self.result(self.put_ref(sampler, [(meta, payload)]), "handing in a group")
+        results: list[PutResult] = self.result(self.put_ref(sampler, [group]), "handing in a group")
         return results[0]
 
-    def put_ref(self, sampler: int, groups: Iterable[tuple[GroupMeta, GroupPayload | bytes]]) -> Any:
+    def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
         """`put` of several groups without waiting. The caller keeps the reference until it is answered."""
         given = list(groups)
-        payloads = _to_send(
-            payload.to_bytes() if isinstance(payload, GroupPayload) else payload for _, payload in given
-        )
-        boxed = [[one] if isinstance(one, ray.ObjectRef) else one for one in payloads]
-        sent = [(meta, payload) for (meta, _), payload in zip(given, boxed, strict=True)]
+        payloads = _to_send(group.payload for group in given)
+        sent = [
+            replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
+            for group, payload in zip(given, payloads, strict=True)
+        ]
         return self.actor.put.remote(sampler, sent)
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
@@ -285,13 +274,10 @@ class Buffer:
         """Publish weights (usually `[reference]`) under the next version."""
         self.result(self.actor.publish.remote(version, weights), "publishing weights")
 
-    def take(self, timeout: float, max_tokens: int | None = None) -> Batch:
+    def take(self, timeout: float) -> Batch:
         """The next batch, or the one still under lease. Raises DeadlineExceeded saying what is missing."""
         return cast(
-            Batch,
-            self.result(
-                self.actor.take.remote(timeout, max_tokens), "taking a batch", timeout + ANSWER_SECONDS
-            ),
+            Batch, self.result(self.actor.take.remote(timeout), "taking a batch", timeout + ANSWER_SECONDS)
         )
 
     def commit(self, step: int) -> int:

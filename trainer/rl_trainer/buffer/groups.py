@@ -1,13 +1,11 @@
-"""What passes between buffer, samplers and learners: configuration, tickets, metadata. Pure."""
+"""What passes between buffer, samplers and learners: configuration, tickets, answers. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.flow.policies import OnFull, Order
-from rl_trainer.trajectory import GroupMeta
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,6 @@ class Ticket:
     group_id: int
     version: int
     reissued: bool = False
-
-
-@dataclass(frozen=True)
-class TakenGroup:
-    """A group of a batch: metadata, the version at dispatch, and the payload (bytes or a reference)."""
-
-    meta: GroupMeta
-    version: int
-    payload: Any
 
 
 @dataclass(frozen=True)

@@ -22,25 +22,18 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
 from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, select_batch
-from rl_trainer.buffer.groups import BufferConfig, PutResult, TakenGroup, Ticket
+from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.flow.metering import FillAlarm, RateMeter, WaitMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
-from rl_trainer.trajectory import GroupMeta
+from rl_trainer.trajectory import Group
 
-SNAPSHOT_FORMAT = 1
-
-
-@dataclass
-class _Ready:
-    meta: GroupMeta
-    version: int  # at dispatch
-    payload: Any
+SNAPSHOT_FORMAT = 2  # 1 kept of a group what is now in fields of their own under `extra`; it is still read
 
 
 class BufferState:
@@ -54,8 +47,8 @@ class BufferState:
         self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
         self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
-        self.ready: OrderedStore[int, _Ready] = OrderedStore(config.order)
-        self.leased: list[_Ready] | None = None
+        self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
+        self.leased: list[Group] | None = None
         self.released: set[int] = set()
         self.registered: set[int] = set()
         self.shares = list(range(config.samplers))  # all that ever had one, in order
@@ -162,12 +155,12 @@ class BufferState:
 
     # -- groups in -----------------------------------------------------------------------------------------
 
-    def put(self, sampler: int, meta: GroupMeta, payload: Any, now: float = 0.0) -> PutResult:
+    def put(self, sampler: int, group: Group, now: float = 0.0) -> PutResult:
         """A finished group. Idempotent by group id; of two samplers that made the same group the first wins.
 
         Raises RLTrainError for a group that was never issued or holds tokens older than its ticket's version.
         """
-        group_id = meta.group_id
+        group_id = group.group_id
         if group_id >= self.cursor or group_id < 0:
             raise RLTrainError(f"sampler {sampler} put group {group_id}, which was never issued")
         if group_id not in self.running and group_id not in self.reissue:
@@ -177,22 +170,22 @@ class BufferState:
         if holder != sampler:
             # The result of a sampler that was given up came after all. Its ticket is forgotten, so its oldest
             # token says how old it is; take it if it can still be trained in time.
-            version = meta.min_version
+            version = group.min_version
             others = self._outstanding_versions()
             if group_id in self.running:
                 others.remove(self.running[group_id][1])
             if not keeps_bound([*others, version], **self._bound()):
                 self.counts["late"] += 1
                 return PutResult(False, "late")
-        if meta.min_version < version:
+        if group.min_version < version:
             raise RLTrainError(
-                f"sampler {sampler} put group {group_id} with tokens of weight version {meta.min_version}, "
+                f"sampler {sampler} put group {group_id} with tokens of weight version {group.min_version}, "
                 f"older than version {version} of its ticket: load the weights that came with the ticket"
             )
         self._forget_ticket(group_id)
         self.in_meter.add(now)
         self.counts["put"] += 1
-        if self.refills < self.config.max_refills and zero_variance(meta.rewards):
+        if self.refills < self.config.max_refills and zero_variance(group.rewards):
             self.refills += 1
             self.drops["zero_variance"] += 1
             return PutResult(False, "zero_variance")
@@ -210,7 +203,7 @@ class BufferState:
             self.drops["rejected"] += 1
             return PutResult(False, "rejected")
         # Verdict "wait" cannot be: with policy block, room was reserved when the ticket was given.
-        self.ready.push(group_id, _Ready(meta, version, payload), priority=meta.priority)
+        self.ready.push(group_id, replace(group, version=version), priority=group.priority)
         self.alarm.observe(now, len(self.ready), self.config.capacity)
         return PutResult(True, None, tuple(dropped))
 
@@ -230,7 +223,7 @@ class BufferState:
 
     # -- batches out ---------------------------------------------------------------------------------------
 
-    def take(self, now: float = 0.0) -> list[TakenGroup] | None:
+    def take(self, now: float = 0.0) -> list[Group] | None:
         """The next batch, under lease until `commit`; the same batch again while it is; None: wait."""
         if self.leased is None:
             chosen = select_batch(
@@ -246,9 +239,9 @@ class BufferState:
             self.leased = [self.ready.remove(group_id).value for group_id in chosen]
             self.out_meter.add(now, len(chosen))
             self.alarm.observe(now, len(self.ready), self.config.capacity)
-            oldest = min(ready.version for ready in self.leased)
+            oldest = min(group.version for group in self.leased)
             self.max_staleness_seen = max(self.max_staleness_seen, trained_at - oldest)
-        return [TakenGroup(ready.meta, ready.version, ready.payload) for ready in self.leased]
+        return list(self.leased)
 
     def commit(self) -> int:
         """The batch under lease has been trained on: forget it. Returns the batches trained so far."""
@@ -315,20 +308,20 @@ class BufferState:
         kept = [] if self.strict else [*(self.leased or ()), *(entry.value for entry in self.ready)]
         again = set(self.running) | set(self.pending)
         if self.strict:
-            again |= {r.meta.group_id for r in self.leased or ()} | {entry.key for entry in self.ready}
+            again |= {group.group_id for group in self.leased or ()} | {entry.key for entry in self.ready}
         state = {
             "format": SNAPSHOT_FORMAT,
             "version": self.version,
             "steps": self.committed_steps,
             "cursor": self.cursor,
             "in_flight": sorted(again),
-            "ready": [{"version": r.version, "meta": asdict(r.meta)} for r in kept],
+            "ready": [group.dump() for group in kept],
             "counts": dict(self.counts),
             "drops": dict(self.drops),
             "refills": self.refills,
             "max_staleness_seen": self.max_staleness_seen,
         }
-        return state, [r.payload for r in kept]
+        return state, [group.payload for group in kept]
 
     @classmethod
     def restore(cls, config: BufferConfig, state: Mapping[str, Any], payloads: Sequence[Any]) -> BufferState:
@@ -337,9 +330,9 @@ class BufferState:
 
         Raises RLTrainError when the snapshot cannot go on under this configuration.
         """
-        if state.get("format") != SNAPSHOT_FORMAT:
+        if state.get("format") not in (1, SNAPSHOT_FORMAT):
             raise RLTrainError(
-                f"the checkpoint's buffer has format {state.get('format')!r}, not {SNAPSHOT_FORMAT}"
+                f"the checkpoint's buffer has format {state.get('format')!r}, allowed are 1 and {SNAPSHOT_FORMAT}"
             )
         if len(payloads) != len(state["ready"]):
             raise RLTrainError(
@@ -350,8 +343,8 @@ class BufferState:
         new.pending = sorted(state["in_flight"])
         new.reissue = set(new.pending)
         for saved, payload in zip(state["ready"], payloads, strict=True):
-            meta = GroupMeta(**saved["meta"])
-            new.ready.push(meta.group_id, _Ready(meta, saved["version"], payload), priority=meta.priority)
+            group = Group.load(_group_of_format_1(saved) if state["format"] == 1 else saved, payload)
+            new.ready.push(group.group_id, group, priority=group.priority)
         new.counts, new.drops = Counter(state["counts"]), Counter(state["drops"])
         new.refills = state.get("refills", 0)
         new.max_staleness_seen = state["max_staleness_seen"]
@@ -361,3 +354,10 @@ class BufferState:
                 f"{config.max_staleness}: resume with the value the run had"
             )
         return new
+
+
+def _group_of_format_1(saved: Mapping[str, Any]) -> dict[str, Any]:
+    meta, extra = saved["meta"], saved["meta"]["extra"]
+    kept = {name: meta[name] for name in ("group_id", "rewards", "lengths", "min_version", "priority")}
+    more = {name: extra[name] for name in ("total_lengths", "truncated", "spans")}
+    return {**kept, **more, "version": saved["version"]}

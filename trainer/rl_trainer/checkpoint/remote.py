@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint.manifest import (
@@ -22,10 +21,8 @@ from rl_trainer.checkpoint.manifest import (
     step_of,
     verify,
 )
+from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from rl_trainer.storage.remote_folder import RemoteFolder
-
-if TYPE_CHECKING:
-    from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], None] = lambda: None) -> str:
@@ -84,8 +81,6 @@ def fetch(store: CheckpointStore, remote: RemoteFolder) -> Checkpoint | None:
     Raises:
         CheckpointError: nothing could be read, all copies are damaged, or it took too long.
     """
-    from rl_trainer.checkpoint.store import Checkpoint
-
     skipped: list[str] = []
 
     def bring() -> CheckpointInfo | None:

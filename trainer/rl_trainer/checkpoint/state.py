@@ -1,24 +1,17 @@
-"""What a checkpoint holds: the state of the learners; as bytes, arrays of groups and states of random generators."""
+"""What a checkpoint holds: the state of the learners, and arrays of groups as bytes."""
 
 from __future__ import annotations
 
-import base64
 import io
-import json
-import random
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_api.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -55,13 +48,6 @@ class LearnerState:
     critic: Arrays | None
 
 
-def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Copies: what comes through the object store is read-only."""
-    import torch
-
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-
-
 def pack_groups(groups: Sequence[Arrays]) -> bytes:
     """Arrays of several groups as one .npz: any shapes and types but objects; order and names are kept.
 
@@ -95,84 +81,3 @@ def unpack_groups(data: bytes) -> list[dict[str, npt.NDArray[Any]]]:
             return groups
     except _UNREADABLE as error:
         raise CheckpointError(f"The groups in a checkpoint cannot be read: {error}.") from error
-
-
-def capture_rng(generators: Mapping[str, np.random.Generator] | None = None) -> bytes:
-    """States of this process's random generators as JSON.
-
-    Python's `random`, NumPy's global one, torch's (CPU, and every accelerator it has used) when torch is
-    loaded here, and the given NumPy generators.
-    """
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": [version, list(internal), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "generators": {name: _plain(each.bit_generator.state) for name, each in (generators or {}).items()},
-    }
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        state["torch"] = _encode(torch.get_rng_state())
-        if torch.cuda.is_initialized():
-            state["cuda"] = [_encode(each) for each in torch.cuda.get_rng_state_all()]
-    return json.dumps(state).encode()
-
-
-def restore_rng(data: bytes, generators: Mapping[str, np.random.Generator] | None = None) -> None:
-    """Put every generator back to where `capture_rng` found it.
-
-    States of accelerators beyond those of this machine are left out.
-
-    Args:
-        data: from `capture_rng`.
-        generators: the same names as then; they are changed in place.
-
-    Raises:
-        CheckpointError: the bytes are something else, or hold no state of a given generator.
-    """
-    try:
-        state = json.loads(data)
-        version, internal, gauss = state["python"]
-        random.setstate((version, tuple(internal), gauss))
-        kind, keys, position, has_gauss, cached = state["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-        for name, generator in (generators or {}).items():
-            generator.bit_generator.state = _arrays(state["generators"][name])
-        if "torch" in state:
-            import torch
-
-            torch.set_rng_state(_decode(state["torch"]))
-            for index, encoded in enumerate(state.get("cuda", [])):
-                if index < torch.cuda.device_count():
-                    torch.cuda.set_rng_state(_decode(encoded), index)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"The random states in a checkpoint cannot be restored: {type(error).__name__}: {error}."
-        ) from error
-
-
-def _encode(tensor: Any) -> str:
-    return base64.b64encode(tensor.numpy().tobytes()).decode()
-
-
-def _decode(text: str) -> Any:
-    import torch
-
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-
-
-def _plain(value: Any) -> Any:
-    """Generator states as JSON: arrays (Philox, MT19937) are marked with their type."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        return {"__array__": value.tolist(), "dtype": str(value.dtype)}
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        if "__array__" in value:
-            return np.array(value["__array__"], dtype=value["dtype"])
-        return {key: _arrays(each) for key, each in value.items()}
-    return value

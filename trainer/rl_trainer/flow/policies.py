@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -128,21 +128,3 @@ def on_arrival(
     if on_full == "block":
         return "wait"
     return "drop" if on_full == "dropOldest" else "reject"
-
-
-def batch_by_tokens(sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices 0..n-1 in order, cut into batches of at most `max_tokens` each; `sizes[i]` is the tokens of
-    item i.
-
-    An item above the budget gets a batch of its own: whoever sets the budget decides whether that is an
-    error.
-    """
-    batches: list[list[int]] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if not batches or filled + size > max_tokens:
-            batches.append([])
-            filled = 0
-        batches[-1].append(index)
-        filled += size
-    return batches

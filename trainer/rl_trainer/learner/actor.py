@@ -17,23 +17,22 @@ from torch import Tensor
 
 from rl_api import RunSpec
 from rl_api.errors import ObjectiveError
-from rl_trainer.algorithms.batch_advantages import Advantage
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
-from rl_trainer.algorithms.value_targets import ValueTargets, value_metrics
+from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.buffer.actor import fetch_payloads
-from rl_trainer.buffer.state import TakenGroup
-from rl_trainer.checkpoint.state import Arrays, LearnerState, capture_rng, restore_rng, to_tensors
+from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
+from rl_trainer.checkpoint.state import Arrays, LearnerState
 from rl_trainer.flow.calls import answer, answers
-from rl_trainer.learner.batch import Sample
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
-from rl_trainer.learner.rank import Learner, MiniBatch, TokenEstimates, UpdateResult
+from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.tasks.functions import file_of, line_of, load_function
-from rl_trainer.trajectory import Trajectory, unpack_group
+from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
@@ -92,10 +91,10 @@ class LearnerActor:
         """
         adapter, critic = state.adapter, state.critic
         self.learner.resume(
-            None if initial is None else initial.open(), None if adapter is None else to_tensors(adapter)
+            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
         )
-        self.learner.load_optimizer_state(to_tensors(state.optimizer), state.optimizer_steps)
-        self.learner.load_critic(None if critic is None else to_tensors(critic))
+        self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
+        self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -103,13 +102,13 @@ class LearnerActor:
         """The random generators of this process."""
         return capture_rng()
 
-    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+    def supervise(self, samples: Sequence[Trajectory], denominators: LossDenominators, rate: float) -> float:
         """One supervised step on this rank's samples; the mean loss over all ranks."""
         return self.learner.supervise(samples, denominators, rate)
 
     def update(
         self,
-        groups: Sequence[TakenGroup],
+        groups: Sequence[Group],
         plan: Sequence[tuple[Sequence[Member], LossDenominators]],
         trained: int,
         version: int | None,
@@ -121,31 +120,24 @@ class LearnerActor:
         """
         with self.spans.span("train"):
             trajectories = _trajectories(groups, [member for members, _ in plan for member in members])
-            aged = self.spec.algorithm.loss.proximal == "interpolated"
             batches = [
                 MiniBatch(
-                    [
-                        _sample(t, m.advantage, trained - t.versions if aged else None)
-                        for m in members
-                        for t in [trajectories[m.group][m.member]]
-                    ],
+                    [replace(trajectories[m.group][m.member], advantage=m.advantage) for m in members],
                     denominators,
                 )
                 for members, denominators in plan
             ]
-            result = self.learner.update(batches, train_policy=train_policy)
+            result = self.learner.update(batches, version=trained, train_policy=train_policy)
         weights = [] if version is None else self._put_weights(version)
         return result, weights, self.spans.drain()
 
     def token_estimates(
-        self, groups: Sequence[TakenGroup], members: Sequence[Member]
+        self, groups: Sequence[Group], members: Sequence[Member]
     ) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`, for these members of `groups`."""
         with self.spans.span("train"):
             trajectories = _trajectories(groups, members)
-            found = self.learner.token_estimates(
-                [_sample(trajectories[m.group][m.member], m.advantage, None) for m in members]
-            )
+            found = self.learner.token_estimates([trajectories[m.group][m.member] for m in members])
         return found, self.spans.drain()
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
@@ -219,16 +211,16 @@ class Learners:
         """See `LearnerActor.random_state`; by rank."""
         return self._all("random_state", [()] * len(self.actors), "reading random states for a checkpoint")
 
-    def supervise(self, samples: Sequence[Sample], rate: float) -> float:
+    def supervise(self, samples: Sequence[Trajectory], rate: float) -> float:
         """One supervised step on `samples`, dealt out over the ranks."""
-        denominators = LossDenominators.from_lengths([int(s.sampled[1:].sum()) for s in samples])
+        denominators = LossDenominators.from_lengths([int(s.mask[1:].sum()) for s in samples])
         ranks = len(self.actors)
         arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
         return float(self._all("supervise", arguments, "the warm start")[0])
 
     def update(
         self,
-        groups: Sequence[TakenGroup],
+        groups: Sequence[Group],
         advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
@@ -242,18 +234,14 @@ class Learners:
         critic = algorithm.value_model
         train_policy = critic is None or step >= critic.warmup_steps
         plan = plan_update(
-            [group.meta.extra["total_lengths"] for group in groups],
-            [group.meta.lengths for group in groups],
+            [group.total_lengths for group in groups],
+            [group.lengths for group in groups],
             advantages,
             ranks=len(self.actors),
             mini_batch_count=algorithm.mini_batches,
             epochs=algorithm.epochs,
             constant_length=constant_length(self.spec),
-            left_out=(
-                [group.meta.extra["truncated"] for group in groups]
-                if algorithm.overlong.mask_truncated
-                else None
-            ),
+            left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
             seed=(self.spec.seed, step),
         )
         shared = self._shared(groups)
@@ -270,14 +258,14 @@ class Learners:
         update = replace(update, metrics=update.metrics | value_metrics(targets))
         return update, weights, [span for _, _, spans in results for span in spans]
 
-    def token_estimates(self, groups: Sequence[TakenGroup]) -> tuple[TokenEstimates, list[Span]]:
+    def token_estimates(self, groups: Sequence[Group]) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`; of every member of `groups`, in order."""
         members = [
             Member(group, member, 0.0)
             for group, taken in enumerate(groups)
-            for member in range(len(taken.meta.lengths))
+            for member in range(len(taken.lengths))
         ]
-        lengths = [length for taken in groups for length in taken.meta.extra["total_lengths"]]
+        lengths = [length for taken in groups for length in taken.total_lengths]
         parts = split_over_ranks(lengths, len(self.actors))
         shared = self._shared(groups)
         arguments = [(shared, [members[index] for index in part]) for part in parts]
@@ -310,7 +298,7 @@ class Learners:
         )
         return reply
 
-    def _shared(self, groups: Sequence[TakenGroup]) -> Any:
+    def _shared(self, groups: Sequence[Group]) -> Any:
         """As an argument of a call to every rank: several share one copy, pickled once."""
         return ray.put(groups) if len(self.actors) > 1 else groups
 
@@ -355,28 +343,13 @@ def constant_length(spec: RunSpec) -> int | None:
     return loss.constant_length or spec.sampler.max_new_tokens
 
 
-def _trajectories(groups: Sequence[TakenGroup], members: Sequence[Member]) -> dict[int, list[Trajectory]]:
+def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[int, list[Trajectory]]:
     """The trajectories of all groups that `members` belong to, by the group's position."""
     needed = sorted({member.group for member in members})
     payloads = fetch_payloads([groups[index].payload for index in needed])
     return {
-        index: unpack_group(payload).trajectories() for index, payload in zip(needed, payloads, strict=True)
+        index: groups[index].trajectories(payload) for index, payload in zip(needed, payloads, strict=True)
     }
-
-
-def _sample(trajectory: Trajectory, advantage: Advantage, staleness: npt.NDArray[np.int32] | None) -> Sample:
-    """What the learner learns from of one trajectory.
-
-    All of a training batch comes together here: responses and what of them was sampled (`tokens`, `mask`), the sampler's
-    log-probs, advantages, and with a critic its values and returns. Log-probs of the policy and of the reference are not
-    part of it: the learner computes them for its micro-batches.
-    """
-    tokens, mask, log_probs = trajectory.tokens, trajectory.mask, trajectory.logprobs
-    if isinstance(advantage, ValueTargets):
-        return Sample(
-            tokens, mask, log_probs, advantage.advantages, staleness, advantage.returns, advantage.values
-        )
-    return Sample(tokens, mask, log_probs, advantage, staleness)
 
 
 def _in_order(
@@ -389,6 +362,11 @@ def _in_order(
             return None
         whole.update(zip(part, arrays, strict=True))
     return [whole[index] for index in range(len(whole))]
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Copies: what comes through the object store is read-only."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One trajectory as the learner sees it.
-
-    Attributes:
-        tokens: int32 [T], prompt, completion and tool observations.
-        sampled: bool [T], true for tokens that the policy produced: those are trained on.
-        log_probs: float32 [sampled.sum()], the sampler's log-probs of the sampled tokens, in order.
-        advantage: one number for all its tokens, or float [sampled.sum()]: one for each sampled token.
-        staleness: int32 [sampled.sum()], versions the learner is ahead of each sampled token; None: not needed.
-        returns: float [sampled.sum()], what a critic learns for each sampled token; None: there is no critic.
-        values: float [sampled.sum()], what the critic said of it before; None: there is no critic.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    sampled: npt.NDArray[np.bool_]
-    log_probs: npt.NDArray[np.float32]
-    advantage: float | npt.NDArray[np.floating[Any]] = 0.0
-    staleness: npt.NDArray[np.int32] | None = None
-    returns: npt.NDArray[np.floating[Any]] | None = None
-    values: npt.NDArray[np.floating[Any]] | None = None
+from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -69,8 +48,10 @@ class MicroBatch:
     old_values: Tensor | None = None
 
 
-def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> MicroBatch:
-    """Pads on the right to the longest.
+def collate(
+    samples: Sequence[Trajectory], device: torch.device | str = "cpu", version: int | None = None
+) -> MicroBatch:
+    """Pads on the right to the longest. `version`: of the weights that are trained, where the loss asks for staleness.
 
     A first token is never trained on: nothing predicts it. A last token is never an input: it predicts nothing.
     """
@@ -81,25 +62,25 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
     trained = np.zeros((len(samples), longest), dtype=np.bool_)
     log_probs = np.zeros((len(samples), longest), dtype=np.float32)
     advantages = np.zeros((len(samples), longest), dtype=np.float32)
-    staleness = np.zeros((len(samples), longest), dtype=np.int64)
+    versions = np.zeros((len(samples), longest), dtype=np.int64)
     returns, values = np.zeros_like(advantages), np.zeros_like(advantages)
     for row, sample in enumerate(samples):
         length = len(sample.tokens)
         ids[row, :length] = sample.tokens
         mask[row, : max(1, length - 1)] = 1
-        trained[row, :length] = sample.sampled
-        log_probs[row, :length][sample.sampled] = sample.log_probs
-        advantages[row, :length][sample.sampled] = sample.advantage
-        if sample.staleness is not None:
-            staleness[row, :length][sample.sampled] = sample.staleness
-        if sample.returns is not None and sample.values is not None:
-            returns[row, :length][sample.sampled] = sample.returns
-            values[row, :length][sample.sampled] = sample.values
+        trained[row, :length] = sample.mask
+        log_probs[row, :length][sample.mask] = sample.log_probs
+        versions[row, :length][sample.mask] = sample.versions
+        advantage = sample.advantage
+        if isinstance(advantage, ValueTargets):
+            returns[row, :length][sample.mask] = advantage.returns
+            values[row, :length][sample.mask] = advantage.values
+            advantage = advantage.advantages
+        advantages[row, :length][sample.mask] = advantage
     trained[:, 0] = False
     shared = _shared_prompts(samples)
     rows, columns = np.nonzero(trained)
-    aged = any(sample.staleness is not None for sample in samples)
-    valued = any(sample.returns is not None for sample in samples)
+    valued = any(isinstance(sample.advantage, ValueTargets) for sample in samples)
 
     def tensor(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -113,19 +94,19 @@ def collate(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Mi
         advantages=tensor(advantages[rows, columns]),
         sequence_ids=tensor(rows),
         shared=tensor(shared) if shared[:, 1].any() else None,
-        staleness=tensor(staleness[rows, columns]) if aged else None,
+        staleness=None if version is None else tensor(version - versions[rows, columns]),
         returns=tensor(returns[rows, columns]) if valued else None,
         old_values=tensor(values[rows, columns]) if valued else None,
     )
 
 
-def _shared_prompts(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
+def _shared_prompts(samples: Sequence[Trajectory]) -> npt.NDArray[np.int64]:
     """`MicroBatch.shared`: the answers of a group have their prompt in common, up to the first sampled token."""
     rows: dict[bytes, int] = {}
     shared = np.zeros((len(samples), 2), dtype=np.int64)
     for row, sample in enumerate(samples):
         # Not the last token: it is no input.
-        length = min(int(sample.sampled.argmax()), len(sample.tokens) - 1) if sample.sampled.any() else 0
+        length = min(int(sample.mask.argmax()), len(sample.tokens) - 1) if sample.mask.any() else 0
         first = rows.setdefault(sample.tokens[:length].tobytes(), row)
         shared[row] = (first, length if first != row else 0)
     return shared

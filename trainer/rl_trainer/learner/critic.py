@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_api import RunSpec
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.schedule import learning_rate
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch

@@ -4,7 +4,7 @@ Pure and deterministic.
 
 Order of use in one training step: `mini_batches` (one optimizer step each), `split_over_ranks` (data
 parallelism), `micro_batches` (what fits into memory at once). None of them changes the loss: its denominators
-are global (`losses.LossDenominators`).
+are global (`algorithms.denominators`).
 """
 
 from __future__ import annotations

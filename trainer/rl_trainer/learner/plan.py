@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_trainer.algorithms.batch_advantages import Advantage
-from rl_trainer.algorithms.losses import LossDenominators
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.learner.packing import mini_batches, split_over_ranks
 
 

@@ -18,49 +18,38 @@ import torch
 from torch import Tensor, nn
 
 from rl_api import LoraSpec, RunSpec
-from rl_trainer.algorithms import losses
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import ImportanceConfig
-from rl_trainer.algorithms.losses import LossDenominators, LossOutput, PolicyLossConfig
+from rl_trainer.algorithms.loss_metrics import (
+    MAX_METRICS,
+    empty_metrics,
+    merge_metrics,
+    metric_means,
+    passes_ratio_bound,
+)
+from rl_trainer.algorithms.losses import LossOutput, PolicyLossConfig, policy_loss, supervised_loss
 from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.algorithms.schedule import learning_rate
-from rl_trainer.learner.batch import MicroBatch, Sample, collate
+from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
+from rl_trainer.learner.batch import MicroBatch, collate
 from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.optimizer import AdamW
 from rl_trainer.learner.packing import micro_batches
+from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
+from rl_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
 class MiniBatch:
     """This rank's part of one optimizer step."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[Trajectory]
     denominators: LossDenominators
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """What one training step did; the same on every rank.
-
-    Attributes:
-        metrics: means over trained tokens (`losses.metric_means`), over all ranks and mini-batches.
-        grad_norm: norm before clipping, mean over optimizer steps.
-        learning_rate: of the last optimizer step.
-        optimizer_steps: steps taken.
-        skipped: steps not taken because loss or gradient was not a number.
-        stopped_early: mini-batches left out because the importance ratio passed `algorithm.ratioBound`.
-    """
-
-    metrics: dict[str, float]
-    grad_norm: float
-    learning_rate: float
-    optimizer_steps: int
-    skipped: int
-    stopped_early: int
 
 
 def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) -> PolicyLossConfig:
@@ -83,19 +72,6 @@ def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) ->
 
 
 _NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class TokenEstimates:
-    """What the learners say of sampled tokens before the advantages, for each answer an array [S_i].
-
-    Attributes:
-        kl: estimate of the KL against the reference; None where that is not part of the reward.
-        values: the critic's values; None where there is no critic.
-    """
-
-    kl: list[npt.NDArray[np.float64]] | None = None
-    values: list[npt.NDArray[np.float64]] | None = None
 
 
 class Learner:
@@ -160,23 +136,26 @@ class Learner:
         if self.critic is not None and tensors is not None:
             self.critic.load(tensors)
 
-    def supervise(self, samples: Sequence[Sample], denominators: LossDenominators, rate: float) -> float:
+    def supervise(self, samples: Sequence[Trajectory], denominators: LossDenominators, rate: float) -> float:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
 
         def loss(batch: MicroBatch) -> LossOutput:
             log_probs, _ = self._log_probs(self.model, batch, temperature=1.0)
-            return losses.supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
+            return supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
 
         metrics = self._backward(self._cut(samples), loss)
         self._step(metrics["loss"], rate)
         return metrics["loss"]
 
-    def update(self, plan: Sequence[MiniBatch], *, train_policy: bool = True) -> UpdateResult:
+    def update(
+        self, plan: Sequence[MiniBatch], *, version: int = 0, train_policy: bool = True
+    ) -> UpdateResult:
         """One training step: one optimizer step per mini-batch of `plan`, in order; of the critic too, where there is one.
 
-        `train_policy` False: only the critic learns.
+        `version`: of the weights that are trained. `train_policy` False: only the critic learns.
         """
-        prepared = [self._cut(part.samples) for part in plan]
+        aged = version if self._loss.proximal == "interpolated" else None
+        prepared = [self._cut(part.samples, aged) for part in plan]
         result = self._update_policy(plan, prepared) if train_policy else _NO_UPDATE
         if self.critic is None:
             return result
@@ -197,7 +176,7 @@ class Learner:
         rate = 0.0
         for index, (part, batches) in enumerate(zip(plan, prepared, strict=True)):
             metrics = self._backward(batches, self._policy_loss(part.denominators))
-            if losses.passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
+            if passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
                 stopped = len(plan) - index
                 break
             rate = self._rate(len(plan))
@@ -208,7 +187,7 @@ class Learner:
             merged.append(metrics)
             norms.append(norm)
         return UpdateResult(
-            metrics=losses.metric_means(losses.merge_metrics(merged)) if merged else {},
+            metrics=metric_means(merge_metrics(merged)) if merged else {},
             grad_norm=sum(norms) / len(norms) if norms else math.nan,
             learning_rate=rate,
             optimizer_steps=len(norms),
@@ -272,7 +251,7 @@ class Learner:
             if self._loss.kl_coefficient:
                 with torch.no_grad():
                     reference = self._reference_log_probs(batch)
-            return losses.policy_loss(
+            return policy_loss(
                 log_probs,
                 batch.advantages,
                 torch.ones_like(log_probs),
@@ -289,13 +268,13 @@ class Learner:
         return loss
 
     @torch.no_grad()
-    def token_estimates(self, samples: Sequence[Sample]) -> TokenEstimates:
+    def token_estimates(self, samples: Sequence[Trajectory]) -> TokenEstimates:
         """What the advantages of `samples` need of every sampled token, with the weights as they are.
 
         A sampled first token, which nothing predicts, has 0.
         """
         algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
-        kl = [np.zeros(int(sample.sampled.sum())) for sample in samples]
+        kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]
         for cut in self._micro_batches(samples):
             batch = collate([samples[index] for index in cut], self.device)
@@ -318,12 +297,13 @@ class Learner:
         log_probs, _ = self._log_probs(self.model, batch, self.spec.sampler.temperature)
         return replace(batch, old_log_probs=log_probs)
 
-    def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def _cut(self, samples: Sequence[Trajectory], version: int | None = None) -> list[MicroBatch]:
         return [
-            collate([samples[index] for index in cut], self.device) for cut in self._micro_batches(samples)
+            collate([samples[index] for index in cut], self.device, version)
+            for cut in self._micro_batches(samples)
         ]
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+    def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         lengths = [len(sample.tokens) for sample in samples]
         return micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
 
@@ -336,14 +316,14 @@ class Learner:
         for batch in batches:
             output = loss(batch)
             output.loss.backward()  # type: ignore[no-untyped-call]
-            metrics = losses.empty_metrics() | output.metrics
+            metrics = empty_metrics() | output.metrics
             parts.append({name: float(value) for name, value in metrics.items()})
-        merged = losses.merge_metrics(parts)
+        merged = merge_metrics(parts)
         return self._reduce(merged) if self.ranks > 1 else merged
 
     def _reduce(self, merged: dict[str, float]) -> dict[str, float]:
         self._gradients.sum_over_ranks()
-        return metrics_over_ranks(merged, losses.MAX_METRICS, self.device)
+        return metrics_over_ranks(merged, MAX_METRICS, self.device)
 
     def _step(self, loss: float, rate: float) -> float | None:
         """Clips and applies the gradient; None, and nothing changed, when it is not a number."""
@@ -369,8 +349,8 @@ class Learner:
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
             if model.head_weight is None:
-                return losses.token_log_probs(hidden, batch.targets, temperature)
-            return losses.head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
+                return token_log_probs(hidden, batch.targets, temperature)
+            return head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.spec.model.dtype == "bfloat16":

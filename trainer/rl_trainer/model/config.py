@@ -60,19 +60,6 @@ class DecoderConfig:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of parameters, tied embeddings counted once."""
-        from rl_trainer.model.names import expected_shapes
-
-        total = 0
-        for shape in expected_shapes(self).values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises ModelError naming the file and what is wrong with it."""

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_api import LoraSpec
 from rl_trainer.model.config import DecoderConfig, read_config
+from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
 from rl_trainer.model.lora import Adapter, adapter_state, adapters, check_targets, load_adapter_state
 from rl_trainer.model.names import check_shapes, fuse, unfuse
@@ -371,16 +372,7 @@ def load_decoder(
     Raises UnsupportedModelError for other families (use `library_model` then) and ModelError for a broken
     folder.
     """
-    from rl_trainer.model.folder import read_tensors
-
     config = read_config(folder)
     decoder = Decoder(config, dtype=dtype, device=device)
     decoder.load_hf_state_dict(read_tensors(Path(folder)), where=f"model folder {folder}")
     return decoder
-
-
-def save_hf_folder(model: Decoder, source_folder: str | Path, target_folder: str | Path) -> None:
-    """Write `model` as a Hugging Face folder: configuration and tokenizer of `source_folder`, weights of `model`."""
-    from rl_trainer.model.folder import write_folder
-
-    write_folder(model.hf_state_dict(), Path(source_folder), Path(target_folder))

@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_api.errors import ModelError
 from rl_trainer.error_text import first_line
-from rl_trainer.model.folder import CONFIG_FILES, TOKENIZER_FILES
+from rl_trainer.model.export import CONFIG_FILES, TOKENIZER_FILES
 from rl_trainer.storage.remote_folder import advice, is_s3
 
 Tell = Callable[[str], None]

@@ -7,20 +7,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 
 from rl_api.errors import ModelError
 from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
+from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.folder import weight_files
+from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.presets import DefaultTiny, TinyShape, write_tiny
-
-if TYPE_CHECKING:
-    from rl_trainer.model.decoder import Decoder
-    from rl_trainer.model.library_model import LibraryModel
 
 PRESETS = ("tiny",)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -86,19 +83,8 @@ def load_model(
     try:
         read_config(folder)
     except UnsupportedModelError:
-        from rl_trainer.model.library_model import LibraryModel
-
         return LibraryModel.open(folder, dtype=dtype, device=device)
-    from rl_trainer.model.decoder import load_decoder
-
     return load_decoder(folder, dtype=dtype, device=device)
-
-
-def save_model(model: nn.Module, source_folder: str | Path, target_folder: str | Path) -> None:
-    """Write a model from `load_model` as a Hugging Face folder, atomically; see `folder.write_folder`."""
-    from rl_trainer.model.folder import write_folder
-
-    write_folder(model.hf_state_dict(), Path(source_folder), Path(target_folder))  # type: ignore[operator]
 
 
 def _looks_local(source: str) -> bool:

@@ -7,11 +7,9 @@ that a model with new adapters is the model without.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +20,6 @@ from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.names import deinterleave, interleave
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 """What `peft` puts before the Hugging Face name of the adapted module."""
 
@@ -169,24 +166,3 @@ def _pairs(layers: Sequence[Layer]) -> Iterator[tuple[str, Projection, torch.Ten
                 if part.module in adapter.a:
                     name = f"{PEFT_PREFIX}model.layers.{index}.{part.name}"
                     yield name, part, adapter.a[part.module], adapter.b[part.module]
-
-
-def write_adapter(tensors: Mapping[str, torch.Tensor], options: LoraSpec, base: str, target: Path) -> None:
-    """Writes a folder that `peft.PeftModel.from_pretrained` opens; `base`: the model that it changes."""
-    from safetensors.torch import save_file
-
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": options.rank,
-        "lora_alpha": options.alpha,
-        "lora_dropout": 0.0,
-        "target_modules": list(options.target_modules),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-    }
-    target.mkdir(parents=True)
-    (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(dict(tensors), target / ADAPTER_WEIGHTS, metadata={"format": "pt"})

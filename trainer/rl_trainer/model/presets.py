@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors.torch import save_file
+
 from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.model.folder import WEIGHTS, publish
+from rl_trainer.model.export import WEIGHTS, publish
 from rl_trainer.model.tokenizer import byte_letter
 
 PAD, EOS = "<pad>", "<eos>"
@@ -59,8 +61,6 @@ def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0
 
     The same shape and seed give the same bytes. Returns `target`.
     """
-    from safetensors.torch import save_file
-
     target = Path(target)
     shape = shape or DefaultTiny()
     config = tiny_config(shape)

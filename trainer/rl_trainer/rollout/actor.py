@@ -25,12 +25,13 @@ from rl_trainer.buffer.state import Ticket
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
-from rl_trainer.rollout.engines.base import SamplingParams, create_engine
+from rl_trainer.rollout.engines.base import SamplingParams
+from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
 from rl_trainer.tasks import Prompt, load_task
 from rl_trainer.tasks.split import heldout_count
-from rl_trainer.trajectory import GroupMeta, GroupPayload, pack_group
+from rl_trainer.trajectory import Group
 from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
@@ -277,7 +278,7 @@ class SamplerActor:
     def _advance(self) -> None:
         if self._busy_since is None:
             self._busy_since = time.time()
-        done: list[tuple[GroupMeta, GroupPayload]] = []
+        done: list[Group] = []
         for group in self.rollouts.advance():
             if isinstance(group, GroupFailure):
                 self._failed(group)
@@ -290,27 +291,10 @@ class SamplerActor:
         if self._busy_since is not None and time.time() - self._busy_since > SPAN_SECONDS:
             self._close_span()
 
-    def _finished(self, ticket: Ticket, group: GroupRollout) -> tuple[GroupMeta, GroupPayload]:
+    def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._score_seconds += group.score_seconds
         self._close_span()
-        trajectories = group.trajectories()
-        versions = [version for member in group.members for version in member.versions]
-        scores = [member.score for member in group.members if member.score is not None]
-        meta = GroupMeta(
-            group_id=ticket.group_id,
-            rewards=[score.reward for score in scores],
-            lengths=[len(member.versions) for member in group.members],
-            min_version=min(versions),
-            max_version=max(versions),
-            tokens=sum(len(t.tokens) for t in trajectories),
-            extra={
-                "total_lengths": [len(t.tokens) for t in trajectories],
-                "truncated": [member.truncated for member in group.members],
-                "exact": sum(score.exact for score in scores),
-                "spans": [list(span) for span in self.spans.drain()],
-            },
-        )
-        return meta, pack_group(trajectories)
+        return Group.of(ticket.group_id, group.trajectories(), spans=self.spans.drain())
 
     def _answered(self, group: GroupRollout) -> None:
         job, i = cast(tuple[_Evaluation, int], group.key)

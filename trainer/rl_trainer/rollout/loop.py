@@ -66,13 +66,15 @@ class GroupRollout:
     score_seconds: float = 0.0
 
     def trajectories(self) -> list[Trajectory]:
-        """The members as arrays."""
+        """The members, all scored."""
         return [
             Trajectory(
                 tokens=np.asarray(member.tokens, dtype=np.int32),
                 mask=np.asarray(member.sampled, dtype=np.bool_),
-                logprobs=np.asarray(member.logprobs, dtype=np.float32),
+                log_probs=np.asarray(member.logprobs, dtype=np.float32),
                 versions=np.asarray(member.versions, dtype=np.int32),
+                reward=member.score.reward if member.score is not None else 0.0,
+                truncated=member.truncated,
             )
             for member in self.members
         ]

@@ -26,13 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from rl_api import CheckpointStatus, LoraSpec, RunSpec
+from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
+from rl_trainer.buffer.actor import Buffer
 from rl_trainer.checkpoint.remote import fetch, mirror
-from rl_trainer.checkpoint.state import Arrays, LearnerState, pack_groups, to_tensors, unpack_groups
+from rl_trainer.checkpoint.state import LearnerState, pack_groups, unpack_groups
 from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from rl_trainer.error_text import RESUME_HINT, reason
+from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
@@ -42,7 +45,6 @@ from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.tasks.split import heldout_count
 
 if TYPE_CHECKING:  # these import torch
-    from rl_trainer.buffer.actor import Buffer
     from rl_trainer.learner.actor import Learners
 
 OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
@@ -122,8 +124,8 @@ class Checkpoints:
         info = self.store.save(
             counters.step,
             {
-                "model": lambda target: _write_model(learned.weights, model_folder, target),
-                OPTIMIZER: lambda target: _write_tensors(learned.optimizer, target),
+                "model": lambda target: write_folder(learned.weights, model_folder, target),
+                OPTIMIZER: lambda target: save_file(dict(learned.optimizer), target),
                 **self._optional(learned),
                 "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
                 **generators,
@@ -169,10 +171,6 @@ class Checkpoints:
         self, checkpoint: Checkpoint, learners: Learners, buffer: Buffer, metrics: MetricsWriter
     ) -> Counters:
         """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
-        from safetensors.numpy import load_file
-
-        from rl_trainer.model.lora import ADAPTER_WEIGHTS
-
         state, files = checkpoint.metadata, checkpoint.info.files
         adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
         learned = LearnerState(
@@ -200,7 +198,7 @@ class Checkpoints:
         """
         weights = learners.weights()
         try:
-            _write_model(weights, model_folder, target)
+            write_folder(weights, model_folder, target)
         except Exception as error:  # OSError, and safetensors' own
             raise CheckpointError(
                 f"the policy cannot be written to {target}: {reason(error)}; mend that, then {RESUME_HINT}"
@@ -222,9 +220,9 @@ class Checkpoints:
         files: dict[str, Writer] = {}
         lora, adapter, critic = self.spec.learner.lora, learned.adapter, learned.critic
         if lora is not None and adapter is not None:
-            files[ADAPTER] = lambda target: _write_adapter(adapter, lora, self.folder.initial, target)
+            files[ADAPTER] = lambda target: write_adapter(adapter, lora, str(self.folder.initial), target)
         if critic is not None:
-            files[CRITIC] = lambda target: _write_tensors(critic, target)
+            files[CRITIC] = lambda target: save_file(dict(critic), target)
         return files
 
     def _needs_initial(self) -> bool:
@@ -265,21 +263,3 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
     else:
         shutil.copyfile(source, target)
-
-
-def _write_adapter(adapter: Arrays, options: LoraSpec, base: Path, target: Path) -> None:
-    from rl_trainer.model.lora import write_adapter
-
-    write_adapter(to_tensors(adapter), options, str(base), target)
-
-
-def _write_model(weights: Arrays, source: Path, target: Path) -> None:
-    from rl_trainer.model.folder import write_folder
-
-    write_folder(to_tensors(weights), source, target)
-
-
-def _write_tensors(tensors: Arrays, target: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file(dict(tensors), target)

@@ -8,18 +8,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_api import Progress, RunSpec
+from rl_trainer.algorithms.advantages import AdvantageStats
+from rl_trainer.buffer.actor import Batch
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import NAN, StepRecord
 from rl_trainer.observe.step_times import step_times
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.stopping import MEAN_REWARD_STEPS
-
-if TYPE_CHECKING:
-    from rl_trainer.algorithms.advantages import AdvantageStats
-    from rl_trainer.buffer.actor import Batch
-    from rl_trainer.learner.rank import UpdateResult
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20
@@ -137,8 +135,8 @@ def step_record(
     """
     counters.saw_step(wall_seconds, rewards.reward_mean)
     version = (counters.step - 1) // spec.weight_sync.every_steps
-    lengths = [length for group in batch.groups for length in group.meta.lengths]
-    staleness = [version - group.meta.min_version for group in batch.groups]
+    lengths = [length for group in batch.groups for length in group.lengths]
+    staleness = [version - group.min_version for group in batch.groups]
     tokens = sum(lengths)
     times = step_times(spans)
     metrics = update.metrics
@@ -151,7 +149,7 @@ def step_record(
         heldout_score=counters.heldout if counters.heldout_step == counters.step else None,
         response_length_mean=tokens / len(lengths),
         response_length_max=max(lengths),
-        truncated_fraction=sum(sum(group.meta.extra["truncated"]) for group in batch.groups) / len(lengths),
+        truncated_fraction=sum(sum(group.truncated) for group in batch.groups) / len(lengths),
         kl=metrics.get("kl", NAN),
         entropy=metrics.get("entropy", NAN),
         clip_fraction=metrics.get("clip_fraction", NAN),
@@ -185,7 +183,7 @@ def step_record(
         groups_dropped=dict(buffer["drops"]),
         zero_variance_groups=rewards.zero_variance_groups,
         skipped_steps=counters.skipped,
-        prompts=[group.meta.group_id for group in batch.groups],
+        prompts=[group.group_id for group in batch.groups],
         weight_version=counters.step // spec.weight_sync.every_steps,
     )
 

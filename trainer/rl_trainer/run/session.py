@@ -16,9 +16,12 @@ import numpy.typing as npt
 from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.progress import Progress
+from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
+from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.state import BufferConfig
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.examples import Example, read_examples, write_examples
@@ -37,9 +40,6 @@ from rl_trainer.run.stopping import stop_reason
 from rl_trainer.run.supported import check_supported
 
 if TYPE_CHECKING:
-    from rl_trainer.algorithms.advantages import AdvantageStats
-    from rl_trainer.algorithms.batch_advantages import Advantage
-    from rl_trainer.learner.rank import UpdateResult
     from rl_trainer.rollout.actor import Answer
 
 # Of every answer one number for each sampled token.
@@ -168,7 +168,7 @@ class Session(Attempt):
             call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
             batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
         for group in batch.groups:
-            self._step_spans.extend(Span(*span) for span in group.meta.extra["spans"])
+            self._step_spans.extend(group.spans)
         return batch
 
     def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.run.session import Session
 from rl_trainer.tasks import Prompt, Task
-
-if TYPE_CHECKING:
-    from rl_trainer.learner.batch import Sample
-    from rl_trainer.run.session import Session
+from rl_trainer.trajectory import Trajectory
 
 # Far from every prompt that reinforcement learning will see of an endless task.
 FIRST_INDEX = 1_000_000_000
@@ -50,13 +46,12 @@ def warm_start(session: Session) -> None:
 
 def solution_sample(
     task: Task, prompt: Prompt, tokenizer: Tokenizer, stop_token: int, system_prompt: str | None
-) -> Sample:
+) -> Trajectory:
     """The tokens of a solved prompt; what the model itself must write is marked as trained.
 
     The stop token follows every trained segment: the model ends its turn there.
     """
-    from rl_trainer.learner.batch import Sample  # torch: not while Ray starts
-    from rl_trainer.rollout.loop import encode_prompt
+    from rl_trainer.rollout.loop import encode_prompt  # torch: not while Ray starts
 
     environment = task.environment(prompt)
     opening = environment.reset() if environment else prompt.content
@@ -68,5 +63,10 @@ def solution_sample(
             ids = [*ids, stop_token]
         tokens.extend(ids)
         sampled.extend([segment.trained] * len(ids))
-    mask = np.asarray(sampled, dtype=np.bool_)
-    return Sample(np.asarray(tokens, dtype=np.int32), mask, np.zeros(int(mask.sum()), dtype=np.float32))
+    count = sum(sampled)
+    return Trajectory(
+        np.asarray(tokens, dtype=np.int32),
+        np.asarray(sampled, dtype=np.bool_),
+        np.zeros(count, dtype=np.float32),
+        np.zeros(count, dtype=np.int32),
+    )

@@ -1,5 +1,6 @@
 """Tasks: what a model is asked, how its answers are rewarded, and the environments it can act in."""
 
+from rl_trainer.tasks.loading import load_task
 from rl_trainer.tasks.types import (
     Environment,
     Message,
@@ -8,7 +9,6 @@ from rl_trainer.tasks.types import (
     Segment,
     StepResult,
     Task,
-    load_task,
 )
 
 __all__ = ["Environment", "Message", "Prompt", "Score", "Segment", "StepResult", "Task", "load_task"]

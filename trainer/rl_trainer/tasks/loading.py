@@ -17,6 +17,7 @@ from rl_trainer.tasks.environments.base import EnvironmentClass
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
 from rl_trainer.tasks.functions import load_class
 from rl_trainer.tasks.prompts import read_items, read_prompts
+from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, TaskScorer, full
 from rl_trainer.tasks.rules import exact_match
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, derive_seed
@@ -190,8 +191,19 @@ class LoadedTask:
             )
 
 
-def load(spec: TaskSpec, seed: int, search: Path | None, heldout: int | None) -> Task:
-    """What `rl_trainer.tasks.types.load_task` does."""
+def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout: int | None = None) -> Task:
+    """The task that `spec` describes.
+
+    Args:
+        spec: `spec.task` of a run.
+        seed: the run's seed. Another seed gives other prompts, in another order, with others held out.
+        search: folder of the run file; relative data files and reward modules are looked for there first.
+        heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
+            evaluation. Every process of a run must give the same.
+
+    Raises:
+        TaskError: the task, its file, its arguments or a reward cannot be used.
+    """
     if heldout is None:
         heldout = spec.evaluation.samples if spec.evaluation else 0
     thread = DeadlineThread()
@@ -207,8 +219,6 @@ def load(spec: TaskSpec, seed: int, search: Path | None, heldout: int | None) ->
 def _load_generator(
     spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread
 ) -> Task:
-    from rl_trainer.tasks.reasoning_gym import ReasoningGym
-
     source, prompts = ReasoningGym(spec.name or "", spec.args), PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, source.score, thread)
 

@@ -1,4 +1,4 @@
-"""What the rest of the trainer knows about a task: its values, its two protocols and how to load one.
+"""What the rest of the trainer knows about a task: its values and its two protocols.
 
 Everything a task says is a pure function of (task spec, seed, prompt index): every process that loads the
 same task gets the same prompts, whatever it asked for before, so a prompt travels as its index.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
-
-from rl_api.task import TaskSpec
 
 Message: TypeAlias = dict[str, str]
 """One message of a chat: {"role": ..., "content": ...}."""
@@ -155,22 +152,3 @@ class Task(Protocol):
     def environment(self, prompt: Prompt, member: int = 0) -> Environment | None:
         """A new dialogue, None where one turn is all. Members of a group differ in their tool latency."""
         ...
-
-
-def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout: int | None = None) -> Task:
-    """The task that `spec` describes.
-
-    Args:
-        spec: `spec.task` of a run.
-        seed: the run's seed. Another seed gives other prompts, in another order, with others held out.
-        search: folder of the run file; relative data files and reward modules are looked for there first.
-        heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
-            evaluation. Every process of a run must give the same.
-
-    Raises:
-        TaskError: the task, its file, its arguments or a reward cannot be used.
-    """
-    # The parts import this module for its types.
-    from rl_trainer.tasks.loading import load
-
-    return load(spec, seed, search, heldout)

@@ -49,12 +49,12 @@ def outcome(world: World, attempt: int) -> Outcome | None:
     if ray.deployment_status == "Complete":
         if ray.job_status == "SUCCEEDED":
             return Outcome(SUCCEEDED, "the run is done")
-        if ray.suspended:
+        if ray.held:
             return _QUOTA_TAKEN
         return Outcome("Stopped", "the Ray job was stopped by somebody")
     if ray.deployment_status == "Failed":
-        return _QUOTA_TAKEN if ray.suspended else _failed(world, ray)
-    if ray.submitted and not ray.suspended:
+        return _QUOTA_TAKEN if ray.held else _failed(world, ray)
+    if ray.submitted and not ray.held:
         return _head_lost(world, attempt)
     return None
 

@@ -25,7 +25,7 @@ def test_a_queue_admits() -> None:
     begun = story.begin()
     assert begun.create[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     assert condition(begun, "Admitted") == ("Unknown", "Queued", "given to queue team-a")
-    decision = story.look(rays=(make_ray(suspended=True, deployment_status="Suspended"),))
+    decision = story.look(rays=(make_ray(held=True, deployment_status="Suspended"),))
     assert condition(decision, "Admitted") == ("False", "Queued", "the run waits in its queue for quota")
     assert decision.status.phase == "Pending"
     decision = story.look(rays=(make_ray(),))
@@ -43,13 +43,13 @@ PREEMPTED = "Preempted to accommodate a workload (UID: 1) due to reclamation wit
 def test_a_queue_that_takes_the_quota_back_is_no_failure() -> None:
     story = Story(QUEUED)
     story.begin()
-    story.look(rays=(make_ray(suspended=True, deployment_status="Suspended"),))
+    story.look(rays=(make_ray(held=True, deployment_status="Suspended"),))
     story.train()
     assert story.last is not None
     assert condition(story.last, "Admitted") == ("True", "Admitted", "the queue has admitted the run")
     # The head may be gone before KubeRay has written that it stops.
     events = (Event("RayJob", "sums-1", "Stopped", PREEMPTED),)
-    decision = story.look(rays=(running_ray(suspended=True),), pods=(), events=events)
+    decision = story.look(rays=(running_ray(held=True),), pods=(), events=events)
     sentence = f"queue team-a took the quota back ({PREEMPTED}); the run goes on from step 5 when it is admitted again"
     for kind in ("Admitted", "ClusterReady", "Training"):
         assert condition(decision, kind) == ("False", "Evicted", sentence)
@@ -57,7 +57,7 @@ def test_a_queue_that_takes_the_quota_back_is_no_failure() -> None:
     assert [(note.type, note.reason) for note in decision.notes] == [("Warning", "Evicted")]
     assert (decision.delete, decision.status.dashboard_url) == ((), None)
     story.wait(100_000)  # no deadline counts the time in the queue
-    gone = make_ray(suspended=True, deployment_status="Suspended", cluster="")
+    gone = make_ray(held=True, deployment_status="Suspended", cluster="")
     decision = story.settled(rays=(gone,))
     assert condition(decision, "Admitted") == ("False", "Evicted", sentence)
     assert decision.pull is None
@@ -82,7 +82,7 @@ def test_an_eviction_that_ends_the_job_costs_no_retry(ended: Ray) -> None:
     story = Story(QUEUED | {"retry": {"limit": 0}})
     story.begin()
     story.train()
-    decision = story.look(rays=(replace(ended, suspended=True),), pods=())
+    decision = story.look(rays=(replace(ended, held=True),), pods=())
     assert (decision.status.attempts[0].reason or "").startswith("QuotaTaken: ")
     assert deleted(decision) == [("RayJob", "sums-1")]
     decision = story.look(rays=())
@@ -93,7 +93,7 @@ def test_a_rayjob_that_somebody_suspends_is_said() -> None:
     story = Story()
     story.begin()
     story.train()
-    decision = story.settled(rays=(running_ray(suspended=True),), pods=())
+    decision = story.settled(rays=(running_ray(held=True),), pods=())
     found = condition(decision, "Admitted")
     assert found is not None
     assert found[:2] == ("False", "SuspendedByOthers")

@@ -1,24 +1,25 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from operator_worlds import (
+    CRASH,
     NOW,
     Story,
     all_pods,
     condition,
     deleted,
-    failed_ray,
     kinds,
-    make_pod,
     make_profile,
     make_ray,
     make_reading,
+    make_run,
     running_ray,
 )
 
-from rl_operator.model.seen import Ask
+from rl_operator.decide.reconcile import reconcile
+from rl_operator.model.seen import Ask, World
+from rl_operator.model.settings import Settings
+from rl_operator.plan.effective import plan
 
 
 def test_a_new_run_gets_everything_in_one_go() -> None:
@@ -59,83 +60,6 @@ def test_objects_that_differ_are_written_again() -> None:
     assert story.look(live=live).apply == (), "what the API server adds is no difference"
 
 
-def test_training_is_shown() -> None:
-    story = Story()
-    story.begin()
-    decision = story.look(rays=(make_ray(),), pods=(make_pod("head"), make_pod("learner", ready=False)))
-    assert condition(decision, "ClusterReady") == ("False", "Starting", "the pods are starting")
-    assert decision.pull is None
-    decision = story.look(rays=(running_ray(),), pods=all_pods())
-    assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
-    assert condition(decision, "Training") == ("False", "Starting", "the driver has not answered yet")
-    assert decision.pull is not None
-    assert (decision.pull.service, decision.pull.port) == ("sums-1-abcde-head-svc", 8090)
-    assert decision.status.dashboard_url == "http://sums-1-abcde-head-svc.team-a.svc:8265"
-    decision = story.train()
-    assert decision.status.phase == "Training"
-    assert condition(decision, "Training") == ("True", "Running", "the driver reports progress")
-    assert decision.status.progress is not None
-    assert decision.status.progress.step == 7
-    assert decision.status.checkpoint is not None
-    assert decision.status.checkpoint.step == 5
-    assert [note.reason for note in decision.notes] == ["Training"]
-    assert {name: (role.ready, role.desired) for name, role in decision.status.roles.items()} == {
-        "head": (1, 1),
-        "learner": (1, 1),
-        "sampler": (2, 2),
-    }
-
-
-@pytest.mark.parametrize(
-    ("phase", "shown"),
-    [
-        ("Starting", "Starting"),
-        ("WarmStart", "WarmStart"),
-        ("Evaluating", "Evaluating"),
-        ("Succeeded", "Stopping"),
-    ],
-)
-def test_the_driver_names_the_phase(phase: str, shown: str) -> None:
-    story = Story()
-    story.begin()
-    decision = story.look(rays=(running_ray(),), pods=all_pods(), reading=make_reading(phase=phase))
-    assert decision.status.phase == shown
-
-
-def test_progress_that_says_the_same_is_not_written() -> None:
-    story = Story()
-    story.begin()
-    first = story.train()
-    story.wait(10)
-    assert story.look(reading=make_reading(time=story.now)).status == first.status
-    story.wait(30)
-    later = story.look(reading=make_reading(time=story.now))
-    assert later.status.progress is not None
-    assert later.status.progress.updated_at == story.now
-
-
-def test_a_silent_driver_is_said() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    story.wait(61)
-    decision = story.look(reading_error="no connection (Connection refused)")
-    assert condition(decision, "Training") == (
-        "Unknown",
-        "DriverSilent",
-        "the driver does not answer: no connection (Connection refused)",
-    )
-
-
-def test_an_operator_that_starts_anew_keeps_what_it_does_not_know_yet() -> None:
-    story = Story()
-    story.begin()
-    before = story.train()
-    after = story.look(reading=None)
-    assert after.status == before.status
-    assert after.pull is not None
-
-
 def test_a_lost_sampler_does_not_end_the_attempt() -> None:
     story = Story()
     story.begin()
@@ -152,65 +76,6 @@ def test_a_lost_sampler_does_not_end_the_attempt() -> None:
     assert decision.status.attempts[0].end_time is None
 
 
-def test_success() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    story.wait(100)
-    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
-    last = make_reading(100, "Succeeded", time=story.now)
-    decision = story.settled(rays=(done,), pods=(), reading=last)
-    assert decision.status.phase == "Succeeded"
-    assert condition(decision, "Succeeded") == ("True", "Succeeded", "the run is done")
-    assert decision.finalizer is False
-    assert decision.status.attempts[0].reason == "Succeeded: the run is done"
-    assert decision.status.attempts[0].to_step == 100
-    assert decision.delete == (), "KubeRay has stopped the cluster; the RayJob stays to be looked at"
-    assert decision.pull is None
-
-
-UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
-
-
-@pytest.mark.parametrize(
-    ("stop", "trained", "step", "sentence"),
-    [
-        ({"maxSteps": 100}, True, 100, "the run is done"),  # no other end is a success
-        ({"maxSteps": 30}, False, 30, "the run is done"),
-        ({"maxSteps": 100, "targetReward": 0.9}, True, 7, f"the run is done; {UNREAD}"),
-        ({"maxSteps": 100, "maxDuration": "1h"}, False, None, f"the run is done; {UNREAD}"),
-    ],
-)
-def test_a_run_that_ends_while_no_operator_runs(
-    stop: dict[str, Any], trained: bool, step: int | None, sentence: str
-) -> None:
-    story = Story({"stop": stop})
-    story.begin()
-    if trained:
-        story.train()
-    story.wait(1000)
-    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
-    decision = story.settled(rays=(done,), pods=(), reading=None)
-    assert condition(decision, "Succeeded") == ("True", "Succeeded", sentence)
-    progress = decision.status.progress
-    assert (progress.step if progress else None) == step
-    assert decision.status.attempts[0].to_step == step
-    assert progress is None or progress.phase == "Succeeded"
-
-
-def test_the_last_steps_of_a_failed_job_are_in_its_log() -> None:
-    story = Story()
-    story.begin()
-    story.train()
-    log = "Job entrypoint command failed with exit code 1, last available logs:\n"
-    log += "step 8/100  reward 0.25  speed 9 tokens/s\nstep 9/100  reward -  speed 9 tokens/s\nrltrain: no luck\n"
-    decision = story.look(rays=(failed_ray(log),), pods=())
-    assert decision.status.attempts[0].to_step == 9
-    progress = decision.status.progress
-    assert progress is not None
-    assert (progress.step, progress.max_steps, progress.reward) == (9, 100, None)
-
-
 def test_the_whole_run_has_a_deadline() -> None:
     story = Story({"stop": {"maxDuration": "10m"}})
     story.begin()
@@ -221,38 +86,6 @@ def test_the_whole_run_has_a_deadline() -> None:
     assert found is not None
     assert found[1] == "DeadlineExceeded"
     assert deleted(decision) == [("RayJob", "sums-1")]
-
-
-def test_objects_go_when_their_time_has_come() -> None:
-    story = Story({"cleanup": {"ttlAfterFinished": "1m"}})
-    story.begin()
-    story.train()
-    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
-    story.look(rays=(done,), pods=())
-    story.wait(30)
-    decision = story.look()
-    assert (decision.delete, decision.requeue) == ((), 30.0)
-    story.wait(30)
-    assert deleted(story.look()) == [
-        ("ConfigMap", "sums-1"),
-        ("Secret", "sums-status"),
-        ("NetworkPolicy", "sums"),
-        ("PodDisruptionBudget", "sums"),
-        ("RayJob", "sums-1"),
-    ]
-    assert story.look(rays=(), live={}).delete == ()
-    story.set({"cleanup": {"ttlAfterFinished": "soon"}})
-    assert story.look(rays=(done,)).delete == ()
-
-
-def test_the_ttl_of_a_profile_counts() -> None:
-    profile = make_profile(default=True, defaults={"cleanup": {"ttlAfterFinished": "1m"}})
-    story = Story(profiles=[profile])
-    story.begin()
-    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
-    story.look(rays=(done,))
-    story.wait(61)
-    assert ("RayJob", "sums-1") in deleted(story.look())
 
 
 def test_an_interactive_cluster() -> None:
@@ -289,3 +122,86 @@ def test_an_interactive_cluster_in_which_somebody_trained() -> None:
     assert story.look().ask == 120.0
     assert story.look(ask=Ask(1, "failed", "no answer within 3 s")).finalizer is None
     assert story.look(ask=Ask(1, "absent", "no connection")).finalizer is False
+
+
+class TestBlocked:
+    def test_an_invalid_spec_is_refused_with_its_sentence(self) -> None:
+        story = Story({"sampler": {"replicas": "two"}})
+        decision = story.settled()
+        found = condition(decision, "Accepted")
+        assert found is not None
+        assert found[:2] == ("False", "InvalidSpec")
+        assert found[2].startswith("spec.sampler.replicas: found 'two', allowed: a whole number >= 1")
+        assert decision.create == ()
+        assert [note.reason for note in story.look().notes] == []
+
+    @pytest.mark.parametrize("spec", [None, "text", [], 5, {}, {"model": None}])
+    @pytest.mark.parametrize("status", [None, {}, {"attempts": "none"}, {"conditions": [{"type": 1}]}])
+    def test_no_object_makes_it_crash(self, spec: object, status: object) -> None:
+        run = make_run() | {"spec": spec, "status": status}
+        decision = reconcile(World(run=run), NOW, plan(run, [], Settings()))
+        assert condition(decision, "Accepted") is not None
+        assert decision.create == ()
+
+    def test_service_is_refused(self) -> None:
+        found = condition(Story({"workload": "Service"}).look(), "Accepted")
+        assert found is not None
+        assert found[1] == "Unsupported"
+        assert "found 'Service', allowed in this version: Job or Cluster" in found[2]
+
+    def test_a_missing_claim_is_waited_for(self) -> None:
+        story = Story()
+        decision = story.settled(claim_exists=False)
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == "ClaimMissing"
+        assert "'ckpt'" in found[2]
+        assert kinds(story.look(claim_exists=True))[-1] == "RayJob"
+
+    def test_no_kuberay(self) -> None:
+        story = Story()
+        found = condition(story.settled(kuberay=False), "ClusterReady")
+        assert found is not None
+        assert found[1] == "KubeRayMissing"
+
+    @pytest.mark.parametrize(
+        ("refusal", "reason"),
+        [
+            (
+                "the API server refuses: rayjobs is forbidden: exceeded quota: most, requested: 1",
+                "QuotaExceeded",
+            ),
+            ("the run needs the name sums-1 for a ConfigMap", "ObjectRefused"),
+        ],
+    )
+    def test_a_refused_object_is_no_attempt(self, refusal: str, reason: str) -> None:
+        decision = Story().look(refusal=refusal)
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == reason
+        assert decision.status.attempts == []
+        assert decision.create == ()
+
+    def test_a_profile_that_goes_does_not_disturb_an_attempt(self) -> None:
+        story = Story({"profile": "shared"}, [make_profile()])
+        story.begin()
+        before = story.train()
+        story.profiles = []
+        decision = story.look()
+        assert condition(decision, "Accepted") == condition(before, "Accepted")
+        assert decision.status.phase == "Training"
+        assert decision.status.roles == before.status.roles
+        story.fail(CRASH)
+        story.wait(10)
+        found = condition(story.look(rays=()), "Accepted")
+        assert found is not None
+        assert found[:2] == ("False", "ProfileMissing")
+
+    def test_kuberay_that_does_nothing(self) -> None:
+        story = Story()
+        story.begin()
+        story.wait(61)
+        decision = story.look(rays=(make_ray(deployment_status=""),))
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[1] == "KubeRayNotReacting"

@@ -11,7 +11,6 @@ from operator_worlds import (
     Story,
     all_pods,
     condition,
-    failed_ray,
     make_pod,
     make_profile,
     make_ray,
@@ -20,10 +19,8 @@ from operator_worlds import (
 )
 
 from rl_operator.decide.scaling import scale, surplus
-from rl_operator.kube.cache import Store
 from rl_operator.model.decision import Scale
-from rl_operator.model.parse import parse_group, parse_ray
-from rl_operator.model.seen import Container, Pod, Ray, SamplerGroup
+from rl_operator.model.seen import Pod, Ray, SamplerGroup
 
 
 def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
@@ -43,25 +40,6 @@ def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None 
 
 def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
     return running_ray(samplers=found, **fields)
-
-
-def cluster_document(**metadata: Any) -> dict[str, Any]:
-    names = ("learner", "sampler")
-    return {
-        "kind": "RayCluster",
-        "metadata": {
-            "name": "sums-1-abcde",
-            "namespace": "team-a",
-            "uid": "cluster-1",
-            "resourceVersion": "5",
-            "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
-            "ownerReferences": [{"kind": "RayJob", "uid": "ray-1", "controller": True}],
-            **metadata,
-        },
-        "spec": {
-            "workerGroupSpecs": [{"groupName": name, "replicas": 1, "maxReplicas": 2} for name in names]
-        },
-    }
 
 
 class TestDecision:
@@ -183,40 +161,7 @@ class TestDecision:
         )
 
 
-@pytest.mark.parametrize(
-    ("says", "reason"),
-    [
-        ("learner 0 died while training", "AppFailed: learner 0 died while training"),
-        (
-            "samplers: 0 left, at least 1 must be there",
-            "OutOfMemory: sampler: pod sums-1-sampler-0 was killed",
-        ),
-    ],
-)
-def test_a_lost_sampler_explains_only_an_end_that_is_about_samplers(says: str, reason: str) -> None:
-    story = training()
-    killed = (Container("ray", ended="OOMKilled", exit_code=137),)
-    message = f"Job entrypoint command failed with exit code 1, last available logs:\nrltrain: {says}\n"
-    decision = story.look(
-        rays=(failed_ray(message),), pods=(make_pod("sampler", gone=True, containers=killed),)
-    )
-    assert str(decision.status.attempts[0].reason).startswith(reason)
-
-
-class TestPatch:
-    def test_more_than_the_most_raises_it(self) -> None:
-        assert Scale(group(1, 2), 4).patch == [
-            {"op": "test", "path": "/metadata/uid", "value": "cluster-1"},
-            {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "sampler"},
-            {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 4},
-            {"op": "add", "path": "/spec/workerGroupSpecs/1/scaleStrategy", "value": {}},
-            {"op": "add", "path": "/spec/workerGroupSpecs/1/maxReplicas", "value": 4},
-        ]
-
-    def test_fewer_names_the_pods(self) -> None:
-        patch = Scale(group(3, 3), 1, ("b", "c")).patch
-        assert patch[-1]["value"] == {"workersToDelete": ["b", "c"]}
-
+class TestSurplus:
     def test_pods_that_do_nothing_yet_go_first_then_the_youngest(self) -> None:
         found = [
             make_pod("sampler", index=0, created=NOW),
@@ -232,27 +177,3 @@ class TestPatch:
     def test_pods_that_go_already_are_not_counted(self) -> None:
         found = (*pods(2), make_pod("sampler", index=2, deleting=NOW))
         assert scale(group(3), 2, found) == Scale(group(3), 2)
-
-
-class TestStore:
-    def test_the_cluster_of_a_job_is_known_for_its_samplers(self) -> None:
-        assert parse_group(cluster_document()) == group()
-        store = Store()
-        assert store.put(cluster_document()) == [("team-a", "sums")]
-        assert [seen.view for _, seen in store.of_run(("team-a", "sums"))] == [group()]
-        assert store.put(cluster_document(resourceVersion="6")) == [], "nothing that matters has changed"
-        changed = cluster_document(resourceVersion="7")
-        changed["spec"]["workerGroupSpecs"][1]["replicas"] = 2
-        assert store.put(changed) == [("team-a", "sums")]
-
-    def test_a_cluster_of_the_run_itself_is_read_for_both(self) -> None:
-        owners = [{"kind": "RLTrainingRun", "uid": "12345678-90ab", "controller": True}]
-        ray = parse_ray(cluster_document(ownerReferences=owners))
-        assert ray.samplers is not None
-        assert (ray.kind, ray.samplers.replicas, ray.samplers.index) == ("RayCluster", 1, 1)
-
-    def test_a_cluster_without_samplers_is_none_of_ours(self) -> None:
-        document = cluster_document()
-        del document["spec"]["workerGroupSpecs"][1]
-        assert parse_group(document) is None
-        assert Store().put(document) == []

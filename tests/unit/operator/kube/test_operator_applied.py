@@ -10,7 +10,8 @@ from operator_worlds import SETTINGS, make_run
 
 from rl_operator.kube.applied import LAST_APPLIED, with_nulls
 from rl_operator.kube.cache import Store
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 
 
 def annotated(spec: object) -> dict[str, str]:

@@ -7,18 +7,17 @@ nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_api.errors import TaskError
+
 FinishReason = Literal["stop", "length"]
-EngineKind = Literal["torch", "vllm"]
 
 
 @dataclass(frozen=True)
@@ -127,37 +126,19 @@ class Engine(Protocol):
         ...
 
 
-def create_engine(
-    folder: str | Path,
-    *,
-    slots: int,
-    kind: EngineKind = "torch",
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    max_length: int | None = None,
-    cuts: bool = False,
-) -> Engine:
-    """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
-    decoder does not run).
-
-    `max_length` bounds prompt plus completion, in tokens; the model's own context bounds it too. `cuts`: whether
-    sampled requests have a top_p or top_k, for which vLLM is set up differently (`vllm_needs.check_sampling`).
-    Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
-    """
-    engine: Callable[..., Engine]
-    if kind == "vllm":
-        from rl_trainer.rollout.engines.vllm import VllmEngine
-
-        engine = partial(VllmEngine.open, cuts=cuts)
-    else:
-        from rl_trainer.model.config import is_supported
-
-        if is_supported(Path(folder)):
-            from rl_trainer.rollout.engines.torch import TorchEngine
-
-            engine = TorchEngine.open
-        else:
-            from rl_trainer.rollout.engines.library import LibraryEngine
-
-            engine = LibraryEngine.open
-    return engine(folder, slots=slots, dtype=dtype, device=device, max_length=max_length)
+def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
+    """Raise TaskError when a prompt is empty, has unknown ids, or leaves no room for a token in the context."""
+    prompt = request.prompt
+    if len(prompt) == 0:
+        raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
+    lowest, highest = int(prompt.min()), int(prompt.max())
+    if lowest < 0 or highest >= vocab_size:
+        found = lowest if lowest < 0 else highest
+        raise TaskError(
+            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
+        )
+    if len(prompt) >= context:
+        raise TaskError(
+            f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
+            "one new token; shorten the prompt or take a model with a longer context"
+        )

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, check_request
 from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
-from rl_trainer.rollout.engines.torch import check_request
 
 
 class LibraryEngine:

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rl_api.errors import TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, check_request
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prefill import prefill
@@ -347,24 +346,6 @@ class TorchEngine:
             batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
             for entry, (key, _) in enumerate(chunk):
                 self._prefixes[key] = _Prefix(batch, entry)
-
-
-def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
-    """Raise TaskError when a prompt is empty, has unknown ids, or leaves no room for a token in the context."""
-    prompt = request.prompt
-    if len(prompt) == 0:
-        raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
-    lowest, highest = int(prompt.min()), int(prompt.max())
-    if lowest < 0 or highest >= vocab_size:
-        found = lowest if lowest < 0 else highest
-        raise TaskError(
-            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
-        )
-    if len(prompt) >= context:
-        raise TaskError(
-            f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
-            "one new token; shorten the prompt or take a model with a longer context"
-        )
 
 
 def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:  # type: ignore[type-arg]

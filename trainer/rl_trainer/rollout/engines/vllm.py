@@ -25,9 +25,13 @@ from rl_trainer.error_text import first_line
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.base import (
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    check_request,
+)
 from rl_trainer.rollout.engines.sequences import Sequences
-from rl_trainer.rollout.engines.torch import check_request
 from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version, has_cuts
 
 # Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.

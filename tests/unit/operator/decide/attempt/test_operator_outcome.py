@@ -4,12 +4,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_worlds import NOW, failed_ray, make_pod, make_ray, make_run, running_ray
+from operator_worlds import (
+    NOW,
+    Story,
+    all_pods,
+    failed_ray,
+    make_pod,
+    make_ray,
+    make_reading,
+    make_run,
+    running_ray,
+)
 
-from rl_operator.decide.attempt.outcome import outcome
-from rl_operator.model.seen import Container, World
+from rl_operator.decide.attempt.outcome import back_off, outcome
+from rl_operator.model.seen import Container, Pod, Ray, SamplerGroup, World
 
 KILLED = (Container("ray", ended="OOMKilled", exit_code=137),)
+
 EXIT = "Job entrypoint command failed with exit code {}, last available logs:\nrltrain: said so\n"
 
 
@@ -117,3 +128,46 @@ def test_pods_of_another_attempt_explain_nothing() -> None:
     found = outcome(World(run=make_run(), rays=(failed_ray(EXIT.format(1)),), pods=(pod,)), 1)
     assert found is not None
     assert found.code == "AppFailed"
+
+
+def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
+    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+
+
+def pods(samplers: int = 1) -> tuple[Pod, ...]:
+    return (*all_pods()[:2], *(make_pod("sampler", index=index) for index in range(samplers)))
+
+
+def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
+    story = Story(spec, [profile] if profile else None)
+    story.begin()
+    story.look(rays=(with_group(group()),), pods=pods(), reading=make_reading())
+    return story
+
+
+def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
+    return running_ray(samplers=found, **fields)
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("learner 0 died while training", "AppFailed: learner 0 died while training"),
+        (
+            "samplers: 0 left, at least 1 must be there",
+            "OutOfMemory: sampler: pod sums-1-sampler-0 was killed",
+        ),
+    ],
+)
+def test_a_lost_sampler_explains_only_an_end_that_is_about_samplers(says: str, reason: str) -> None:
+    story = training()
+    killed = (Container("ray", ended="OOMKilled", exit_code=137),)
+    message = f"Job entrypoint command failed with exit code 1, last available logs:\nrltrain: {says}\n"
+    decision = story.look(
+        rays=(failed_ray(message),), pods=(make_pod("sampler", gone=True, containers=killed),)
+    )
+    assert str(decision.status.attempts[0].reason).startswith(reason)
+
+
+def test_back_off_grows_to_five_minutes() -> None:
+    assert [back_off(failed) for failed in range(8)] == [10, 10, 20, 40, 80, 160, 300, 300]

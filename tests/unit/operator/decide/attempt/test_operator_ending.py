@@ -16,6 +16,7 @@ from operator_worlds import (
     failed_ray,
     kinds,
     make_pod,
+    make_profile,
     make_ray,
     make_reading,
     running_ray,
@@ -197,3 +198,52 @@ def test_an_adopted_attempt_begins_at_the_last_checkpoint() -> None:
     decision = story.look(rays=(second,), reading=None)
     assert decision.status.attempts[1].from_step == 5
     assert decision.notes[0].message == "attempt 2 begins at step 5 as sums-2"
+
+
+def test_success() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.wait(100)
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    last = make_reading(100, "Succeeded", time=story.now)
+    decision = story.settled(rays=(done,), pods=(), reading=last)
+    assert decision.status.phase == "Succeeded"
+    assert condition(decision, "Succeeded") == ("True", "Succeeded", "the run is done")
+    assert decision.finalizer is False
+    assert decision.status.attempts[0].reason == "Succeeded: the run is done"
+    assert decision.status.attempts[0].to_step == 100
+    assert decision.delete == (), "KubeRay has stopped the cluster; the RayJob stays to be looked at"
+    assert decision.pull is None
+
+
+def test_objects_go_when_their_time_has_come() -> None:
+    story = Story({"cleanup": {"ttlAfterFinished": "1m"}})
+    story.begin()
+    story.train()
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    story.look(rays=(done,), pods=())
+    story.wait(30)
+    decision = story.look()
+    assert (decision.delete, decision.requeue) == ((), 30.0)
+    story.wait(30)
+    assert deleted(story.look()) == [
+        ("ConfigMap", "sums-1"),
+        ("Secret", "sums-status"),
+        ("NetworkPolicy", "sums"),
+        ("PodDisruptionBudget", "sums"),
+        ("RayJob", "sums-1"),
+    ]
+    assert story.look(rays=(), live={}).delete == ()
+    story.set({"cleanup": {"ttlAfterFinished": "soon"}})
+    assert story.look(rays=(done,)).delete == ()
+
+
+def test_the_ttl_of_a_profile_counts() -> None:
+    profile = make_profile(default=True, defaults={"cleanup": {"ttlAfterFinished": "1m"}})
+    story = Story(profiles=[profile])
+    story.begin()
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    story.look(rays=(done,))
+    story.wait(61)
+    assert ("RayJob", "sums-1") in deleted(story.look())

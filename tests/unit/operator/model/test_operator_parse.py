@@ -1,32 +1,11 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from operator_worlds import NOW, make_run
+from operator_worlds import NOW
 
-from rl_operator.decide.attempt.outcome import back_off
-from rl_operator.decide.conditions import Conditions
-from rl_operator.decide.status import known_status
 from rl_operator.model.parse import parse_event, parse_live, parse_pod, parse_ray
-from rl_operator.model.seen import World
-from rl_operator.model.times import parse_time
-
-
-@pytest.mark.parametrize(
-    ("text", "time"),
-    [
-        ("2026-03-01T12:00:00Z", NOW),
-        ("2026-03-01T12:00:00", NOW),
-        ("2026-03-01T12:00:00.000000Z", NOW),
-        ("soon", None),
-        (None, None),
-        (5, None),
-    ],
-)
-def test_times(text: object, time: datetime | None) -> None:
-    assert parse_time(text) == time
 
 
 def document(kind: str, **parts: Any) -> dict[str, Any]:
@@ -49,7 +28,7 @@ def test_a_rayjob_from_its_parts() -> None:
         },
     }
     ray = parse_ray(document("RayJob", spec={"suspend": True}, status=status))
-    assert (ray.kind, ray.attempt, ray.suspended, ray.submitted) == ("RayJob", 2, True, True)
+    assert (ray.kind, ray.attempt, ray.held, ray.submitted) == ("RayJob", 2, True, True)
     assert (ray.head_service, ray.cluster_state, ray.cluster_reason) == (
         "sums-2-abcde-head-svc",
         "ready",
@@ -127,37 +106,3 @@ def test_events_and_objects_from_their_parts() -> None:
         {"metadata": {"uid": "u", "annotations": {"rltrain.dev/manifest": "h"}}, "spec": {"a": 1}}
     )
     assert (live.uid, live.hash, live.spec) == ("u", "h", {"a": 1})
-
-
-def test_conditions_keep_their_time_while_their_status_does() -> None:
-    first = Conditions([], 1, NOW)
-    first.set("Training", "False", "Starting", "one")
-    later = datetime(2026, 3, 1, 13, tzinfo=UTC)
-    second = Conditions(first.all(), 2, later)
-    second.set("Training", "False", "Other", "two")
-    found = second.get("Training")
-    assert found is not None
-    assert (found.last_transition_time, found.observed_generation, found.message) == (NOW, 2, "two")
-    second.set("Training", "True", "Running")
-    assert second.since("Training", "True") == later
-    assert second.since("Training", "False") is None
-    second.set("Accepted", "True", "Valid")
-    second.set("Mine", "True", "Own")
-    assert [one.type for one in second.all()] == ["Accepted", "Training", "Mine"]
-    second.clear("Training")
-    assert second.get("Training") is None
-
-
-def test_a_status_that_cannot_be_read_is_an_empty_one() -> None:
-    assert known_status({"status": {"attempts": 5}}).attempts == []
-    assert known_status({}).conditions == []
-
-
-def test_back_off_grows_to_five_minutes() -> None:
-    assert [back_off(failed) for failed in range(8)] == [10, 10, 20, 40, 80, 160, 300, 300]
-
-
-def test_what_a_world_knows_of_its_run() -> None:
-    world = World(run=make_run({"suspend": True}, deletionTimestamp="2026-03-01T12:00:00Z"))
-    assert (world.suspended, world.generation, world.deleted) == (True, 1, NOW)
-    assert World(run={"metadata": {}, "spec": 5}).spec == {}

@@ -19,7 +19,8 @@ from operator_worlds import (
     running_ray,
 )
 
-from rl_operator.plan.effective import Effective, Refused, plan
+from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.refused import Refused
 from rl_operator.render.budget import disruption_budget
 from rl_operator.render.rayjob import ENTRYPOINT, ray_job
 

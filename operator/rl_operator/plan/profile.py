@@ -1,0 +1,59 @@
+"""The profile of a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
+from rl_api.validation import check_document
+from rl_operator.model.names import API_VERSION
+from rl_operator.plan.refused import Refused
+
+BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
+"""What runs get where no profile is marked default: one pool without accelerators, on any node."""
+
+
+def choose_profile(
+    name: object, profiles: Sequence[Mapping[str, Any]]
+) -> tuple[str | None, ProfileSpec] | Refused:
+    """Name and spec of the profile called `name`, else of the default one, else of the built-in one (no name)."""
+    by_name = {str((profile.get("metadata") or {}).get("name")): profile for profile in profiles}
+    if name is None:
+        marked = sorted(
+            key for key, profile in by_name.items() if (profile.get("spec") or {}).get("default") is True
+        )
+        if not marked:
+            return None, BUILT_IN
+        if len(marked) > 1:
+            return Refused(
+                "ProfileMissing",
+                f"spec.profile: missing, required where several profiles are marked default: {', '.join(marked)}",
+            )
+        name = marked[0]
+    if not isinstance(name, str) or name not in by_name:
+        known = ", ".join(sorted(by_name)) or "none"
+        return Refused(
+            "ProfileMissing",
+            f"spec.profile: found {name!r}, but there is no such RLTrainingProfile (there are: {known}); "
+            "name one of them or ask your platform team",
+        )
+    resource, problems = check_document(_without_status(by_name[name]))
+    if not isinstance(resource, RLTrainingProfile):
+        return Refused.because("ProfileInvalid", problems, f"RLTrainingProfile {name}: ")
+    return name, resource.spec
+
+
+def title(profile: str | None) -> str:
+    """What a profile is called in sentences; None: the built-in one."""
+    return "the built-in profile" if profile is None else f"profile {profile}"
+
+
+def _without_status(document: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = document.get("metadata") or {}
+    return {
+        "apiVersion": document.get("apiVersion", API_VERSION),
+        "kind": document.get("kind", "RLTrainingProfile"),
+        "metadata": {"name": metadata.get("name")},
+        "spec": document.get("spec"),
+    }

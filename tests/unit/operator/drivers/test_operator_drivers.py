@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from async_work import run_async
+from prometheus_client import generate_latest
+
+from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
+from rl_operator.runtime.metrics import Metrics
+
+
+class FakeDriver:
+    """A status server that answers what it is told to."""
+
+    def __init__(self, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        self._answer = answer
+
+    async def __aenter__(self) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+def answering(status: int, body: object) -> FakeDriver:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=body if isinstance(body, str) else json.dumps(body))
+
+    return FakeDriver(answer)
+
+
+class TestDrivers:
+    def test_progress_and_checkpoint(self) -> None:
+        seen: list[str | None] = []
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            seen.append(request.headers.get("Authorization"))
+            body = {
+                "phase": "Training",
+                "step": 3,
+                "maxSteps": 9,
+                "new": 1,
+                "checkpoint": {"step": 2, "uri": "u"},
+            }
+            return web.json_response(body)
+
+        async def work() -> None:
+            drivers = Drivers("x", Metrics())
+            async with FakeDriver(answer) as url:
+                progress, checkpoint = await drivers.status(url, "secret")
+            await drivers.close()
+            assert (progress.step, progress.phase) == (3, "Training")
+            assert checkpoint is not None
+            assert checkpoint.step == 2
+            assert seen == ["Bearer secret"]
+
+        run_async(work)
+
+    @pytest.mark.parametrize(
+        ("status", "body", "sentence"),
+        [
+            (401, {"error": "a bearer token is needed"}, "a bearer token is needed"),
+            (200, "no json", "its answer (status 200) is no JSON object"),
+            (200, {"phase": "Dreaming"}, "its answer has a wrong field"),
+            (200, '"' + "x" * 1_100_000 + '"', "its answer is longer than"),
+        ],
+    )
+    def test_nonsense_is_a_sentence(self, status: int, body: object, sentence: str) -> None:
+        async def work() -> None:
+            drivers = Drivers("x", Metrics())
+            async with answering(status, body) as url:
+                with pytest.raises(DriverError, match="^" + sentence.replace("(", r"\(").replace(")", r"\)")):
+                    await drivers.status(url, "t")
+            await drivers.close()
+
+        run_async(work)
+
+    def test_nobody_there(self) -> None:
+        async def work() -> None:
+            metrics = Metrics()
+            drivers = Drivers("http://127.0.0.1:1/{namespace}/{run}/{service}/{port}", metrics)
+            url = drivers.url(("team-a", "sums"), "svc", 8090)
+            assert url == "http://127.0.0.1:1/team-a/sums/svc/8090"
+            with pytest.raises(DriverAbsent, match="no connection"):
+                await drivers.status(url, "t")
+            await drivers.close()
+            assert b'driver_calls_total{path="status",result="error"} 1.0' in generate_latest(
+                metrics.registry
+            )
+
+        run_async(work)
+
+    def test_a_checkpoint_is_waited_for(self) -> None:
+        bodies: list[Any] = []
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            bodies.append(await request.json())
+            return web.json_response({"checkpoint": {"step": 4, "uri": "u"}})
+
+        async def work() -> None:
+            drivers = Drivers("x", Metrics())
+            async with FakeDriver(answer) as url:
+                found = await drivers.checkpoint(url, "t", 30)
+            async with answering(409, {"error": "this run keeps no checkpoints"}) as url:
+                with pytest.raises(DriverRefused, match="this run keeps no checkpoints"):
+                    await drivers.checkpoint(url, "t", 30)
+            await drivers.close()
+            assert found is not None
+            assert found.step == 4
+            assert bodies == [{"timeoutSeconds": 30}]
+
+        run_async(work)

@@ -1,0 +1,42 @@
+"""What the learners answer, as plain values: the driver reads them before it has imported torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one training step did; the same on every rank.
+
+    Attributes:
+        metrics: means over trained tokens (`loss_metrics.metric_means`), over all ranks and mini-batches.
+        grad_norm: norm before clipping, mean over optimizer steps.
+        learning_rate: of the last optimizer step.
+        optimizer_steps: steps taken.
+        skipped: steps not taken because loss or gradient was not a number.
+        stopped_early: mini-batches left out because the importance ratio passed `algorithm.ratioBound`.
+    """
+
+    metrics: dict[str, float]
+    grad_norm: float
+    learning_rate: float
+    optimizer_steps: int
+    skipped: int
+    stopped_early: int
+
+
+@dataclass(frozen=True)
+class TokenEstimates:
+    """What the learners say of sampled tokens before the advantages, for each answer an array [S_i].
+
+    Attributes:
+        kl: estimate of the KL against the reference; None where that is not part of the reward.
+        values: the critic's values; None where there is no critic.
+    """
+
+    kl: list[npt.NDArray[np.float64]] | None = None
+    values: list[npt.NDArray[np.float64]] | None = None
