@@ -146,6 +146,9 @@ PositiveDuration = Annotated[
 Text = Annotated[str, Field(min_length=1, max_length=65536), Allowed("text, not empty")]
 """Text that is not empty."""
 
+Address = Annotated[str, Field(min_length=1, max_length=1024), Allowed("text, not empty")]
+"""Where something is: a folder, an id or a URI. As long as the longest key of an object store."""
+
 RunName = Annotated[
     str,
     Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=47),

@@ -14,6 +14,7 @@ from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPES, recipe
+from rl_api.rules import FOLDER_ROOTS, FREE_PORTS, HUB_ID, S3_ADDRESS, TAKEN_PORTS, WORKER_PORTS
 from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
 from rl_api.trainer import OWN_VARIABLES
 from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
@@ -57,6 +58,9 @@ _SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
 _LEARNERS: Final = _or("learner.replicas", "1")
 _SAMPLERS: Final = "self.sampler.replicas"
 _SOURCE: Final = _or("model.source", "''")
+_PORT: Final = _or("server.port", "0")
+_FOLDER: Final = f"^(({'|'.join(FOLDER_ROOTS)})/|[^/~])"
+_CLIMBS: Final = r"(^|/)[.][.](/|$)"
 _TINY_POSITIONS: Final = _or("model.tiny.maxPositions", str(_POSITIONS))
 _ROOM: Final = (
     f"found {{LENGTH}}, allowed: a whole number < model.tiny.maxPositions = {{{_TINY_POSITIONS}}}, "
@@ -155,9 +159,10 @@ SPEC_RULES: Final[list[Rule]] = [
         "allowed: exactly one of persistentVolumeClaim, s3 and path",
     ),
     _rule(
-        "!self.?checkpoint.?storage.?s3.hasValue() || self.checkpoint.storage.s3.startsWith('s3://')",
-        ".checkpoint.storage.s3",
-        "found '{self.checkpoint.storage.s3}', allowed: s3://bucket/folder",
+        f"!({_PORT} in [{', '.join(map(str, TAKEN_PORTS.values()))}]) && "
+        f"({_PORT} < {WORKER_PORTS[0]} || {_PORT} > {WORKER_PORTS[1]})",
+        ".server.port",
+        f"found {{{_PORT}}}, allowed: {FREE_PORTS}",
     ),
     *(
         _rule(
@@ -180,7 +185,41 @@ SPEC_RULES: Final[list[Rule]] = [
 ]
 """Rules of a run's spec."""
 
+STORAGE_RULES: Final[list[Rule]] = [
+    _rule(
+        f"!has(self.s3) || self.s3.matches({cel_text(S3_ADDRESS)})",
+        ".s3",
+        "found '{self.s3}', allowed: s3://bucket/folder",
+    ),
+    _rule(
+        "!has(self.path) || !self.path.contains('://')",
+        ".path",
+        "found '{self.path}', allowed: a folder; s3://bucket/folder goes into checkpoint.storage.s3",
+    ),
+    _rule(
+        f"!has(self.path) || self.path.contains('://') || (self.path.matches({cel_text(_FOLDER)}) && "
+        f"!self.path.matches({cel_text(_CLIMBS)}))",
+        ".path",
+        "found '{self.path}', allowed on a cluster: a folder in the run folder, such as checkpoints, or one below "
+        f"{', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, without ..",
+    ),
+]
+"""Rules of `spec.checkpoint.storage`."""
+
 MODEL_RULES: Final[list[Rule]] = [
+    _rule(
+        f"!self.source.contains('://') || self.source.matches({cel_text(S3_ADDRESS)})",
+        ".source",
+        "found '{self.source}', allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or "
+        "s3://bucket/folder",
+    ),
+    _rule(
+        f"self.source.contains('://') || self.source.matches({cel_text(HUB_ID)}) || "
+        f"(self.source.startsWith('/') && !self.source.matches({cel_text(_CLIMBS)}))",
+        ".source",
+        "found '{self.source}', allowed on a cluster: tiny, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, "
+        "s3://bucket/folder or an absolute folder of the image, without ..",
+    ),
     _rule(
         "!has(self.tiny) || self.source == 'tiny'",
         ".tiny",
@@ -377,6 +416,7 @@ def frozen_rules() -> list[Rule]:
 RUN_RULES: Final[dict[str, list[Rule]]] = {
     "spec": [*SPEC_RULES, *frozen_rules()],
     "spec.model": MODEL_RULES,
+    "spec.checkpoint.storage": STORAGE_RULES,
     "spec.task": TASK_RULES,
     "spec.task.rewards[]": REWARD_RULES,
     "spec.trainer": TRAINER_CEL_RULES,

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationError
 
 from rl_api.base import StatusModel
+
+_MOST: Final = 2**53 - 1
+"""The largest whole number that every reader of JSON keeps exact."""
+
+
+def _with_zone(time: datetime) -> datetime:
+    if time.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return time
+
+
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+"""A number of steps, attempts or generations."""
+
+Time = Annotated[datetime, AfterValidator(_with_zone)]
+"""A moment. One without a zone is none: the API server would not store it."""
 
 Phase = Literal[
     "Pending",
@@ -30,8 +47,8 @@ class Progress(StatusModel):
     """One reading of a training run. Numbers that are not known yet are null, never 0."""
 
     phase: Phase = Field(default="Starting", description="What the run is doing.")
-    step: int = Field(default=0, ge=0, description="Training steps done.")
-    max_steps: int = Field(default=0, ge=0, description="Training steps at most.")
+    step: Count = Field(default=0, description="Training steps done.")
+    max_steps: Count = Field(default=0, description="Training steps at most.")
     reward: float | None = Field(default=None, description="Mean reward of the last step.")
     heldout_score: float | None = Field(
         default=None, description="Share of exact matches in the last evaluation."
@@ -48,7 +65,9 @@ class Progress(StatusModel):
     eta_seconds: float | None = Field(
         default=None, ge=0.0, description="Seconds to maxSteps at the present pace."
     )
-    updated_at: datetime | None = Field(default=None, description="Time of this reading, with time zone.")
+    updated_at: Time | None = Field(
+        default=None, description="Time of this reading; in a run's status by the operator's clock."
+    )
 
 
 class Condition(StatusModel):
@@ -60,18 +79,18 @@ class Condition(StatusModel):
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: str = Field(default="", description="One word for programs.")
     message: str = Field(default="", description="One sentence for people.")
-    last_transition_time: datetime | None = Field(default=None, description="When `status` last changed.")
-    observed_generation: int | None = Field(
-        default=None, ge=0, description="Generation of the spec this is about."
+    last_transition_time: Time | None = Field(default=None, description="When `status` last changed.")
+    observed_generation: Count | None = Field(
+        default=None, description="Generation of the spec this is about."
     )
 
 
 class CheckpointStatus(StatusModel):
     """The newest good checkpoint."""
 
-    step: int = Field(ge=0, description="Training steps it holds.")
-    uri: str = Field(description="Where it is.")
-    time: datetime | None = Field(default=None, description="When it was complete.")
+    step: Count = Field(description="Training steps it holds.")
+    uri: str = Field(max_length=4096, description="Where it is.")
+    time: Time | None = Field(default=None, description="When it was complete.")
 
 
 class Attempt(StatusModel):
@@ -79,11 +98,11 @@ class Attempt(StatusModel):
 
     number: int = Field(ge=1, description="1 for the first.")
     ray_job: str | None = Field(default=None, description="Name of its RayJob.")
-    start_time: datetime | None = Field(default=None, description="When it began.")
-    end_time: datetime | None = Field(default=None, description="When it ended; null: not yet.")
+    start_time: Time | None = Field(default=None, description="When it began.")
+    end_time: Time | None = Field(default=None, description="When it ended; null: not yet.")
     reason: str | None = Field(default=None, description="Why it ended, in one sentence.")
-    from_step: int | None = Field(default=None, ge=0, description="Step it began at.")
-    to_step: int | None = Field(default=None, ge=0, description="Last step it finished.")
+    from_step: Count | None = Field(default=None, description="Step it began at.")
+    to_step: Count | None = Field(default=None, description="Last step it finished.")
 
 
 class RoleStatus(StatusModel):
@@ -108,9 +127,37 @@ class RunStatus(StatusModel):
     dashboard_url: str | None = Field(
         default=None, alias="dashboardURL", description="Address of the Ray dashboard."
     )
-    observed_generation: int | None = Field(
-        default=None, ge=0, description="Generation of the spec this is about."
+    observed_generation: Count | None = Field(
+        default=None, description="Generation of the spec this is about."
     )
     effective_spec_hash: str | None = Field(
         default=None, description="Hash of the spec with the profile's defaults."
     )
+
+
+def read_progress(document: Mapping[str, Any]) -> Progress:
+    """What a program says of its progress: a figure that is none, or beyond all bounds, counts as not said.
+
+    Its clock is its own: `updated_at` is None. ValueError, with a sentence, for a phase that there is not.
+    """
+    said = _good_fields(Progress, {key: value for key, value in document.items() if key != "updatedAt"})
+    if "phase" in document and "phase" not in said:
+        raise ValueError(f"its answer has a wrong field phase: found {document['phase']!r}")
+    return Progress.model_validate(said, by_alias=True, by_name=False)
+
+
+def read_checkpoint(document: object) -> CheckpointStatus | None:
+    """The checkpoint that a program tells of; None: it tells of none, or of one that nobody could find again."""
+    said = _good_fields(CheckpointStatus, document) if isinstance(document, Mapping) else {}
+    if not {"step", "uri"} <= said.keys():
+        return None
+    return CheckpointStatus.model_validate(said, by_alias=True, by_name=False)
+
+
+def _good_fields(model: type[StatusModel], document: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        bad = {one["loc"][0] for one in error.errors(include_url=False) if one["loc"]}
+        return {key: value for key, value in document.items() if key not in bad}
+    return dict(document)

@@ -19,6 +19,7 @@ from rl_api.algorithm import (
     WarmStartSpec,
 )
 from rl_api.base import (
+    Address,
     Duration,
     LabelValue,
     Model,
@@ -96,7 +97,7 @@ class TinyModelSpec(Model):
 class ModelSpec(Model):
     """The policy to start from."""
 
-    source: Text = Field(
+    source: Address = Field(
         description="Preset `tiny`, a local folder, a Hugging Face hub id, or s3://bucket/folder."
     )
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -116,10 +117,10 @@ class StorageSpec(Model):
     persistent_volume_claim: ObjectName | None = Field(
         default=None, description="PersistentVolumeClaim in the run's namespace (on a cluster)."
     )
-    s3: Text | None = Field(
+    s3: Address | None = Field(
         default=None, description="s3://bucket/folder. On a cluster each run has a folder of its own in it."
     )
-    path: Text | None = Field(
+    path: Address | None = Field(
         default=None, description="A folder that every learner sees; a relative one is in the run folder."
     )
 

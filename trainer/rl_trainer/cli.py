@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--overwrite", action="store_true", help="remove an earlier run from the run folder first"
     )
+    run.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="start Ray's own dashboard too, for the length of the run, and say where: what its actors and tasks do",
+    )
     run.set_defaults(command=_run)
 
     validate = add_validate_parser(commands)
@@ -107,6 +112,10 @@ def _run(args: argparse.Namespace) -> int:
     run = load_run(args.file, args.overrides)
     if args.resume and args.overwrite:
         raise InvalidConfig("--resume and --overwrite: found both, allowed is one of them")
+    if args.dashboard and run.spec.trainer.kind != "rltrain":
+        raise InvalidConfig(
+            f"--dashboard: found with trainer.kind {run.spec.trainer.kind}, whose Ray is its own; allowed with rltrain"
+        )
     # Only now: importing Ray takes seconds, and a mistake in the file should not.
     from rl_trainer.observe.console import Console
     from rl_trainer.run.run_folder import RunFolder
@@ -132,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
         from rl_trainer.driver import train
 
         try:
-            train(run, folder, console, stop, debug=args.debug)
+            train(run, folder, console, stop, debug=args.debug, dashboard=args.dashboard)
         except (ActorDied, DeadlineExceeded) as error:
             if not stop.requested:
                 raise

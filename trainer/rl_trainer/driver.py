@@ -25,6 +25,7 @@ def train(
     stop: StopRequest,
     *,
     debug: bool = False,
+    dashboard: bool = False,
 ) -> dict[str, Any]:
     """Trains until `spec.stop` is reached; returns the summary.
 
@@ -32,7 +33,7 @@ def train(
         Interrupted: `stop` was requested; a checkpoint was written.
         RLTrainError: anything else that ends the run; what was checkpointed can be resumed.
     """
-    with Session(run, folder, console, debug=debug) as session:
+    with Session(run, folder, console, debug=debug, dashboard=dashboard) as session:
         if not session.resumed:
             warm_start(session)
             session.begin()

@@ -118,9 +118,7 @@ def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | 
     if pod.unschedulable:
         return _unschedulable(pod, effective)
     if _unanswered(pod, world):
-        return Diagnosis(
-            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} does not answer", pod.role
-        )
+        return _said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} does not answer")
     if pod.phase == "Pending":
         for event in world.events:
             if event.kind == "Pod" and event.name == pod.name:
@@ -143,37 +141,25 @@ def _taken_away(pod: Pod) -> Diagnosis | None:
     """What Kubernetes itself ended the pod for."""
     why = one_line(f"{pod.reason}: {pod.message}" if pod.message else pod.reason, 300)
     if pod.reason in _NODE_LOST:
-        return Diagnosis(
-            "NodeLost", f"{pod.role}: node {pod.node} of pod {pod.name} was lost ({why})", pod.role
-        )
+        return _said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} was lost ({why})")
     if pod.reason in _TAKEN:
-        return Diagnosis("Evicted", f"{pod.role}: pod {pod.name} was taken away ({why})", pod.role)
+        return _said(pod, "Evicted", f"pod {pod.name} was taken away ({why})")
     return None
 
 
 def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | None:
     if container.waiting in _PULL:
         why = one_line(container.waiting_message, 300)
-        return Diagnosis(
+        return _said(
+            pod,
             "ImagePullFailed",
-            f"{pod.role}: the image {container.image!r} cannot be pulled ({container.waiting}"
-            f"{': ' + why if why else ''}); check spec.image, the registry and its credentials",
-            pod.role,
+            f"the image {container.image!r} cannot be pulled ({container.waiting}{': ' + why if why else ''}); "
+            "check spec.image, the registry and its credentials",
         )
     if container.waiting in _CONFIG:
-        missing = _MISSING_OBJECT.search(container.waiting_message)
-        if missing:
-            kind = {"configmap": "ConfigMap", "secret": "Secret"}[missing.group(1).lower()]
-            return Diagnosis(
-                "ObjectMissing",
-                f"{pod.role}: {kind} {missing.group(2)!r} is missing in this namespace",
-                pod.role,
-            )
-        return Diagnosis(
-            "ContainerNotCreated",
-            f"{pod.role}: the container cannot be created ({container.waiting}: "
-            f"{one_line(container.waiting_message, 300)})",
-            pod.role,
+        why = f"{container.waiting}: {one_line(container.waiting_message, 300)}"
+        return _missing_object(pod, container.waiting_message) or _said(
+            pod, "ContainerNotCreated", f"the container cannot be created ({why})"
         )
     if container.ended == "OOMKilled" and not container.ready:
         return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
@@ -181,12 +167,24 @@ def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | N
         code = f" with exit code {container.exit_code}" if container.exit_code is not None else ""
         log = world.log_tail.get(pod.name) or container.ended_message
         lines = f"; its last lines: {last_lines(log)}" if log else ""
-        return Diagnosis(
+        return _said(
+            pod,
             "CrashLoop",
-            f"{pod.role}: container {container.name} of pod {pod.name} ended{code} {container.restarts} times{lines}",
-            pod.role,
+            f"container {container.name} of pod {pod.name} ended{code} {container.restarts} times{lines}",
         )
     return None
+
+
+def _said(pod: Pod, reason: str, sentence: str) -> Diagnosis:
+    return Diagnosis(reason, f"{pod.role}: {sentence}", pod.role)
+
+
+def _missing_object(pod: Pod, text: str) -> Diagnosis | None:
+    found = _MISSING_OBJECT.search(text)
+    if found is None:
+        return None
+    kind = {"configmap": "ConfigMap", "secret": "Secret"}[found.group(1).lower()]
+    return _said(pod, "ObjectMissing", f"{kind} {found.group(2)!r} is missing in this namespace")
 
 
 def out_of_memory(pod: Pod) -> str:
@@ -224,20 +222,13 @@ def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
     claim = _MISSING_CLAIM.search(event.message)
     if claim:
         return missing_claim(claim.group(1), pod.role)
-    missing = _MISSING_OBJECT.search(event.message)
-    if missing:
-        kind = {"configmap": "ConfigMap", "secret": "Secret"}[missing.group(1).lower()]
-        return Diagnosis(
-            "ObjectMissing", f"{pod.role}: {kind} {missing.group(2)!r} is missing in this namespace", pod.role
-        )
+    if (missing := _missing_object(pod, event.message)) is not None:
+        return missing
     if event.reason in ("FailedMount", "FailedAttachVolume"):
-        return Diagnosis(
-            "VolumeNotMounted",
-            f"{pod.role}: a volume of pod {pod.name} cannot be used ({one_line(event.message, 300)})",
-            pod.role,
-        )
+        why = one_line(event.message, 300)
+        return _said(pod, "VolumeNotMounted", f"a volume of pod {pod.name} cannot be used ({why})")
     if event.reason == "FailedScheduling":
-        return Diagnosis("Unschedulable", f"{pod.role}: {one_line(event.message, 400)}", pod.role)
+        return _said(pod, "Unschedulable", one_line(event.message, 400))
     return None
 
 
@@ -275,9 +266,7 @@ def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
     if "unbound immediate PersistentVolumeClaims" in text:
         reasons.append("the checkpoint claim is not bound to a volume yet")
     why = ", ".join(reasons) or "the scheduler found none"
-    return Diagnosis(
-        "Unschedulable", f"{pod.role}: no node{pool} takes the pod: {why} [{one_line(text, 300)}]", pod.role
-    )
+    return _said(pod, "Unschedulable", f"no node{pool} takes the pod: {why} [{one_line(text, 300)}]")
 
 
 def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:

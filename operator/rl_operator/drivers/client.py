@@ -7,9 +7,8 @@ import json
 from typing import Any, Final, Literal, Protocol
 
 import aiohttp
-from pydantic import ValidationError
 
-from rl_api.progress import CheckpointStatus, Progress
+from rl_api.progress import CheckpointStatus, Progress, read_checkpoint, read_progress
 
 _STATUS_SECONDS: Final = 3.0
 _LARGEST: Final = 1 << 20
@@ -60,20 +59,17 @@ class Drivers:
         return self._template.format(service=service, namespace=run[0], run=run[1], port=port)
 
     async def status(self, url: str, token: str) -> tuple[Progress, CheckpointStatus | None]:
-        """Ask for progress and the newest checkpoint.
+        """Ask for progress and the newest checkpoint. A figure that is none counts as not said.
 
         Raises:
             DriverError: no usable answer came in time.
         """
         async with self._places:
             document = await self._request("GET", f"{url}/status", token, _STATUS_SECONDS)
-        checkpoint = document.pop("checkpoint", None)
         try:
-            progress = Progress.model_validate(document)
-            return progress, CheckpointStatus.model_validate(checkpoint) if checkpoint else None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise DriverError(f"its answer has a wrong field {first['loc']}: {first['msg']}") from error
+            return read_progress(document), read_checkpoint(document.get("checkpoint"))
+        except ValueError as error:
+            raise DriverError(_clean(error)) from error
 
     async def checkpoint(self, url: str, token: str, seconds: float) -> CheckpointStatus | None:
         """Ask for a checkpoint, and wait until it is written.
@@ -85,14 +81,7 @@ class Drivers:
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
         document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body)
-        try:
-            return (
-                CheckpointStatus.model_validate(document["checkpoint"])
-                if document.get("checkpoint")
-                else None
-            )
-        except ValidationError:
-            return None
+        return read_checkpoint(document.get("checkpoint"))
 
     async def _request(
         self,
@@ -128,14 +117,14 @@ class Drivers:
             self._calls.driver_called(url.rpartition("/")[2], result)
         try:
             document = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise DriverError(f"its answer (status {status}) is no JSON object")
         if status == 409:
-            raise DriverRefused(str(document.get("error", "it refuses")))
+            raise DriverRefused(_clean(document.get("error", "it refuses")))
         if status != 200:
-            raise DriverError(str(document.get("error", f"status {status}"))[:300])
+            raise DriverError(_clean(document.get("error", f"status {status}")))
         return document
 
 
@@ -146,6 +135,11 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(data) > _LARGEST:
             raise DriverError(f"its answer is longer than {_LARGEST} bytes")
     return data
+
+
+def _clean(said: object) -> str:
+    """What a driver says, as it can be stored in a status: of bounded length, and nothing that is no text."""
+    return str(said)[:300].encode(errors="replace").decode()
 
 
 def _sentence(error: Exception) -> str:

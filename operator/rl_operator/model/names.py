@@ -74,13 +74,12 @@ def pod_labels(run: str, number: int, role: str) -> dict[str, str]:
     return attempt_labels(run, number) | {ROLE_LABEL: role}
 
 
-def owner(run: str, uid: str) -> dict[str, Any]:
-    """Owner reference to the run: its objects go when it goes."""
+def owned(run: str, namespace: str, uid: str, name: str, labels: dict[str, str]) -> Manifest:
+    """Metadata of an object of a run: the object goes when the run goes."""
+    reference = {"apiVersion": API_VERSION, "kind": KIND, "name": run, "uid": uid}
     return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": run,
-        "uid": uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
+        "name": name,
+        "namespace": namespace,
+        "labels": labels,
+        "ownerReferences": [reference | {"controller": True, "blockOwnerDeletion": True}],
     }

@@ -12,7 +12,7 @@ from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec, merge
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.validation import check_document
-from rl_operator.model.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name
+from rl_operator.model.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name, owned
 from rl_operator.model.settings import Settings
 from rl_operator.plan.backends import Backend, backend_of
 from rl_operator.plan.limits import misplaced, over_limits
@@ -45,6 +45,10 @@ class Effective:
     def has(self, name: str) -> bool:
         """Whether the run has pods of this role: a program of the user's may do without workers."""
         return any(role.name == name for role in self.roles)
+
+    def metadata(self, name: str, labels: dict[str, str]) -> Manifest:
+        """Metadata of one of its objects."""
+        return owned(self.name, self.namespace, self.uid, name, labels)
 
     @property
     def backend(self) -> Backend:

@@ -8,18 +8,12 @@ from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec
 from rl_api.run import RunSpec
-from rl_operator.model.names import HEAD, LEARNER, RAY_PORTS, SAMPLER
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.plan.roles import Role
 
 
 def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
-    """Roles that do not fit the nodes of their pools, and a status port that Ray needs itself."""
-    if spec.server.port in RAY_PORTS.values():
-        taken = ", ".join(f"{port} ({name})" for name, port in RAY_PORTS.items())
-        yield Problem(
-            ("spec", "server", "port"),
-            f"found {spec.server.port}, allowed: a port that Ray does not use: {taken}",
-        )
+    """Roles that do not fit the nodes of their pools."""
     head = next(role for role in roles if role.name == HEAD)
     if head.accelerators:
         yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)

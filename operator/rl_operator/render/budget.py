@@ -8,7 +8,6 @@ from rl_operator.model.names import (
     ROLE_LABEL,
     RUN_LABEL,
     Manifest,
-    owner,
     run_labels,
 )
 from rl_operator.plan.effective import Effective
@@ -19,12 +18,7 @@ def disruption_budget(effective: Effective) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {
-            "name": effective.name,
-            "namespace": effective.namespace,
-            "labels": run_labels(effective.name),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(effective.name, run_labels(effective.name)),
         "spec": {
             # A number of pods: a share, or how many may go, Kubernetes can tell for its own workloads only.
             "minAvailable": sum(role.replicas for role in effective.roles if role.name in (HEAD, LEARNER)),

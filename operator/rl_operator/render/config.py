@@ -10,7 +10,6 @@ from rl_operator.model.names import (
     Manifest,
     attempt_labels,
     attempt_name,
-    owner,
     run_labels,
     secret_name,
 )
@@ -25,12 +24,9 @@ def config_map(effective: Effective, attempt: int) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {
-            "name": attempt_name(effective.name, attempt),
-            "namespace": effective.namespace,
-            "labels": attempt_labels(effective.name, attempt),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(
+            attempt_name(effective.name, attempt), attempt_labels(effective.name, attempt)
+        ),
         "immutable": True,
         "data": {CONFIG_KEY: dump_yaml(effective.document)},
     }
@@ -41,12 +37,7 @@ def secret(effective: Effective, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {
-            "name": secret_name(effective.name),
-            "namespace": effective.namespace,
-            "labels": run_labels(effective.name),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(secret_name(effective.name), run_labels(effective.name)),
         "type": "Opaque",
         "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }

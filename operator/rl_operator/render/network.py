@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest, owner, run_labels
+from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest, run_labels
 from rl_operator.plan.effective import Effective
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
@@ -23,12 +23,7 @@ def network_policy(effective: Effective) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {
-            "name": effective.name,
-            "namespace": effective.namespace,
-            "labels": run_labels(effective.name),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(effective.name, run_labels(effective.name)),
         "spec": {
             "podSelector": own,
             "policyTypes": ["Ingress"],

@@ -12,7 +12,6 @@ from rl_operator.model.names import (
     Manifest,
     attempt_labels,
     attempt_name,
-    owner,
 )
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.roles import Role
@@ -80,11 +79,8 @@ def ray_cluster(effective: Effective, attempt: int) -> Manifest:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": {
-            "name": attempt_name(effective.name, attempt),
-            "namespace": effective.namespace,
-            "labels": cluster_labels(effective, attempt),
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(
+            attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
+        ),
         "spec": cluster_spec(effective, attempt),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rl_operator.model.names import Manifest, attempt_name, owner
+from rl_operator.model.names import Manifest, attempt_name
 from rl_operator.plan.effective import Effective
 from rl_operator.render.config import CONFIG_KEY
 from rl_operator.render.pods import CONFIG_FOLDER, DATA_FOLDER
@@ -21,13 +21,10 @@ def ray_job(effective: Effective, attempt: int) -> Manifest:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {
-            "name": attempt_name(effective.name, attempt),
-            "namespace": effective.namespace,
-            "labels": cluster_labels(effective, attempt),
-            "annotations": {NO_HEAD_RESTART: "true"},
-            "ownerReferences": [owner(effective.name, effective.uid)],
-        },
+        "metadata": effective.metadata(
+            attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
+        )
+        | {"annotations": {NO_HEAD_RESTART: "true"}},
         "spec": {
             "submissionMode": "HTTPMode",
             "entrypoint": ENTRYPOINT,

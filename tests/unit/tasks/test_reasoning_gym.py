@@ -13,6 +13,7 @@ from rl_api.task import TaskSpec
 from rl_trainer.tasks import Segment, load_task
 from rl_trainer.tasks import reasoning_gym as module
 from rl_trainer.tasks.guards import ARITHMETIC, FORMULAS, LITERALS, is_formula
+from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.split import BLOCK
 
 SORTING = {
@@ -112,7 +113,7 @@ def test_a_generator_without_a_single_right_answer():
     task = load("graph_color", rewards=[{"rule": "task"}])
     prompt = task.prompt(0)
     assert not prompt.solved
-    assert not task.exact(prompt, "x")
+    assert not task.score(prompt, "x").exact
     example = json.dumps(prompt.item["metadata"]["possible_answer"])
     assert task.score(prompt, example).exact
     with pytest.raises(
@@ -227,8 +228,8 @@ def fixed_hashes(monkeypatch):
 @pytest.mark.parametrize("name", EVALUATING)
 def test_scorers_that_evaluate_run_nothing_and_stay_quick(name, fixed_hashes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    task = load(name, rewards=[{"rule": "task", "timeout": "5s"}])
-    prompt = task.prompt(0)
+    source = ReasoningGym(name, {})
+    entry = source.draw(0, 0)
     touch = "__import__('pathlib').Path('touched').touch()"
     attacks = [touch, f"[{touch}]", f"{touch} or 24", f"1 + 0*len(str({touch}))", f"(lambda: {touch})()"]
     attacks += [
@@ -245,27 +246,27 @@ def test_scorers_that_evaluate_run_nothing_and_stay_quick(name, fixed_hashes, tm
         started = time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert task.score(prompt, attack).reward < 0.1
+            assert source.score(entry, attack) < 0.1
         assert time.monotonic() - started < 5
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", EVALUATING)
 def test_scorers_that_evaluate_still_know_their_answers(name, fixed_hashes):
-    task = load(name, rewards=[{"rule": "task"}])
+    source, task = ReasoningGym(name, {}), load(name, rewards=[{"rule": "task"}])
     for index in range(6):
         prompt = task.prompt(index)
-        assert task.score(prompt, prompt.answer).reward == 1, prompt.answer
+        assert source.score(prompt.item, prompt.answer) == 1, prompt.answer
 
 
 def test_lists_and_sums_are_still_read():
-    task = load("spiral_matrix", rewards=[{"rule": "task"}])
-    prompt = task.prompt(0)
-    assert task.score(prompt, str(prompt.item["metadata"]["solution"])).reward == pytest.approx(0.1)
-    task = load("countdown", rewards=[{"rule": "task"}])
-    prompt = task.prompt(0)
-    assert task.score(prompt, f"  ({prompt.answer}) ").reward == 1
-    assert task.score(prompt, "1+1").reward == pytest.approx(0.05)
+    source = ReasoningGym("spiral_matrix", {})
+    entry = source.draw(0, 0)
+    assert source.score(entry, str(entry["metadata"]["solution"])) == pytest.approx(0.1)
+    source = ReasoningGym("countdown", {})
+    entry = source.draw(0, 0)
+    assert source.score(entry, f"  ({entry['answer']}) ") == 1
+    assert source.score(entry, "1+1") == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(

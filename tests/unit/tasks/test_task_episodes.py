@@ -1,14 +1,11 @@
 import sys
-import threading
 from statistics import mean
 
 import pytest
 
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import TaskSpec
-from rl_trainer.tasks import Prompt, Segment, load_task
-from rl_trainer.tasks.deadline import DeadlineThread
-from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
+from rl_trainer.tasks import Segment, load_task
 from rl_trainer.tasks.types import Score, StepResult
 
 
@@ -240,28 +237,73 @@ def test_a_delay_of_the_environment_itself_is_kept(world):
     assert task.environment(task.prompt(0)).step("x").delay_seconds == 0.5
 
 
-def test_a_step_that_hangs():
-    release = threading.Event()
+HANGS = """\
+    def __init__(self, item, args): self.count = item["first"]
+    @staticmethod
+    def generate(rng, args): return {"answer": "a", "first": rng.randint(0, 99)}
+    def reset(self): return f"q{self.count}"
+    def step(self, completion):
+        while completion == "hang":
+            pass
+        self.count += ADD
+        return StepResult(f"{self.count}", reward=0.5, done=completion == "end")
+"""
 
-    class Hangs:
-        def __init__(self, item, args): ...
 
-        def reset(self):
-            return "q"
-
-        def step(self, completion):
-            release.wait()
-
-    maker = EnvironmentMaker("mine:Hangs", Hangs, {}, DeadlineThread(), seconds=0.05)
-    episode = Episode(maker, Prompt(4, "q", "", {}), 3, 0.0, 0, lambda *_: Score(0, False))
-    line = Hangs.step.__code__.co_firstlineno + 1
+def test_a_step_that_hangs_is_killed(world, monkeypatch):
+    monkeypatch.setattr("rl_trainer.tasks.environments.episode.STEP_SECONDS", 0.2)
+    task = world(HANGS.replace("ADD", "1"))
+    prompt = task.prompt(4)
     with pytest.raises(
         RewardError,
-        match=rf"environment mine:Hangs: step has not returned after 0.05 s and stands "
-        rf"at .*episodes.py:{line}, at turn 1 of prompt 4",
+        match=r"environment worlds_of_mine:World: step has not returned after 0.2 s and stands "
+        r"at .*worlds_of_mine.py:(8|9), at turn 1 of prompt 4",
     ):
-        episode.step("x")
-    release.set()
+        task.environment(prompt).step("hang")
+
+
+def test_dialogues_go_on_where_they_were_when_another_has_hung(world, monkeypatch):
+    monkeypatch.setattr("rl_trainer.tasks.environments.episode.STEP_SECONDS", 0.2)
+    task = world(HANGS.replace("ADD", "1"), rewards=[{"rule": "task"}])
+    prompt = task.prompt(0)
+    first = prompt.item["first"]
+    one, begun, hangs = (task.environment(prompt, member) for member in range(3))
+    begun.reset()
+    assert [one.step("a").observation, one.step("b").observation] == [f"{first + 1}", f"{first + 2}"]
+    with pytest.raises(RewardError, match="has not returned"):
+        hangs.step("hang")
+    assert one.step("c").observation == f"{first + 3}"
+    assert begun.step("c").observation == f"{first + 1}"
+    assert one.step("end").score.parts == {"task": 2.0}
+
+
+def test_a_dialogue_that_cannot_be_played_again_says_so(world, monkeypatch):
+    monkeypatch.setattr("rl_trainer.tasks.environments.episode.STEP_SECONDS", 0.2)
+    task = world(HANGS.replace("ADD", "__import__('os').getpid()"))
+    prompt = task.prompt(0)
+    one = task.environment(prompt)
+    one.step("a")
+    with pytest.raises(RewardError, match="has not returned"):
+        task.environment(prompt).step("hang")
+    with pytest.raises(
+        RewardError,
+        match=r"its process was replaced, and played again, step gave another answer, at turn 1 of prompt 0",
+    ):
+        one.step("b")
+
+
+def test_dialogues_that_have_ended_are_forgotten(world):
+    body = PLAIN.replace("STEP", "return StepResult(str(__import__('gc').collect() and 0 or len(LIVE)))")
+    task = world(
+        "    def __new__(cls, *_):\n        one = object.__new__(cls); LIVE.add(one); return one\n"
+        + body
+        + "import weakref\nLIVE = weakref.WeakSet()\n"
+    )
+    prompt = task.prompt(0)
+    for _ in range(5):
+        task.environment(prompt).reset()
+    last = task.environment(prompt)
+    assert last.step("x").observation == "1"
 
 
 @pytest.mark.parametrize(

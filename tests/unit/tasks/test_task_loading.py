@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
-from rl_trainer.tasks import Score, Segment, load_task
+from rl_trainer.tasks import Prompt, Score, Segment, load_task
 from rl_trainer.tasks.types import HELDOUT_INDEX
 
 LINES = [{"prompt": f"{a}+{b}", "answer": str(a + b), "level": a} for a in range(5) for b in range(5)]
@@ -93,7 +94,7 @@ def test_exact_is_by_the_answer_whatever_the_rewards(load):
     task = load(rewards=[{"rule": "regex", "pattern": "."}])
     prompt = task.prompt(0)
     assert task.score(prompt, "x") == Score(1.0, False, {"regex": 1.0})
-    assert task.exact(prompt, prompt.answer)
+    assert task.score(prompt, prompt.answer).exact
 
 
 def test_an_answer_that_is_empty_is_an_answer(load):
@@ -107,7 +108,7 @@ def test_prompts_without_answers(load, tmp_path):
     task = load(lines=[{"prompt": "write a word"}], rewards=rewards)
     prompt = task.prompt(0)
     assert task.score(prompt, "word") == Score(1.0, False, {"regex": 1.0})
-    assert not task.exact(prompt, "")
+    assert not task.score(prompt, "").exact
     with pytest.raises(
         TaskError, match=r"warmStart: task data.jsonl has no single right answer to learn from"
     ):
@@ -160,6 +161,16 @@ def test_negative_indices_are_refused(load):
 def test_prompts_travel_between_processes(load):
     prompt = load().prompt(0)
     assert pickle.loads(pickle.dumps(prompt)) == prompt
+
+
+def test_the_priority_of_a_prompt_is_that_of_its_item():
+    assert Prompt(0, "a", "b", {}).priority == 0.0
+    assert Prompt(0, "a", "b", {"priority": 3}).priority == 3.0
+    for wrong in ("high", True, None, math.nan):
+        with pytest.raises(
+            TaskError, match=f"found {wrong!r} as priority of prompt 5, allowed: a finite number"
+        ):
+            _ = Prompt(5, "a", "b", {"priority": wrong}).priority
 
 
 def test_importing_tasks_imports_no_heavy_library():

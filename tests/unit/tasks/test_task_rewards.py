@@ -1,15 +1,16 @@
 import math
 import sys
-import threading
 import time
 
-import numpy as np
+import psutil
 import pytest
+from hanging_host import Host
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import RewardRule
+from rl_trainer.tasks.killable import KillableProcess
 from rl_trainer.tasks.rewards import Rewards
 from rl_trainer.tasks.types import Prompt
 
@@ -25,17 +26,14 @@ def reward(rules: list[RewardRule], completion: str, **keywords) -> float:
 
 
 @pytest.fixture
-def my_rewards(tmp_path, monkeypatch):
+def my_rewards(tmp_path):
     """Writes a reward module; returns (text, function) -> rule."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
     def make(body: str, **fields) -> Rewards:
         (tmp_path / "my_rewards.py").write_text(f"import math\ndef f(prompt, completion, answer):\n{body}\n")
-        sys.modules.pop("my_rewards", None)
         return Rewards([rule(rule="function", function="my_rewards:f", **fields)], tmp_path)
 
-    yield make
-    sys.modules.pop("my_rewards", None)
+    return make
 
 
 @pytest.mark.parametrize(
@@ -63,16 +61,23 @@ def test_one_part(fields, completion, value):
 def test_the_task_scorer_is_asked_with_the_item():
     asked = []
 
-    def scorer(item, completion):
-        asked.append((item, completion))
+    def scorer(item, completion, seconds):
+        asked.append((item, completion, seconds))
         return 0.25
 
-    assert reward([rule(rule="task", right=4, wrong=-4)], "x", scorer=scorer) == pytest.approx(-2)
-    assert asked == [(PROMPT.item, "x")]
+    rules = [rule(rule="task", right=4, wrong=-4, timeout="3s")]
+    assert reward(rules, "x", scorer=scorer) == pytest.approx(-2)
+    assert Rewards(rules, scorer=scorer).own_score(PROMPT, "x") == 0.25
+    assert asked == [(PROMPT.item, "x", 3.0)] * 2
+
+
+def test_a_task_without_a_scorer_has_no_score_of_its_own():
+    assert Rewards([rule()]).own_score(PROMPT, "x") is None
+    assert Rewards([rule()], scorer=lambda *_: 0.5).own_score(PROMPT, "x") == 0.5
 
 
 def test_the_environments_own_score_stands_for_the_scorer():
-    def never(item, completion):
+    def never(item, completion, seconds):
         raise AssertionError
 
     rewards = Rewards([rule(rule="task"), rule()], scorer=never)
@@ -136,12 +141,12 @@ def test_a_function_may_return_several_parts(my_rewards):
     assert rewards.evaluate(PROMPT, "42") == {"short": 2.0, "right": 2.0}
 
 
-@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.array(1.0)])
-def test_what_counts_as_a_number(value, monkeypatch):
-    module = type(sys)("numbers_of_mine")
-    module.f = lambda prompt, completion, answer: value
-    monkeypatch.setitem(sys.modules, "numbers_of_mine", module)
-    assert reward([rule(rule="function", function="numbers_of_mine:f")], "x") == 1.0
+def test_what_counts_as_a_number(my_rewards):
+    values = "[1, 1.0, True, numpy.float32(1), numpy.int64(1), numpy.array(1.0)]"
+    rewards = my_rewards(f"    import numpy; return {values}[int(completion)]")
+    found = [rewards.evaluate(PROMPT, str(number))["my_rewards:f"] for number in range(6)]
+    assert found == [1.0] * 6
+    assert {type(value) for value in found} == {float}
 
 
 @pytest.mark.parametrize(
@@ -172,35 +177,58 @@ def test_what_a_function_does_wrong_is_a_sentence(my_rewards, body, message):
         my_rewards(body).evaluate(PROMPT, "x")
 
 
-def test_a_function_that_hangs_is_stopped_waiting_for(my_rewards, monkeypatch):
-    release = threading.Event()
-    monkeypatch.setattr(threading, "release_of_the_test", release, raising=False)
+def test_a_function_that_hangs_is_killed(my_rewards, tmp_path):
     rewards = my_rewards(
-        "    import threading\n    if completion == 'hang':\n"
-        "        threading.release_of_the_test.wait()\n    return 1",
+        f"    import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "    while completion == 'hang':\n        pass\n    return 1",
         timeout="100ms",
     )
     started = time.monotonic()
     with pytest.raises(
         RewardError,
         match=r"reward my_rewards:f has not returned after 100ms \(its timeout\) and stands at "
-        r".*my_rewards.py:5, at prompt 7",
+        r".*my_rewards.py:[45], at prompt 7",
     ):
         rewards.evaluate(PROMPT, "hang")
     assert time.monotonic() - started < 5
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert rewards.evaluate(PROMPT, "go on") == {"my_rewards:f": 1.0}
-    release.set()
+
+
+def test_a_function_that_ends_its_process(my_rewards):
+    rewards = my_rewards("    import os\n    if completion == 'end': os._exit(4)\n    return 1")
+    with pytest.raises(RewardError, match=r"reward my_rewards:f has ended its process \(exit code 4\), at"):
+        rewards.evaluate(PROMPT, "end")
+    assert rewards.evaluate(PROMPT, "go on") == {"my_rewards:f": 1.0}
+
+
+def test_a_module_is_imported_where_it_can_be_killed_and_nowhere_else(my_rewards):
+    my_rewards("    return 1")
+    assert "my_rewards" not in sys.modules
+
+
+def test_a_module_that_ends_its_process_when_it_is_imported(tmp_path):
+    (tmp_path / "ends_at_once.py").write_text("import os; os._exit(3)\n")
+    with pytest.raises(
+        TaskError,
+        match=r"^task.rewards\[0\].function: ends_at_once:f has ended its process \(exit code 3\) while it is loaded",
+    ):
+        Rewards([rule(rule="function", function="ends_at_once:f")], tmp_path)
 
 
 def test_a_scorer_that_hangs_or_gives_no_number():
-    release = threading.Event()
+    host = KillableProcess().target(Host)
+    host.make()
     with pytest.raises(
         RewardError, match=r"reward task has not returned after 50ms \(its timeout\) and stands at .*:\d+, at"
     ):
-        reward([rule(rule="task", timeout="50ms")], "x", scorer=lambda item, completion: release.wait())
-    release.set()
+        reward(
+            [rule(rule="task", timeout="50ms")],
+            "x",
+            scorer=lambda item, completion, seconds: host.call(seconds, "sleeps"),
+        )
     with pytest.raises(RewardError, match="reward task returned nan"):
-        reward([rule(rule="task")], "x", scorer=lambda item, completion: math.nan)
+        reward([rule(rule="task")], "x", scorer=lambda item, completion, seconds: math.nan)
 
 
 def test_a_pattern_that_takes_for_ever_is_a_sentence():
@@ -227,8 +255,7 @@ def test_rule_task_needs_a_scorer():
         Rewards([rule(), rule(rule="task")])
 
 
-def test_a_function_of_two_arguments_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_function_of_two_arguments_is_refused(tmp_path):
     (tmp_path / "rewards_of_two.py").write_text("def f(completion, answer): return 1\n")
     with pytest.raises(
         TaskError,

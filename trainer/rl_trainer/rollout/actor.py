@@ -294,7 +294,8 @@ class SamplerActor:
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._score_seconds += group.score_seconds
         self._close_span()
-        return Group.of(ticket.group_id, group.trajectories(), spans=self.spans.drain())
+        priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0
+        return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
 
     def _answered(self, group: GroupRollout) -> None:
         job, i = cast(tuple[_Evaluation, int], group.key)

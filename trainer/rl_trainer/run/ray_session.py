@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
@@ -23,10 +23,10 @@ from rl_trainer.run.local_ray.processes import (
     START_SECONDS,
     fork_server,
     forked_workers,
-    nothing,
     only_needed_processes,
     patient,
-    replaced,
+    quick_start,
+    silent_deaths,
 )
 from rl_trainer.run.local_ray.unheard_signals import unheard_signals
 
@@ -46,10 +46,19 @@ _SETTINGS = {
 _JOIN_SETTINGS = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "15"}
 
 
+class RaySession(NamedTuple):
+    """The Ray of a run."""
+
+    own: bool
+    """It ends with the block, and every actor with it."""
+    dashboard_url: str
+    """Where Ray's own dashboard is; empty: there is none."""
+
+
 @contextmanager
 def ray_session(
-    cpus: float, *, debug: bool = False, leave: Callable[[], None] | None = None
-) -> Iterator[bool]:
+    cpus: float, *, debug: bool = False, dashboard: bool = False, leave: Callable[[], None] | None = None
+) -> Iterator[RaySession]:
     """Joins the cluster at RAY_ADDRESS, or starts Ray on this machine for the length of the block.
 
     Inside another session, or where the program has initialised Ray itself, it uses that Ray and leaves it running.
@@ -58,11 +67,9 @@ def ray_session(
         cpus: CPU cores that the run's actors ask for. A local Ray offers at least as many: on a small machine
             they share cores instead of waiting for ones that never come.
         debug: show Ray's own log lines.
+        dashboard: a Ray that is started here has its dashboard.
         leave: what to do before this process ends at once, because a signal came while Ray was starting here and did not
             answer. Without it the signal waits.
-
-    Yields:
-        Whether Ray ends with the block, and every actor with it.
 
     Raises:
         InvalidConfig: RAY_ADDRESS is no address.
@@ -75,23 +82,25 @@ def ray_session(
     import ray
 
     if ray.is_initialized():
-        yield False
+        yield RaySession(own=False, dashboard_url="")
         return
-    with fork_server() if alone and not debug and sys.platform == "linux" else contextlib.nullcontext():
-        _begin(address, alone, cpus, debug, leave)
+    forks = [fork_server] if alone and not debug and sys.platform == "linux" else []
+    with quick_start(*forks):
+        url = _begin(address, alone, cpus, debug, dashboard, leave)
         try:
-            yield alone
+            yield RaySession(alone, f"http://{url}" if url else "")
         finally:
             ray.shutdown()
 
 
-def _begin(address: str, alone: bool, cpus: float, debug: bool, leave: Callable[[], None] | None) -> None:
+def _begin(
+    address: str, alone: bool, cpus: float, debug: bool, dashboard: bool, leave: Callable[[], None] | None
+) -> str:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if alone:
-            _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug, leave)
-        else:
-            _join(address, debug)
+            return _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug, dashboard, leave)
+        return _join(address, debug)
     except SystemExit:
         # Ray's own handler of SIGTERM: it was there meanwhile.
         if callable(handler):
@@ -102,7 +111,7 @@ def _begin(address: str, alone: bool, cpus: float, debug: bool, leave: Callable[
             signal.signal(signal.SIGTERM, handler)
 
 
-def _start(cpus: int, debug: bool, leave: Callable[[], None] | None) -> None:
+def _start(cpus: int, debug: bool, dashboard: bool, leave: Callable[[], None] | None) -> str:
     import ray
 
     before = _children()
@@ -111,18 +120,20 @@ def _start(cpus: int, debug: bool, leave: Callable[[], None] | None) -> None:
             if leave is not None:
                 stack.enter_context(_ending_at_once(before, leave))
             stack.enter_context(_muted(debug))
-            stack.enter_context(patient())
-            if not debug:
-                stack.enter_context(only_needed_processes())
-                stack.enter_context(forked_workers())
+            changes = [patient] if debug else [patient, forked_workers]
+            if not debug and not dashboard:  # whose pages are also about agents and logs
+                changes.append(only_needed_processes)
+            stack.enter_context(quick_start(*changes))
             # "local": never a cluster that somebody else has started on this machine.
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_options(debug))
+            context = ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **_options(debug))
+            return context.dashboard_url or ""
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
         ray.shutdown()
         _kill(_children() - before)
         raise DeadlineExceeded(
-            f"starting Ray on this machine: {first_line(error)}; stop other programs if it is overloaded, look "
-            "for free space in /tmp and /dev/shm, then try again (--debug shows Ray's own lines)"
+            f"starting Ray {'and its dashboard ' if dashboard else ''}on this machine: {first_line(error)}; stop other "
+            "programs if it is overloaded, look for free space in /tmp and /dev/shm, then try again (--debug shows Ray's "
+            "own lines)"
         ) from error
 
 
@@ -141,7 +152,7 @@ def _ending_at_once(before: set[psutil.Process], leave: Callable[[], None]) -> I
             yield
 
 
-def _join(address: str, debug: bool) -> None:
+def _join(address: str, debug: bool) -> str:
     import ray
 
     if address != "auto":
@@ -150,12 +161,23 @@ def _join(address: str, debug: bool) -> None:
     os.environ.update(missing)
     try:
         with _muted(debug):
-            ray.init(address=address, **_options(debug))
+            return ray.init(address=address, **_options(debug)).dashboard_url or ""
     except Exception as error:
         raise _unreachable(address, first_line(error)) from error
     finally:
         for name in missing:
             os.environ.pop(name, None)
+
+
+def dashboard_sentence(url: str) -> str:
+    """Where Ray's own dashboard is, for people; `url` as in `RaySession`."""
+    if not url:
+        return "--dashboard: the Ray that this run has joined has none"
+    # Ray says so itself when it starts: newer versions let in only who has the token of their user.
+    token = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    return f"Ray's dashboard at {url}" + (
+        " (`ray get-auth-token` prints the token it asks for)" if token else ""
+    )
 
 
 def ray_address() -> str:
@@ -211,18 +233,15 @@ def _options(debug: bool) -> dict[str, Any]:
 
 @contextmanager
 def _muted(debug: bool) -> Iterator[None]:
-    """Whatever the log level, Ray's C++ part writes to file descriptor 2 when it does not get on, and a thread of Ray prints
-    whole logs of processes that died: what they mean, we say in a sentence."""
+    """Whatever the log level, Ray's C++ part writes to file descriptor 2 when it does not get on."""
     if debug:
         yield
         return
-    from ray._private import worker
-
     kept = os.dup(2)
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
-        with replaced(worker, "listen_error_messages", nothing):
+        with quick_start(silent_deaths):
             yield
     finally:
         os.dup2(kept, 2)

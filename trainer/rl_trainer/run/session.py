@@ -34,7 +34,7 @@ from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.counters import step_record
 from rl_trainer.run.inputs import load_inputs
-from rl_trainer.run.ray_session import ray_address, ray_session
+from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.stopping import stop_reason
 from rl_trainer.run.supported import check_supported
@@ -52,9 +52,17 @@ EXAMPLES = 16
 class Session(Attempt):
     """One run under way."""
 
-    def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console, *, debug: bool = False):
+    def __init__(
+        self,
+        run: RLTrainingRun,
+        folder: RunFolder,
+        console: Console,
+        *,
+        debug: bool = False,
+        dashboard: bool = False,
+    ):
         super().__init__(run, folder, console)
-        self.debug = debug
+        self.debug, self.dashboard = debug, dashboard
         self.resumed = False
         self.spans = SpanRecorder("driver")
         self._step_spans: list[Span] = []
@@ -107,7 +115,10 @@ class Session(Attempt):
                 load_inputs, spec, self.folder.path / "model", search, model, self.console.phase
             )
             cpus = sum(bundle.cpus for bundle in bundles(spec))
-            own_ray = self._stack.enter_context(ray_session(cpus, debug=self.debug, leave=self.console.close))
+            session = ray_session(cpus, debug=self.debug, dashboard=self.dashboard, leave=self.console.close)
+            found = self._stack.enter_context(session)
+            if self.dashboard:
+                self.console.message(dashboard_sentence(found.dashboard_url))
             inputs = loading.result()
         self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
         self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout
@@ -118,7 +129,7 @@ class Session(Attempt):
         self._shared_model = share_folder(self.model_folder)
         self.console.phase("reserving actors")
         placement = place_run(spec)
-        if not own_ray:  # else they end with Ray, also where it does not answer any more
+        if not found.own:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(placement.release)
         self.console.phase("starting actors")
         self.buffer = Buffer.create(

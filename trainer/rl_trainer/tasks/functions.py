@@ -97,7 +97,7 @@ def file_of(function: Any) -> str | None:
 
 def _import(name: str, search: Path | None, field: str) -> ModuleType:
     if search is not None:
-        _look_first_in(search.resolve(), name)
+        look_first_in(search.resolve(), name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -117,7 +117,7 @@ def _import(name: str, search: Path | None, field: str) -> ModuleType:
         ) from error
 
 
-def _look_first_in(folder: Path, name: str) -> None:
+def look_first_in(folder: Path, name: str) -> None:
     """Puts `folder` first on the module path and forgets a module of that name that came from elsewhere."""
     if sys.path[:1] != [str(folder)]:
         sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import Any, Protocol
 
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
-from rl_trainer.tasks.deadline import DeadlineThread
 from rl_trainer.tasks.environments import BUILT_IN
-from rl_trainer.tasks.environments.base import EnvironmentClass
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
-from rl_trainer.tasks.functions import load_class
+from rl_trainer.tasks.functions import look_first_in
+from rl_trainer.tasks.killable import CallError, KillableProcess, LocalTarget, Target
 from rl_trainer.tasks.prompts import read_items, read_prompts
 from rl_trainer.tasks.reasoning_gym import ReasoningGym
-from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, TaskScorer, full
+from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, full
 from rl_trainer.tasks.rules import exact_match
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, derive_seed
 from rl_trainer.tasks.templates import Template
 from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment, Task
+from rl_trainer.tasks.user_code import Environments
 
 
 class Split(Protocol):
@@ -88,7 +87,6 @@ class LoadedTask:
         split: what is trained on and what is held out.
         heldout: number of held-out prompts.
         rewards: the parts of the reward.
-        scorer: the task's own scorer, for prompts without a single right answer.
         maker: the environment's class, None for single turns.
     """
 
@@ -99,11 +97,10 @@ class LoadedTask:
         split: Split,
         heldout: int,
         rewards: Rewards,
-        scorer: TaskScorer | None = None,
         maker: EnvironmentMaker | None = None,
     ) -> None:
         self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
-        self._rewards, self._scorer, self._maker = rewards, scorer, maker
+        self._rewards, self._maker = rewards, maker
         self._name = spec.name or spec.file or spec.environment
         self._latency = spec.tool_latency.mean.seconds if spec.tool_latency else 0.0
         self._check_answers(split.training(0))
@@ -128,12 +125,6 @@ class LoadedTask:
         """What a completion of a single turn is worth."""
         return self._scored(prompt, completion, (), None)
 
-    def exact(self, prompt: Prompt, completion: str) -> bool:
-        """Whether the completion is the answer; without a right one, whether the task's own score is full."""
-        if prompt.solved:
-            return exact_match(completion, prompt.answer)
-        return self._scorer is not None and full(self._scorer(prompt.item, completion))
-
     def solution(self, prompt: Prompt) -> list[Segment]:
         """The answer, or the whole dialogue of a perfect model with what the environment says in between."""
         if self._maker is not None:
@@ -153,15 +144,13 @@ class LoadedTask:
         return Episode(self._maker, prompt, self._spec.max_turns, self._latency, seed, self._scored)
 
     def _dialogue(self, maker: EnvironmentMaker, prompt: Prompt) -> list[Segment]:
-        solve = getattr(maker.cls, "solution", None)
-        if solve is None:
+        where = f"prompt {prompt.index}"
+        if not maker.call("offers", where, TaskError, "solution"):
             raise TaskError(
                 f"warmStart: environment {maker.name} has no solution(item, args) to learn from; write one "
                 "or leave warmStart out"
             )
-        turns = list(
-            maker.call("solution", f"prompt {prompt.index}", TaskError, solve, prompt.item, maker.args)
-        )
+        turns: list[str] = maker.call("solution", where, TaskError, prompt.item, maker.args)
         environment = Episode(maker, prompt, len(turns), 0.0, 0, lambda *_: Score(0.0, False))
         segments: list[Segment] = []
         for number, turn in enumerate(turns):
@@ -176,15 +165,16 @@ class LoadedTask:
         return segments
 
     def _scored(self, prompt: Prompt, completion: str, turns: Sequence[str], own: float | None) -> Score:
+        if own is None and not prompt.solved:
+            own = self._rewards.own_score(prompt, completion)
         parts = self._rewards.evaluate(prompt, completion, turns, own)
-        by_environment = own is not None and not prompt.solved
-        exact = full(own or 0.0) if by_environment else self.exact(prompt, completion)
+        exact = exact_match(completion, prompt.answer) if prompt.solved else full(own or 0.0)
         return Score(sum(parts.values()), exact, parts)
 
     def _check_answers(self, first: Prompt) -> None:
         wrong = [rule.rule for rule in self._spec.rewards if rule.rule in NEEDS_ANSWER]
         if not first.solved and wrong:
-            own = "" if self._scorer is None and self._maker is None else "task, "
+            own = "task, " if self._rewards.has_own_score else ""
             raise TaskError(
                 f"task.rewards: rule {wrong[0]} compares with the answer, but task {self._name} has no "
                 f"single right answer; use rule {own}function or regex, or set task.answerTemplate"
@@ -206,21 +196,26 @@ def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout:
     """
     if heldout is None:
         heldout = spec.evaluation.samples if spec.evaluation else 0
-    thread = DeadlineThread()
+    process = KillableProcess()
     match spec.environment:
         case "reasoning-gym":
-            return _load_generator(spec, seed, search, heldout, thread)
+            return _load_generator(spec, seed, search, heldout, process)
         case "prompts":
-            return _load_file(spec, seed, search, heldout, thread)
+            return _load_file(spec, seed, search, heldout, process)
         case "tool-use":
-            return _load_environment(spec, seed, search, heldout, thread)
+            return _load_environment(spec, seed, search, heldout, process)
 
 
 def _load_generator(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
 ) -> Task:
     source, prompts = ReasoningGym(spec.name or "", spec.args), PromptMaker(spec)
-    rewards = Rewards(spec.rewards, search, source.score, thread)
+    scorer = process.target(ReasoningGym, spec.name or "", spec.args)
+
+    def score(item: Mapping[str, Any], completion: str, seconds: float) -> float:
+        return float(scorer.call(seconds, "score", item, completion))
+
+    rewards = Rewards(spec.rewards, search, score, process)
 
     def draw(stream: int, position: int) -> Prompt:
         entry = source.draw(stream, position)
@@ -229,12 +224,14 @@ def _load_generator(
         )
 
     split = EndlessSplit(draw, _text, seed, heldout, source.what)
-    return LoadedTask(spec, seed, split, heldout, rewards, source.score)
+    return LoadedTask(spec, seed, split, heldout, rewards)
 
 
-def _load_file(spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread) -> Task:
+def _load_file(
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
+) -> Task:
     prompts = PromptMaker(spec)
-    rewards = Rewards(spec.rewards, search, None, thread)
+    rewards = Rewards(spec.rewards, search, None, process)
     compared = heldout > 0 or any(rule.rule in NEEDS_ANSWER for rule in spec.rewards)
     items = read_prompts(
         spec.file or "",
@@ -249,13 +246,12 @@ def _load_file(spec: TaskSpec, seed: int, search: Path | None, heldout: int, thr
 
 
 def _load_environment(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, thread: DeadlineThread
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
 ) -> Task:
     name = spec.name or ""
-    cls = _environment_class(name, search)
-    maker = EnvironmentMaker(name, cls, dict(spec.args), None if name in BUILT_IN else thread)
+    maker = EnvironmentMaker(name, _environments(name, search, process), dict(spec.args))
     prompts = PromptMaker(spec)
-    rewards = Rewards(spec.rewards, search, _no_score, thread)
+    rewards = Rewards(spec.rewards, search, _no_score, process)
 
     def make(item: Mapping[str, Any], where: str) -> Prompt:
         question = maker.opening(item, where)
@@ -267,34 +263,38 @@ def _load_environment(
         split: Split = _FileSplit(made, seed, heldout, f"task.file: {spec.file}")
         return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
 
-    if not callable(getattr(cls, "generate", None)):
+    if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
             f"task.name: environment {name} has no generate(rng, args), so task.file must hold its items"
         )
 
     def draw(stream: int, position: int) -> Prompt:
         where = f"item {position}"
-        return make(maker.generate(random.Random(derive_seed(stream, position)), where), where)
+        return make(maker.generate(derive_seed(stream, position), where), where)
 
     split = EndlessSplit(draw, _text, seed, heldout, f"task: environment {name} with these arguments")
     return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
 
 
-def _environment_class(name: str, search: Path | None) -> type[EnvironmentClass]:
+def _environments(name: str, search: Path | None, process: KillableProcess) -> Target:
+    """Our own classes return in any case; a user's live in the process."""
     if ":" not in name:
         if name in BUILT_IN:
-            return BUILT_IN[name]
+            return LocalTarget(Environments(BUILT_IN[name]))
         close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise TaskError(
             f"task.name: found {name!r}, allowed: {', '.join(sorted(BUILT_IN))}, "
             f"or a class of yours as module:Class{hint}"
         )
-    cls = load_class(name, search)
-    missing = [method for method in ("reset", "step") if not callable(getattr(cls, method, None))]
-    if missing:
-        raise TaskError(f"task.name: class {name} has no {' and no '.join(missing)}; see docs/tasks.md")
-    return cls
+    if search is not None:
+        look_first_in(search.resolve(), name.partition(":")[0])  # where items hold objects of the module
+    environments = process.target(Environments, (name, search))
+    try:
+        environments.make()
+    except CallError as error:
+        raise TaskError(f"task.name: {name} {error.text} while it is loaded") from None
+    return environments
 
 
 def _text(prompt: Prompt) -> str:
@@ -306,6 +306,6 @@ def _text_or_none(item: Mapping[str, Any], key: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _no_score(item: Mapping[str, Any], completion: str) -> float:
+def _no_score(item: Mapping[str, Any], completion: str, seconds: float) -> float:
     """Stands for the environment's own reward where a single completion is scored: it gave none."""
     return 0.0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_api.errors import TaskError
 from rl_trainer.storage.remote_folder import advice
-from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
 from rl_trainer.tasks.types import Message
 
 READ_SECONDS = 300.0
@@ -90,9 +92,19 @@ def _read_remote(uri: str) -> bytes:
         with fsspec.open(uri, "rb") as opened:
             return bytes(opened.read())
 
+    found: Future[bytes] = Future()
+
+    def answer() -> None:
+        try:
+            found.set_result(read())
+        except BaseException as error:  # raised below
+            found.set_exception(error)
+
+    # A thread that waits for a store that never answers is left behind: it holds a connection, not a core.
+    threading.Thread(target=answer, name="prompts", daemon=True).start()
     try:
-        return DeadlineThread().call(READ_SECONDS, read)
-    except TimedOutError:
+        return found.result(READ_SECONDS)
+    except FutureTimeout:
         raise TaskError(
             f"task.file: {uri} was not read after {READ_SECONDS:.0f} s; check the network"
         ) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,13 @@ import regex  # type: ignore[import-untyped]
 
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import RewardRule
-from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
-from rl_trainer.tasks.functions import file_of, line_of, load_function, short_location
+from rl_trainer.tasks.killable import CallError, KillableProcess, RemoteTarget, TimedOutError
 from rl_trainer.tasks.rules import PatternRule, exact_match, fraction_right, number_matches
 from rl_trainer.tasks.types import Prompt
+from rl_trainer.tasks.user_code import RewardFunction, as_number
 
-TaskScorer = Callable[[Mapping[str, Any], str], float]
-"""A task's own scorer: (item, completion) -> how right, as a rule from 0 to 1."""
+TaskScorer = Callable[[Mapping[str, Any], str, float], float]
+"""A task's own scorer: (item, completion, deadline in seconds) -> how right, as a rule from 0 to 1; or a CallError."""
 
 NEEDS_ANSWER = frozenset({"exactMatch", "number", "fraction"})
 """Rules that compare with the answer."""
@@ -33,7 +31,7 @@ class Rewards:
         rules: `task.rewards`.
         search: folder of the run file, where reward modules are looked for first.
         scorer: the task's own scorer, for rule task.
-        thread: runs functions and scorers under their deadlines.
+        process: runs functions under their deadlines.
 
     Raises:
         TaskError: a function or pattern cannot be used, or rule task has no scorer.
@@ -44,17 +42,28 @@ class Rewards:
         rules: Sequence[RewardRule],
         search: Path | None = None,
         scorer: TaskScorer | None = None,
-        thread: DeadlineThread | None = None,
+        process: KillableProcess | None = None,
     ) -> None:
-        self._thread = thread or DeadlineThread()
+        process = process or KillableProcess()
         names: dict[str, int] = {}
         self._parts: list[_Part] = []
         for number, rule in enumerate(rules):
-            part = _make_part(rule, f"task.rewards[{number}]", search, scorer, self._thread)
+            part = _make_part(rule, f"task.rewards[{number}]", search, scorer, process)
             names[part.name] = names.get(part.name, 0) + 1
             if names[part.name] > 1:
                 part.name = f"{part.name}#{names[part.name]}"
             self._parts.append(part)
+        own = scorer and _TaskPart(RewardRule(rule="task"), scorer)
+        self._own = next((part for part in self._parts if isinstance(part, _TaskPart)), own)
+
+    @property
+    def has_own_score(self) -> bool:
+        """Whether the task has a scorer of its own."""
+        return self._own is not None
+
+    def own_score(self, prompt: Prompt, completion: str) -> float | None:
+        """What the task's own scorer says, from 0 to 1; None without one. RewardError: as `evaluate`."""
+        return self._own.rightness(prompt, completion) if self._own else None
 
     def evaluate(
         self, prompt: Prompt, completion: str, turns: Sequence[str] = (), own_score: float | None = None
@@ -65,8 +74,7 @@ class Rewards:
             prompt: what was asked.
             completion: the answer; of a dialogue, the last turn.
             turns: all turns of a dialogue; functions find them in `prompt["turns"]`.
-            own_score: the score that the task's environment gave, where it has one; else rule task calls the
-                scorer.
+            own_score: the task's own score, where it is known; else rule task calls the scorer.
 
         Raises:
             RewardError: a part raised, hung past its deadline or gave no number.
@@ -101,11 +109,11 @@ class _Part:
     def failed(self, what: str, prompt: Prompt) -> RewardError:
         return RewardError(f"reward {self.name} {what}, at prompt {prompt.index} ({_shortened(prompt.text)})")
 
-    def too_late(self, prompt: Prompt, where: str | None = None) -> RewardError:
-        at = f" at {short_location(where)}" if where else ""
-        deadline = self.rule.timeout
+    def gave_nothing(self, error: CallError, prompt: Prompt) -> RewardError:
+        if not isinstance(error, TimedOutError):
+            return self.failed(error.text, prompt)
         return self.failed(
-            f"has not returned after {deadline} (its timeout) and stands{at or ' still'}", prompt
+            f"has not returned after {self.rule.timeout} (its timeout) and {error.stands}", prompt
         )
 
 
@@ -138,22 +146,21 @@ class _PatternPart(_Part):
 
 
 class _TaskPart(_Part):
-    def __init__(self, rule: RewardRule, scorer: TaskScorer, thread: DeadlineThread) -> None:
-        super().__init__(rule, rule.rule)
-        self._scorer, self._thread = scorer, thread
+    def __init__(self, rule: RewardRule, scorer: TaskScorer) -> None:
+        super().__init__(rule, "task")
+        self._scorer = scorer
 
     def rightness(self, prompt: Prompt, completion: str) -> float:
         try:
-            score = self._thread.call(self.rule.timeout.seconds, self._scorer, prompt.item, completion)
-        except TimedOutError as late:
-            raise self.too_late(prompt, late.where) from None
-        return _number(score, self, "", prompt)
+            return as_number(self._scorer(prompt.item, completion, self.rule.timeout.seconds))
+        except CallError as error:
+            raise self.gave_nothing(error, prompt) from error
 
 
 class _FunctionPart(_Part):
-    def __init__(self, rule: RewardRule, function: Callable[..., Any], thread: DeadlineThread) -> None:
+    def __init__(self, rule: RewardRule, function: RemoteTarget) -> None:
         super().__init__(rule, rule.function or "")
-        self._function, self._thread, self._file = function, thread, file_of(function)
+        self._function = function
 
     def values(self, prompt: Prompt, completion: str, turns: Sequence[str]) -> dict[str, float]:
         described = {
@@ -165,26 +172,16 @@ class _FunctionPart(_Part):
             "turns": list(turns) or [completion],
         }
         try:
-            value = self._thread.call(
-                self.rule.timeout.seconds,
-                self._function,
-                described,
-                completion,
-                prompt.answer,
-                file=self._file,
+            value = self._function.call(
+                self.rule.timeout.seconds, "value", described, completion, prompt.answer
             )
-        except TimedOutError as late:
-            raise self.too_late(prompt, late.where) from None
-        except BaseException as error:
-            where = line_of(error, self._file)
-            raise self.failed(f"raised {type(error).__name__}: {error} ({where})", prompt) from error
-        if isinstance(value, Mapping):
-            return {str(key): _number(part, self, f" for {key!r}", prompt) for key, part in value.items()}
-        return {self.name: _number(value, self, "", prompt)}
+        except CallError as error:
+            raise self.gave_nothing(error, prompt) from error
+        return value if isinstance(value, dict) else {self.name: value}
 
 
 def _make_part(
-    rule: RewardRule, path: str, search: Path | None, scorer: TaskScorer | None, thread: DeadlineThread
+    rule: RewardRule, path: str, search: Path | None, scorer: TaskScorer | None, process: KillableProcess
 ) -> _Part:
     match rule.rule:
         case "exactMatch":
@@ -203,45 +200,14 @@ def _make_part(
         case "task":
             if scorer is None:
                 raise TaskError(f"{path}.rule: found 'task', but this environment has no scorer of its own")
-            return _TaskPart(rule, scorer, thread)
+            return _TaskPart(rule, scorer)
         case "function":
-            function = load_function(rule.function or "", search, f"{path}.function")
-            _check_signature(function, rule.function or "", path)
-            return _FunctionPart(rule, function, thread)
-
-
-def _check_signature(function: Callable[..., Any], name: str, path: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        signature.bind({}, "", "")
-    except TypeError:
-        raise TaskError(
-            f"{path}.function: {name} takes {signature}, "
-            "allowed: three arguments (prompt, completion, answer)"
-        ) from None
-
-
-def _number(value: Any, part: _Part, key: str, prompt: Prompt) -> float:
-    if isinstance(value, str | bytes) or value is None or not hasattr(value, "__float__"):
-        kind = "None" if value is None else f"{value!r:.40} ({type(value).__name__})"
-        raise part.failed(f"returned {kind}{key}, allowed: a number, or a dict of numbers", prompt)
-    try:
-        number = float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # arrays and tensors of several elements
-        raise part.failed(
-            f"returned {type(value).__name__}{key}, which is no number ({error})", prompt
-        ) from None
-    if not math.isfinite(number):
-        raise part.failed(f"returned {number}{key}, allowed: a finite number", prompt)
-    return number
+            function = process.target(RewardFunction, rule.function, search, path)
+            try:
+                function.make()
+            except CallError as error:
+                raise TaskError(f"{path}.function: {rule.function} {error.text} while it is loaded") from None
+            return _FunctionPart(rule, function)
 
 
 def _shortened(text: str) -> str:

@@ -1,3 +1,5 @@
+"""The client of the drivers' status servers, against servers that answer anything."""
+
 from __future__ import annotations
 
 import json
@@ -9,6 +11,7 @@ from aiohttp import web
 from async_work import run_async
 from prometheus_client import generate_latest
 
+from rl_api.progress import CheckpointStatus, Condition, Progress
 from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
 from rl_operator.runtime.metrics import Metrics
 
@@ -69,6 +72,7 @@ class TestDrivers:
         ("status", "body", "sentence"),
         [
             (401, {"error": "a bearer token is needed"}, "a bearer token is needed"),
+            (200, "[" * 5000, "its answer (status 200) is no JSON object"),
             (200, "no json", "its answer (status 200) is no JSON object"),
             (200, {"phase": "Dreaming"}, "its answer has a wrong field"),
             (200, '"' + "x" * 1_100_000 + '"', "its answer is longer than"),
@@ -117,5 +121,50 @@ class TestDrivers:
             assert found is not None
             assert found.step == 4
             assert bodies == [{"timeoutSeconds": 30}]
+
+        run_async(work)
+
+    @pytest.mark.parametrize(
+        "figures",
+        [
+            '{"phase": "Training", "step": 100000000000000000000, "reward": 0.5}',
+            '{"phase": "Training", "reward": 0.5, "tokensPerSecond": Infinity, "bufferFill": 3, "staleness": NaN}',
+            '{"phase": "Training", "reward": 0.5, "etaSeconds": -1, "heldoutScore": 1e999}',
+            '{"phase": "Training", "reward": 0.5, "maxSteps": "many", "updatedAt": "2026-03-01T12:00:00"}',
+            '{"phase": "Training", "reward": 0.5, "checkpoint": {"step": 1e30, "uri": "u"}}',
+            '{"phase": "Training", "reward": 0.5, "checkpoint": [[{}]]}',
+            '{"phase": "Training", "reward": 0.5, "checkpoint": {"step": 1, "uri": "\\ud800"}}',
+        ],
+    )
+    def test_a_figure_that_is_none_counts_as_not_said(self, figures: str) -> None:
+        async def work() -> None:
+            drivers = Drivers("x", Metrics())
+            async with answering(200, figures) as url:
+                progress, checkpoint = await drivers.status(url, "t")
+            await drivers.close()
+            assert progress == Progress(phase="Training", reward=0.5)
+            assert checkpoint is None
+
+        run_async(work)
+
+    def test_a_checkpoint_keeps_its_step_where_its_time_is_none(self) -> None:
+        async def work() -> None:
+            body = {"checkpoint": {"step": 4, "uri": "u", "time": "2026-03-01T12:00:00"}}
+            drivers = Drivers("x", Metrics())
+            async with answering(200, body) as url:
+                assert await drivers.checkpoint(url, "t", 30) == CheckpointStatus(step=4, uri="u")
+            await drivers.close()
+
+        run_async(work)
+
+    def test_what_a_driver_says_can_be_stored(self) -> None:
+        async def work() -> None:
+            drivers = Drivers("x", Metrics())
+            async with answering(409, '{"error": "\\ud800' + "x" * 5000 + '"}') as url:
+                with pytest.raises(DriverRefused) as caught:
+                    await drivers.checkpoint(url, "t", 30)
+            await drivers.close()
+            assert Condition(type="Suspended", status="Unknown", message=str(caught.value))
+            assert len(str(caught.value)) == 300
 
         run_async(work)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rl_operator.model.names import attempt_name, secret_name, shorten
+from rl_operator.model.names import attempt_name, folder_name, owned, pod_labels, secret_name, shorten
 
 
 class TestNames:
@@ -17,3 +17,32 @@ class TestNames:
 
     def test_no_hyphen_before_the_hash(self) -> None:
         assert "--" not in shorten("a" * 9 + "-" * 9, 17)
+
+    def test_a_later_run_of_the_same_name_has_another_folder(self) -> None:
+        assert folder_name("sums", "12345678-90ab") == "sums-12345678"
+
+
+def test_what_every_object_of_a_run_carries() -> None:
+    labels = pod_labels("sums", 2, "learner")
+    assert labels == {
+        "app.kubernetes.io/name": "rltrain",
+        "app.kubernetes.io/managed-by": "rltrain-operator",
+        "rltrain.dev/run": "sums",
+        "rltrain.dev/attempt": "2",
+        "rltrain.dev/role": "learner",
+    }
+    assert owned("sums", "team-a", "u-1", "sums-2", labels) == {
+        "name": "sums-2",
+        "namespace": "team-a",
+        "labels": labels,
+        "ownerReferences": [
+            {
+                "apiVersion": "rltrain.dev/v1alpha1",
+                "kind": "RLTrainingRun",
+                "name": "sums",
+                "uid": "u-1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }

@@ -1,4 +1,7 @@
-"""What Ray starts on this machine: only what a run needs, with time to do so. Ray has no settings for it."""
+"""What Ray starts on this machine: only what a run needs, with time to do so. Ray has no settings for it.
+
+All of it changes private parts of Ray, so it goes through `quick_start`, which knows the version it was written for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import psutil  # type: ignore[import-untyped]
 
 from rl_trainer.run.local_ray import start_worker
 
+# The Ray whose private parts these are; constraints.txt has it, and `make test-ray` runs with another.
+WRITTEN_FOR = "2.60."
 # How long Ray may take to start here.
 START_SECONDS = 120.0
 # Processes that Ray starts beside the two it needs: autoscaler, reader of the actors' logs, dashboard. A run on one
@@ -32,6 +37,18 @@ _HERE = Path(__file__).parent
 
 
 @contextmanager
+def quick_start(*changes: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """All `changes` at once, or none of them where Ray is of another version: it starts as it is, some seconds later."""
+    import ray
+
+    with contextlib.ExitStack() as stack:
+        if ray.__version__.startswith(WRITTEN_FOR):
+            for change in changes:
+                stack.enter_context(change())
+        yield
+
+
+@contextmanager
 def only_needed_processes() -> Iterator[None]:
     """The methods that start the others do nothing meanwhile; agents, which a node must have, become idle ones."""
     from ray._private import services
@@ -39,8 +56,8 @@ def only_needed_processes() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _NEEDLESS:
-            stack.enter_context(replaced(Node, name, nothing))
-        stack.enter_context(replaced(services, "start_ray_process", _without_agents))
+            stack.enter_context(_replaced(Node, name, _nothing))
+        stack.enter_context(_replaced(services, "start_ray_process", _without_agents))
         yield
 
 
@@ -63,7 +80,16 @@ def patient() -> Iterator[None]:
 
         return get_node
 
-    with replaced(services, "get_node", patient):
+    with _replaced(services, "get_node", patient):
+        yield
+
+
+@contextmanager
+def silent_deaths() -> Iterator[None]:
+    """A thread of Ray prints whole logs of processes that died: what they mean, we say in a sentence."""
+    from ray._private import worker
+
+    with _replaced(worker, "listen_error_messages", _nothing):
         yield
 
 
@@ -106,7 +132,7 @@ def forked_workers() -> Iterator[None]:
 
         return start_forking_raylet
 
-    with replaced(Node, "start_raylet", start):
+    with _replaced(Node, "start_raylet", start):
         yield
 
 
@@ -126,12 +152,9 @@ def _without_agents(start_process: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` becomes `make(owner.name)` for the length of the block; nothing happens where there is none."""
-    original = getattr(owner, name, None)
-    if original is None:
-        yield
-        return
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`owner.name` becomes `make(owner.name)` for the length of the block."""
+    original = getattr(owner, name)
     setattr(owner, name, make(original))
     try:
         yield
@@ -139,8 +162,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
         setattr(owner, name, original)
 
 
-def nothing(original: Any) -> Callable[..., None]:
-    """What to replace a function with that shall do nothing."""
+def _nothing(original: Any) -> Callable[..., None]:
     return lambda *_, **__: None
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from rl_api.errors import RewardError, TaskError
-from rl_trainer.tasks.deadline import DeadlineThread, TimedOutError
-from rl_trainer.tasks.environments.base import EnvironmentClass, Generates
-from rl_trainer.tasks.functions import file_of, line_of, short_location
+from rl_trainer.tasks.killable import CallError, Target
 from rl_trainer.tasks.prompts import check_messages
 from rl_trainer.tasks.split import derive_seed
 from rl_trainer.tasks.types import Message, Prompt, Score, StepResult
@@ -23,57 +23,50 @@ ScoreDialogue = Callable[[Prompt, str, Sequence[str], float], Score]
 
 
 class EnvironmentMaker:
-    """Makes the user's environments and calls them under a deadline.
+    """Calls the environment's class under a deadline, and says what went wrong.
 
     Args:
         name: as the user wrote it, for errors.
-        cls: the environment's class.
+        target: the class and its dialogues (`user_code.Environments`), where they live.
         args: `task.args`.
-        thread: runs the calls; None for classes that are known to return, which saves handing each call over.
-        seconds: deadline of one call.
     """
 
-    def __init__(
-        self,
-        name: str,
-        cls: type[EnvironmentClass],
-        args: dict[str, Any],
-        thread: DeadlineThread | None,
-        seconds: float = STEP_SECONDS,
-    ) -> None:
-        self.name, self.cls, self.args = name, cls, args
-        self._thread, self._seconds, self._file = thread, seconds, file_of(cls)
+    def __init__(self, name: str, target: Target, args: dict[str, Any]) -> None:
+        self.name, self.args = name, args
+        self._target = target
+        self._numbers = itertools.count()
+        self._ended: list[int] = []
+
+    @property
+    def epoch(self) -> int:
+        """Grows when all dialogues were lost."""
+        return self._target.epoch
 
     def call(
-        self, what: str, where: str, error: type[RewardError] | type[TaskError], function: Any, *args: Any
+        self, method: str, where: str, error: type[RewardError] | type[TaskError], *args: Any, what: str = ""
     ) -> Any:
-        """`function(*args)` under the deadline.
+        """What a method of `user_code.Environments` returns.
 
         Args:
-            what: the method's name, for errors.
+            method: its name.
             where: the prompt, in words.
             error: what to raise; a TaskError that the class raises itself is passed on.
-            function: what to call.
             *args: with what.
+            what: the name of the class's own method that it calls, if that is another one.
         """
         try:
-            if self._thread is None:
-                return function(*args)
-            return self._thread.call(self._seconds, function, *args, file=self._file)
-        except TimedOutError as late:
-            stands = f" and stands at {short_location(late.where)}" if late.where else ""
-            raise error(
-                f"environment {self.name}: {what} has not returned after {self._seconds:g} s{stands}, "
-                f"at {where}"
-            ) from None
-        except TaskError:
-            raise
-        except BaseException as raised:
-            line = line_of(raised, self._file)
-            raise error(
-                f"environment {self.name}: {what} raised {type(raised).__name__}: {raised} ({line}), "
-                f"at {where}"
-            ) from raised
+            return self._target.call(STEP_SECONDS, method, *args)
+        except CallError as failed:
+            raise error(f"environment {self.name}: {what or method} {failed.text}, at {where}") from failed
+
+    def begin(
+        self, owner: object, item: Mapping[str, Any], where: str, error: type[RewardError] | type[TaskError]
+    ) -> tuple[int, Any]:
+        """A new dialogue, forgotten when `owner` is: its number, and what the class's `reset` returns."""
+        number, ended, self._ended[:] = next(self._numbers), self._ended.copy(), []
+        self.call("begin", where, error, number, item, self.args, ended, what="__init__")
+        weakref.finalize(owner, self._ended.append, number)
+        return number, self.call("reset", where, error, number)
 
     def opening(self, item: Mapping[str, Any], where: str) -> str | tuple[Message, ...]:
         """The question about an item, as the class's `reset` gives it.
@@ -81,8 +74,7 @@ class EnvironmentMaker:
         Raises:
             TaskError: it raised, hung or gave neither text nor messages.
         """
-        environment = self.call("__init__", where, TaskError, self.cls, item, self.args)
-        question = self.call("reset", where, TaskError, environment.reset)
+        _, question = self.begin(lambda: None, item, where, TaskError)
         if isinstance(question, str) and question.strip():
             return question
         if isinstance(question, list | tuple) and question:
@@ -92,15 +84,13 @@ class EnvironmentMaker:
             f"at {where}"
         )
 
-    def generate(self, rng: random.Random, where: str) -> dict[str, Any]:
+    def generate(self, seed: int, where: str) -> dict[str, Any]:
         """A new item of a class that makes its own.
 
         Raises:
             TaskError: it raised, hung or gave no dict.
         """
-        item = self.call(
-            "generate", where, TaskError, cast(type[Generates], self.cls).generate, rng, self.args
-        )
+        item = self.call("generate", where, TaskError, seed, self.args)
         if not isinstance(item, dict):
             raise TaskError(
                 f"environment {self.name}: generate returned {item!r:.60}, allowed: a dict, at {where}"
@@ -132,17 +122,15 @@ class Episode:
         self._maker, self._prompt, self._score = maker, prompt, score
         self._max_turns, self._latency, self._seed = max_turns, latency, seed
         self._where = f"prompt {prompt.index}"
-        self._inner: EnvironmentClass | None = None
+        self._number: int | None = None
+        self._epoch = maker.epoch
         self._turns: list[str] = []
-        self._reward = 0.0
+        self._results: list[StepResult] = []
 
     def reset(self) -> str | Sequence[Message]:
         """Begins, or begins again; what the model reads first, which is the prompt's content."""
-        self._inner = self._maker.call(
-            "__init__", self._where, RewardError, self._maker.cls, self._prompt.item, self._maker.args
-        )
-        self._maker.call("reset", self._where, RewardError, self._inner.reset)
-        self._turns, self._reward = [], 0.0
+        self._begin()
+        self._turns, self._results = [], []
         return self._prompt.content
 
     def step(self, completion: str) -> StepResult:
@@ -151,45 +139,45 @@ class Episode:
         Raises:
             RewardError: the environment or a reward raised, hung or gave no number.
         """
-        if self._inner is None:
+        if self._number is None:
             self.reset()
-        assert self._inner is not None
-        turn = len(self._turns) + 1
-        where = f"turn {turn} of {self._where}"
-        result = self._maker.call("step", where, RewardError, self._inner.step, completion)
-        self._check(result, where)
+        elif self._epoch != self._maker.epoch:
+            self._play_again()
+        result = self._step(completion, len(self._turns) + 1)
         self._turns.append(completion)
-        self._reward += float(result.reward)
+        self._results.append(result)
+        turn = len(self._turns)
         if result.done:
-            score = self._score(self._prompt, completion, self._turns, self._reward)
-            return StepResult(result.observation, float(result.reward), True, 0.0, score)
+            return replace(result, delay_seconds=0.0, score=self._scored(completion))
         if turn >= self._max_turns:
-            return StepResult(result.observation, float(result.reward), True, 0.0, self.final_score())
-        delay = float(result.delay_seconds)
+            return replace(result, done=True, delay_seconds=0.0, score=self.final_score())
         if self._latency > 0:
-            delay += random.Random(derive_seed(self._seed, turn)).expovariate(1 / self._latency)
-        return StepResult(result.observation, float(result.reward), False, delay)
+            latency = random.Random(derive_seed(self._seed, turn)).expovariate(1 / self._latency)
+            return replace(result, delay_seconds=result.delay_seconds + latency)
+        return result
 
     def final_score(self) -> Score:
         """Of a dialogue that ends without an answer: an empty answer is scored, not the last turn."""
-        return self._score(self._prompt, "", self._turns, self._reward)
+        return self._scored("")
 
-    def _check(self, result: Any, where: str) -> None:
-        name = self._maker.name
-        if not isinstance(result, StepResult):
-            raise RewardError(
-                f"environment {name}: step returned {result!r:.60}, allowed: a StepResult, at {where}"
-            )
-        if not isinstance(result.observation, str):
-            raise RewardError(
-                f"environment {name}: observation is {result.observation!r:.60}, allowed: text, at {where}"
-            )
-        for field, value in (("reward", result.reward), ("delay_seconds", result.delay_seconds)):
-            if (
-                not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or (field != "reward" and value < 0)
-            ):
+    def _scored(self, answer: str) -> Score:
+        return self._score(self._prompt, answer, self._turns, sum(result.reward for result in self._results))
+
+    def _begin(self) -> None:
+        self._number, _ = self._maker.begin(self, self._prompt.item, self._where, RewardError)
+        self._epoch = self._maker.epoch
+
+    def _step(self, completion: str, turn: int) -> StepResult:
+        where = f"turn {turn} of {self._where}"
+        result: StepResult = self._maker.call("step", where, RewardError, self._number, completion)
+        return result
+
+    def _play_again(self) -> None:
+        """The process was replaced, since another dialogue hung in it: this one is led to where it was."""
+        self._begin()
+        for turn, (completion, result) in enumerate(zip(self._turns, self._results, strict=True), 1):
+            if self._step(completion, turn) != result:
                 raise RewardError(
-                    f"environment {name}: {field} is {value!r:.60}, allowed: a finite number, at {where}"
+                    f"environment {self._maker.name}: its process was replaced, and played again, step gave another "
+                    f"answer, at turn {turn} of {self._where}; let it follow from item, args and the turns alone"
                 )
