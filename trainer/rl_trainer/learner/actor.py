@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -50,13 +49,16 @@ class LearnerActor:
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
 
-    def rendezvous(self) -> str:
-        """Address at which the ranks meet; asked of rank 0."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+    def rendezvous(self) -> tuple[str, int]:
+        """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
+        self._store = self._open_store(ray.util.get_node_ip_address(), 0)
+        return self._store.host, self._store.port
 
-    def start(self, folder: SharedFolder, address: str | None) -> None:
+    def _open_store(self, host: str, port: int) -> dist.TCPStore:
+        first = self.rank == 0
+        return dist.TCPStore(host, port, self.ranks, first, COLLECTIVE_TIMEOUT, wait_for_workers=False)
+
+    def start(self, folder: SharedFolder, address: tuple[str, int] | None) -> None:
         """Loads the model and joins the other ranks."""
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         with self.spans.span("load model"):
@@ -64,7 +66,7 @@ class LearnerActor:
                 backend = "nccl" if device == "cuda" else "gloo"
                 dist.init_process_group(
                     backend,
-                    init_method=address,
+                    store=self._store if self.rank == 0 else self._open_store(*address),
                     rank=self.rank,
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
@@ -242,10 +244,11 @@ class Learners:
             left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
             seed=(self.spec.seed, step),
         )
+        shared = self._shared(groups)
         results = self._all(
             "update",
             [
-                (groups, _rank_plan(plan, rank), trained, version if rank == 0 else None, train_policy)
+                (shared, _rank_plan(plan, rank), trained, version if rank == 0 else None, train_policy)
                 for rank in range(len(self.actors))
             ],
             "training",
@@ -264,7 +267,8 @@ class Learners:
         ]
         lengths = [length for taken in groups for length in taken.total_lengths]
         parts = split_over_ranks(lengths, len(self.actors))
-        arguments = [(groups, [members[index] for index in part]) for part in parts]
+        shared = self._shared(groups)
+        arguments = [(shared, [members[index] for index in part]) for part in parts]
         results = self._all("token_estimates", arguments, "computing KL and values")
         whole = TokenEstimates(
             _in_order(parts, [found.kl for found, _ in results]),
@@ -293,6 +297,10 @@ class Learners:
             self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
         )
         return reply
+
+    def _shared(self, groups: Sequence[Group]) -> Any:
+        """As an argument of a call to every rank: several share one copy, pickled once."""
+        return ray.put(groups) if len(self.actors) > 1 else groups
 
     def _all(
         self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None
