@@ -15,7 +15,7 @@ from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import RunState
-from rl_trainer.learner.actor import Learners
+from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
