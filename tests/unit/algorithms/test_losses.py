@@ -278,7 +278,9 @@ def test_kl_and_entropy_terms_by_hand(of_kl: float, of_entropy: float) -> None:
     )
     output.loss.backward()
     weight = math.exp(0.2)
-    assert output.loss.item() == pytest.approx(-weight + of_kl * weight * 0.10653066 - of_entropy * 0.7, abs=1e-6)
+    assert output.loss.item() == pytest.approx(
+        -weight + of_kl * weight * 0.10653066 - of_entropy * 0.7, abs=1e-6
+    )
     assert log_probs.grad is not None
     assert entropy.grad is not None
     assert log_probs.grad.item() == pytest.approx(-weight + of_kl * weight * 0.5, abs=1e-6)
