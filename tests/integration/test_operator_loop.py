@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import KubeApi
+from kube import KubeApi, kuberay_definitions
 from operator_inside import run
 from operator_process import OperatorProcess
 
@@ -286,3 +286,28 @@ def test_a_signal_ends_it_at_any_time(kube: KubeApi, tmp_path: Path, stage: str)
     assert "Traceback" not in operator.log.read_text()
     holder = kube.get("lease", "rltrain-operator", "-n", namespace)["spec"].get("holderIdentity") or ""
     assert holder == ("somebody" if stage == "waits for the lease" else ""), "the next one need not wait"
+
+
+def test_kuberay_comes_and_goes_and_a_signal_in_between_is_heard(kube: KubeApi, tmp_path: Path) -> None:
+    operator = Operator(kube, kube.new_namespace("kuberay"), tmp_path)
+    definitions = [file for file in kuberay_definitions() if "rayjobs" in file.name]
+    assert definitions
+    try:
+        kube.kubectl("delete", "crd", "rayjobs.ray.io")
+        operator.start()
+        operator.apply("early", profile=None)
+
+        def waiting() -> bool:
+            return "KubeRay" in json.dumps(operator.status("early").get("conditions", ""))
+
+        operator.until(waiting, "the status says what is missing")
+        kube.install_definitions(*definitions)
+        operator.until(lambda: operator.status("early").get("phase") == "Starting", "it begins")
+        kube.kubectl("delete", "crd", "rayjobs.ray.io")
+        operator.signal(signal.SIGTERM)
+        assert operator.process is not None
+        assert operator.process.wait(30) == 0
+    finally:
+        operator.kill()
+        kube.install_definitions(*definitions)
+    assert "Traceback" not in operator.log.read_text()

@@ -11,7 +11,6 @@ from rl_trainer.observe.timeline import (
     Span,
     SpanRecorder,
     TimelineWriter,
-    dropped_spans,
     read_timeline,
     time_breakdown,
 )
@@ -131,7 +130,9 @@ def test_the_file_is_bounded_keeps_the_newest_and_says_how_many_went(tmp_path):
     spans = read_timeline(writer.path)
     assert len(spans) <= 11
     assert spans[-1].start == 39.0
-    assert writer.dropped == 40 - len(spans) == dropped_spans(writer.path)
+    assert (
+        writer.dropped == 40 - len(spans) == TimelineWriter(tmp_path).dropped
+    )  # also when it is opened again
     assert {event["args"]["name"] for event in events(tmp_path, "M") if event["name"] == "thread_name"} == {
         "sampler 0",
         "sampler 1",

@@ -189,11 +189,6 @@ def read_timeline(path: Path | str) -> list[Span]:
     return _read(Path(path))[1]
 
 
-def dropped_spans(path: Path | str) -> int:
-    """Return how many older spans were dropped from a `timeline.json` to keep it small."""
-    return _read(Path(path))[2]
-
-
 def time_breakdown(spans: Iterable[Span], actor: str | None = None) -> dict[str, float]:
     """Return seconds by span name, of one actor or of all together, longest first.
 
