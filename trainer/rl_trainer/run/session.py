@@ -126,7 +126,7 @@ class Session(Attempt):
         from rl_trainer.learner.actor import Learners
         from rl_trainer.rollout.fleet import Samplers
 
-        self._shared_model = share_folder(self.model_folder)
+        shared = share_folder(self.model_folder)
         self.console.phase("reserving actors")
         placement = place_run(spec)
         if not found.own:  # else they end with Ray, also where it does not answer any more
@@ -148,14 +148,14 @@ class Session(Attempt):
         self.learners = Learners.launch(spec, placement.reservation, search)
         self.samplers = Samplers(
             spec,
-            self._shared_model,
+            shared,
             self.buffer,
             placement,
             search,
             tell=self.console.message,
             warn=self.console.warning,
         )
-        self.learners.start(self._shared_model)
+        self.learners.start(shared)
         self.samplers.wait_ready()
 
     # -- the loop's verbs ------------------------------------------------------------------------------------------
