@@ -77,7 +77,7 @@ def load_on_the_second(folder: Path, temporary: Path) -> None:
         learner = ray.remote(LearnerActor).options(**SECOND).remote(0, 1, spec)
         ray.get(learner.start.remote(shared, None), timeout=120)
         assert list((temporary / "rltrain-models").iterdir()) == []
-        samplers = Samplers(spec, shared, buffer, place_run(spec), None, print, print)
+        samplers = Samplers(spec, shared, buffer, place_run(spec, print), None, print, print)
         del shared
         samplers.wait_ready()
         core, deadline = ray._private.worker.global_worker.core_worker, time.monotonic() + 60

@@ -128,7 +128,7 @@ class Session(Attempt):
 
         shared = share_folder(self.model_folder)
         self.console.phase("reserving actors")
-        placement = place_run(spec)
+        placement = place_run(spec, self.console.warning)
         if not found.own:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(placement.release)
         self.console.phase("starting actors")
