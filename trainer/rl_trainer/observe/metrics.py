@@ -13,12 +13,11 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.observe.tensorboard_events import EventWriter
-from rl_trainer.storage.files import cannot_write, dump_json
+from rl_trainer.storage.files import Closes, cannot_write, dump_json
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -105,7 +104,7 @@ FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if fie
 TENSORBOARD_TAGS = {f.metadata["tag"]: f.name for f in dataclasses.fields(StepRecord) if f.metadata}
 
 
-class MetricsWriter:
+class MetricsWriter(Closes):
     """Appends to `metrics.jsonl` and to the TensorBoard events of a run folder. One writer per folder."""
 
     def __init__(self, run_folder: Path | str) -> None:
@@ -167,14 +166,6 @@ class MetricsWriter:
         """Close the files. Writing afterwards is an error of the caller."""
         self._file.close()
         self._events.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, line: dict[str, Any]) -> None:
         try:

@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rl_api.errors import RLTrainError
-from rl_trainer.storage.files import cannot_write, dump_json, write_atomic
+from rl_trainer.storage.files import Closes, cannot_write, dump_json, write_atomic
 
 TIMELINE_FILE = "timeline.json"
 DROPPED = "spans dropped"
@@ -78,7 +77,7 @@ class SpanRecorder:
         return spans
 
 
-class TimelineWriter:
+class TimelineWriter(Closes):
     """Collects spans of all actors into `timeline.json`, which is valid JSON after every `write`.
 
     The file is bounded: past `max_spans` the older half goes, and `dropped` counts it, also in the file.
@@ -126,14 +125,6 @@ class TimelineWriter:
     def close(self) -> None:
         """Close the file; it is complete."""
         self._file.close()
-
-    def __enter__(self) -> TimelineWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lines(self, span: Span) -> list[str]:
         lines = [] if span.actor in self._rows else self._name_row(span.actor)
