@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -64,14 +65,11 @@ class LearnerActor:
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
-            self.learner = Learner(
-                folder.open(),
-                self.spec,
-                rank=self.rank,
-                ranks=self.ranks,
-                device=device,
-                objective=load_objective(self.spec, self.search),
-            )
+            objective = load_objective(self.spec, self.search)
+            with folder.opened() as model:
+                self.learner = Learner(
+                    model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
+                )
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
@@ -83,9 +81,8 @@ class LearnerActor:
         `initial`: see `Learner.resume`.
         """
         adapter, critic = state.adapter, state.critic
-        self.learner.resume(
-            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
-        )
+        with nullcontext() if initial is None else initial.opened() as folder:
+            self.learner.resume(folder, None if adapter is None else _tensors(adapter))
         self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
         self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners

@@ -76,16 +76,16 @@ class SamplerActor:
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
-        folder = model.open()
-        tokenizer = load_tokenizer(folder)
-        self.engine = create_engine(
-            folder,
-            kind=spec.sampler.engine,
-            slots=spec.sampler.max_sequences,
-            dtype=getattr(torch, spec.model.dtype),
-            device="cuda" if ray.get_gpu_ids() else "cpu",
-            cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
-        )
+        with model.opened() as folder:
+            tokenizer = load_tokenizer(folder)
+            self.engine = create_engine(
+                folder,
+                kind=spec.sampler.engine,
+                slots=spec.sampler.max_sequences,
+                dtype=getattr(torch, spec.model.dtype),
+                device="cuda" if ray.get_gpu_ids() else "cpu",
+                cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
+            )
         self.rollouts = Rollouts(
             self.engine,
             tokenizer,

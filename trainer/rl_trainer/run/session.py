@@ -107,7 +107,7 @@ class Session(Attempt):
         from rl_trainer.run.actors import Actors  # only now: it imports torch
 
         self.console.phase("reserving actors")
-        placement = place_run(spec)
+        placement = place_run(spec, self.console.warning)
         if not found.own:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(placement.release)
         self.console.phase("starting actors")
