@@ -31,7 +31,6 @@ def test_special_tokens_are_left_out_of_text(folder):
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode("12")
     assert tokenizer.decode([*ids, 1, 0, 0]) == "12"
-    assert [tokenizer.token_text(token) for token in (ids[0], 1, 999)] == ["1", "<eos>", "<999>"]
 
 
 @pytest.mark.parametrize("text", ["caf\u00e9", "a\tb", "\U0001f600"])

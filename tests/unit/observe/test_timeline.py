@@ -127,7 +127,9 @@ def test_the_file_is_bounded_keeps_the_newest_and_says_how_many_went(tmp_path):
     spans = read_timeline(writer.path)
     assert len(spans) <= 11
     assert spans[-1].start == 39.0
-    assert writer.dropped == 40 - len(spans) == TimelineWriter(tmp_path, max_spans=10).dropped
+    assert (
+        writer.dropped == 40 - len(spans) == TimelineWriter(tmp_path).dropped
+    )  # also when it is opened again
     assert {event["args"]["name"] for event in events(tmp_path, "M") if event["name"] == "thread_name"} == {
         "sampler 0",
         "sampler 1",
