@@ -13,7 +13,7 @@ class ResourcesSpec(Model):
     """What one replica of a role asks for."""
 
     cpu: float | None = Field(
-        default=None, gt=0.0, description="CPU cores; null: as many as the role's threads."
+        default=None, gt=0.0, le=10_000.0, description="CPU cores; null: as many as the role's threads."
     )
     accelerators: int | None = Field(
         default=None,

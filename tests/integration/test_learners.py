@@ -16,7 +16,8 @@ import ray
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
-from rl_trainer.learner.actor import LearnerActor, Learners
+from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve

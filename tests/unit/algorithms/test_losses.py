@@ -256,11 +256,13 @@ def test_metrics_by_hand() -> None:
     assert means["clip_fraction"] == pytest.approx(1.0)
 
 
-def test_kl_and_entropy_terms_by_hand() -> None:
+@pytest.mark.parametrize("of_kl", [0.1, 1.0])
+@pytest.mark.parametrize("of_entropy", [0.01, 1.0])
+def test_kl_and_entropy_terms_by_hand(of_kl: float, of_entropy: float) -> None:
     """l = -1, l_ref = -1.5, l_mu = -1.2, H = 0.7: d = -0.5.
 
-    loss = -A + 0.1 * w_kl * k3 - 0.01 * H with w_kl = e^0.2, k3 = e^-0.5 + 0.5 - 1 = 0.10653066;
-    gradient = -w A + 0.1 * e^0.2 * 0.5, w = e^0.2 (old is the current policy).
+    loss = -A + c_kl * w_kl * k3 - c_H * H with w_kl = e^0.2, k3 = e^-0.5 + 0.5 - 1 = 0.10653066;
+    gradient = -w A + c_kl * e^0.2 * 0.5, w = e^0.2 (old is the current policy).
     """
     log_probs = torch.tensor([-1.0], requires_grad=True)
     entropy = torch.tensor([0.7], requires_grad=True)
@@ -269,18 +271,20 @@ def test_kl_and_entropy_terms_by_hand() -> None:
         torch.tensor([1.0]),
         torch.ones(1),
         ONE,
-        PolicyLossConfig(kl_coefficient=0.1, entropy_coefficient=0.01),
+        PolicyLossConfig(kl_coefficient=of_kl, entropy_coefficient=of_entropy),
         sampler_log_probs=torch.tensor([-1.2]),
         reference_log_probs=torch.tensor([-1.5]),
         entropy=entropy,
     )
     output.loss.backward()
     weight = math.exp(0.2)
-    assert output.loss.item() == pytest.approx(-weight + 0.1 * weight * 0.10653066 - 0.007, abs=1e-6)
+    assert output.loss.item() == pytest.approx(
+        -weight + of_kl * weight * 0.10653066 - of_entropy * 0.7, abs=1e-6
+    )
     assert log_probs.grad is not None
     assert entropy.grad is not None
-    assert log_probs.grad.item() == pytest.approx(-weight + 0.1 * weight * 0.5, abs=1e-6)
-    assert entropy.grad.item() == pytest.approx(-0.01)
+    assert log_probs.grad.item() == pytest.approx(-weight + of_kl * weight * 0.5, abs=1e-6)
+    assert entropy.grad.item() == pytest.approx(-of_entropy)
     assert output.metrics["policy_loss"].item() == pytest.approx(-weight)
 
 

@@ -29,7 +29,7 @@ from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
-from rl_trainer.tasks import Prompt, load_task
+from rl_trainer.tasks import Answer, Prompt, load_task
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
 from rl_trainer.weights.payload import WeightsPayload, unpack_weights
@@ -55,18 +55,6 @@ def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
             )
         found.add(ids[0])
     return frozenset(found)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One held-out prompt answered."""
-
-    index: int
-    prompt: str
-    expected: str
-    text: str
-    reward: float
-    exact: bool
 
 
 @dataclass

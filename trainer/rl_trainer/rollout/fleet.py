@@ -18,8 +18,8 @@ from rl_trainer.flow.calls import answer
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.places import Place, Placement, nodes_of
-from rl_trainer.rollout.actor import Answer, SamplerActor
-from rl_trainer.tasks import Prompt
+from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.weights.payload import WeightsPayload
 
 # To load model and task; vLLM compiles for minutes before it answers.

@@ -100,6 +100,18 @@ class StepResult:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One held-out prompt answered."""
+
+    index: int
+    prompt: str
+    expected: str
+    text: str
+    reward: float
+    exact: bool
+
+
+@dataclass(frozen=True)
 class Segment:
     """A piece of a solved dialogue; `trained` is False for text that the environment writes."""
 
