@@ -120,6 +120,27 @@ def test_aggregation_by_hand() -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMean", "sequenceSum", "constant"])
+def test_one_token_is_the_whole_loss(aggregation: Aggregation) -> None:
+    assert aggregation_weights(torch.ones(1, 1), aggregation, ONE).tolist() == [[1.0]]
+
+
+def test_only_the_interpolated_policy_looks_at_staleness() -> None:
+    """Recomputed: the ratio is to l_old, however stale the tokens are. r = e^0.5, wide clip."""
+    config = PolicyLossConfig(clip_low=0.9, clip_high=9.0, importance=OFF)
+    output = policy_loss(
+        torch.tensor([-1.0]),
+        torch.ones(1),
+        torch.ones(1),
+        ONE,
+        config,
+        old_log_probs=torch.tensor([-1.5]),
+        sampler_log_probs=torch.tensor([-4.0]),
+        staleness=torch.tensor([1]),
+    )
+    assert output.loss.item() == pytest.approx(-math.exp(0.5))
+
+
+@pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMean", "sequenceSum", "constant"])
 def test_flat_tokens_weigh_what_padded_ones_weigh(aggregation: Aggregation) -> None:
     padded = aggregation_weights(MASK, aggregation, DENOMINATORS)
     ids = torch.arange(4).unsqueeze(1).expand(4, 4)
