@@ -6,17 +6,15 @@ It learns small tasks within a minute on two CPU cores, and every other tool ope
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save_file
 
+from rl_api.run import TinyModelSpec
 from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.model.export import WEIGHTS, publish
+from rl_trainer.model.export import WEIGHTS, appearing
 from rl_trainer.model.tokenizer import byte_letter
 
 PAD, EOS = "<pad>", "<eos>"
@@ -27,49 +25,17 @@ CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 INIT_STD = 0.05
 
 
-class TinyShape(Protocol):
-    """Sizes of the preset; `rl_api.run` has the same fields with their defaults and ranges."""
-
-    @property
-    def hidden_size(self) -> int: ...  # noqa: D102
-    @property
-    def layers(self) -> int: ...  # noqa: D102
-    @property
-    def heads(self) -> int: ...  # noqa: D102
-    @property
-    def kv_heads(self) -> int: ...  # noqa: D102
-    @property
-    def intermediate_size(self) -> int: ...  # noqa: D102
-    @property
-    def max_positions(self) -> int: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class DefaultTiny:
-    """The preset's default sizes: about 0.3 million parameters."""
-
-    hidden_size: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate_size: int = 256
-    max_positions: int = 512
-
-
-def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0) -> Path:
+def write_tiny(target: str | Path, shape: TinyModelSpec | None = None, seed: int = 0) -> Path:
     """Write the preset into `target`, which must not exist; it appears complete or not at all.
 
     The same shape and seed give the same bytes. Returns `target`.
     """
     target = Path(target)
-    shape = shape or DefaultTiny()
+    shape = shape or TinyModelSpec()
     config = tiny_config(shape)
     model = Decoder(parse_config(config))
     model.initialize(INIT_STD, seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        temporary.mkdir()
+    with appearing(target) as temporary:
         for name, value in {
             "config.json": config,
             "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0, "do_sample": True},
@@ -86,14 +52,10 @@ def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0
             (temporary / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in model.hf_state_dict().items()}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        publish(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return target
 
 
-def tiny_config(shape: TinyShape) -> dict[str, Any]:
+def tiny_config(shape: TinyModelSpec) -> dict[str, Any]:
     """The preset's `config.json`."""
     return {
         "architectures": ["Qwen2ForCausalLM"],

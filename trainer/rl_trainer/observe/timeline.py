@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rl_api.errors import RLTrainError
-from rl_trainer.storage.files import cannot_write, dump_json, write_atomic
+from rl_trainer.storage.files import Closes, cannot_write, dump_json, write_atomic
 
 TIMELINE_FILE = "timeline.json"
 DROPPED = "spans dropped"
@@ -79,7 +77,7 @@ class SpanRecorder:
         return spans
 
 
-class TimelineWriter:
+class TimelineWriter(Closes):
     """Collects spans of all actors into `timeline.json`, which is valid JSON after every `write`.
 
     The file is bounded: past `max_spans` the older half goes, and `dropped` counts it, also in the file.
@@ -127,14 +125,6 @@ class TimelineWriter:
     def close(self) -> None:
         """Close the file; it is complete."""
         self._file.close()
-
-    def __enter__(self) -> TimelineWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lines(self, span: Span) -> list[str]:
         lines = [] if span.actor in self._rows else self._name_row(span.actor)
@@ -187,34 +177,6 @@ class TimelineWriter:
 def read_timeline(path: Path | str) -> list[Span]:
     """Return the spans of a `timeline.json` in the order written; none without a file, or past a torn end."""
     return _read(Path(path))[1]
-
-
-def dropped_spans(path: Path | str) -> int:
-    """Return how many older spans were dropped from a `timeline.json` to keep it small."""
-    return _read(Path(path))[2]
-
-
-def time_breakdown(spans: Iterable[Span], actor: str | None = None) -> dict[str, float]:
-    """Return seconds by span name, of one actor or of all together, longest first.
-
-    A span inside another one of the same actor counts for itself only: the seconds of an actor add up to
-    the time in which it did something.
-    """
-    by_actor: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        if actor in (None, span.actor) and span.name != DROPPED:
-            by_actor[span.actor].append(span)
-    seconds: dict[str, float] = defaultdict(float)
-    for own in by_actor.values():
-        open_spans: list[Span] = []
-        for span in sorted(own, key=lambda span: (span.start, -span.end)):
-            while open_spans and open_spans[-1].end <= span.start:
-                open_spans.pop()
-            if open_spans:
-                seconds[open_spans[-1].name] -= min(span.end, open_spans[-1].end) - span.start
-            seconds[span.name] += span.end - span.start
-            open_spans.append(span)
-    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _plain(value: Any) -> Any:

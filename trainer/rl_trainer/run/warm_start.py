@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.run.evaluation import exact_share
+from rl_trainer.run.inputs import Inputs
 from rl_trainer.run.session import Session
-from rl_trainer.tasks import Prompt, Task
+from rl_trainer.tasks import Prompt
 from rl_trainer.trajectory import Trajectory
 
 # Far from every prompt that reinforcement learning will see of an endless task.
@@ -25,34 +26,29 @@ def warm_start(session: Session) -> None:
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
             solution_sample(
-                session.task,
-                session.task.prompt(index),
-                session.tokenizer,
-                session.stop_token,
-                session.spec.task.system_prompt,
+                session.inputs, session.inputs.task.prompt(index), session.spec.task.system_prompt
             )
             for index in range(first, first + spec.batch_size)
         ]
-        loss = session.learners.supervise(samples, spec.learning_rate)
+        loss = session.actors.learners.supervise(samples, spec.learning_rate)
         last = step == spec.max_steps
         score: float | None = None
         if spec.until_score is not None and (step % SCORE_EVERY == 0 or last):
-            score = session.sampled_score(label=step)
+            score = exact_share(session.actors.sampled_answers(session.inputs.heldout, -1 - step))
         session.console.warm_start(step, spec.max_steps, loss, score)
-        session.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
+        session.recorder.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
         if spec.until_score is not None and score is not None and score >= spec.until_score:
             return
 
 
-def solution_sample(
-    task: Task, prompt: Prompt, tokenizer: Tokenizer, stop_token: int, system_prompt: str | None
-) -> Trajectory:
+def solution_sample(inputs: Inputs, prompt: Prompt, system_prompt: str | None) -> Trajectory:
     """The tokens of a solved prompt; what the model itself must write is marked as trained.
 
     The stop token follows every trained segment: the model ends its turn there.
     """
     from rl_trainer.rollout.loop import encode_prompt  # torch: not while Ray starts
 
+    task, tokenizer = inputs.task, inputs.tokenizer
     environment = task.environment(prompt)
     opening = environment.reset() if environment else prompt.content
     tokens = encode_prompt(tokenizer, opening, system_prompt)
@@ -60,7 +56,7 @@ def solution_sample(
     for segment in task.solution(prompt):
         ids = tokenizer.encode(segment.text, special_tokens=False)
         if segment.trained:
-            ids = [*ids, stop_token]
+            ids = [*ids, inputs.stop_token]
         tokens.extend(ids)
         sampled.extend([segment.trained] * len(ids))
     count = sum(sampled)

@@ -7,9 +7,22 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rl_api.errors import RLTrainError
+
+
+class Closes:
+    """What is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Let go of what is held; nothing to do here."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def write_atomic(path: Path, text: str) -> None:
