@@ -47,7 +47,6 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_trainer.rollout.actor",
             "rl_trainer.rollout.fleet",
         },
-        "rl_trainer.run.warm_start": {"rl_trainer.rollout.loop"},
     },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {
         "rl_trainer.run.local_ray.fork_server": {

@@ -313,7 +313,7 @@ def test_the_context_bounds_prompt_and_completion():
     with pytest.raises(TaskError, match="request 1: the prompt has 20 tokens, but the context holds 20"):
         engine.add(requests([text, np.arange(2, 22, dtype=np.int32)], [1, 1]))
     assert engine.waiting == 0  # none of them was queued
-    assert TorchEngine(decoder(), slots=1, max_length=10_000)._context == 96
+    assert TorchEngine(decoder(), slots=1, max_length=10_000).context == 96
 
 
 def test_prompts_that_make_no_sense():

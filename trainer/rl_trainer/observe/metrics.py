@@ -38,7 +38,7 @@ class StepRecord:
         heldout_score: share of held-out prompts answered exactly, 0 to 1; None when not evaluated.
         response_length_mean: mean length of the completions, tokens.
         response_length_max: length of the longest completion, tokens.
-        truncated_fraction: share of completions cut at the token limit, 0 to 1.
+        truncated_fraction: share of completions cut at the token limit, or by an observation without room, 0 to 1.
         kl: mean per-token KL divergence of the policy from the reference, nats.
         entropy: mean per-token entropy of the policy, nats.
         clip_fraction: share of tokens whose importance ratio was clipped, 0 to 1.

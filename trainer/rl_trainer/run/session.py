@@ -120,8 +120,8 @@ class Session(Attempt):
             if self.dashboard:
                 self.console.message(dashboard_sentence(found.dashboard_url))
             inputs = loading.result()
-        self.model_folder, self.task, self.tokenizer = inputs.model, inputs.task, inputs.tokenizer
-        self.stop_token, self.heldout_prompts = inputs.stop_token, inputs.heldout
+        self.model_folder, self.task, self.chat = inputs.model, inputs.task, inputs.chat
+        self.heldout_prompts = inputs.heldout
         # Only now: these import torch.
         from rl_trainer.learner.actor import Learners
         from rl_trainer.rollout.fleet import Samplers

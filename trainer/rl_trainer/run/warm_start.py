@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.model.chat import Chat
 from rl_trainer.run.session import Session
 from rl_trainer.tasks import Prompt, Task
 from rl_trainer.trajectory import Trajectory
@@ -24,13 +24,7 @@ def warm_start(session: Session) -> None:
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
-            solution_sample(
-                session.task,
-                session.task.prompt(index),
-                session.tokenizer,
-                session.stop_token,
-                session.spec.task.system_prompt,
-            )
+            solution_sample(session.task, session.task.prompt(index), session.chat)
             for index in range(first, first + spec.batch_size)
         ]
         loss = session.learners.supervise(samples, spec.learning_rate)
@@ -44,23 +38,20 @@ def warm_start(session: Session) -> None:
             return
 
 
-def solution_sample(
-    task: Task, prompt: Prompt, tokenizer: Tokenizer, stop_token: int, system_prompt: str | None
-) -> Trajectory:
+def solution_sample(task: Task, prompt: Prompt, chat: Chat) -> Trajectory:
     """The tokens of a solved prompt; what the model itself must write is marked as trained.
 
-    The stop token follows every trained segment: the model ends its turn there.
+    The token that ends a turn follows every trained segment: the model ends its turn there.
     """
-    from rl_trainer.rollout.loop import encode_prompt  # torch: not while Ray starts
-
     environment = task.environment(prompt)
     opening = environment.reset() if environment else prompt.content
-    tokens = encode_prompt(tokenizer, opening, system_prompt)
+    tokens = chat.prompt(opening)
     sampled = [False] * len(tokens)
     for segment in task.solution(prompt):
-        ids = tokenizer.encode(segment.text, special_tokens=False)
         if segment.trained:
-            ids = [*ids, stop_token]
+            ids = [*chat.tokenizer.encode(segment.text, special_tokens=False), chat.end_of_turn]
+        else:
+            ids = chat.observation(segment.text, tokens[-1])
         tokens.extend(ids)
         sampled.extend([segment.trained] * len(ids))
     count = sum(sampled)

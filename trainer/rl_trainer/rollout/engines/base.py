@@ -96,6 +96,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def context(self) -> int:
+        """The most tokens of a sequence, its prompt among them."""
+        ...
+
+    @property
     def version(self) -> int:
         """The weight version that the next step samples with."""
         ...

@@ -69,6 +69,11 @@ class LibraryEngine:
         return len(self._queue)
 
     @property
+    def context(self) -> int:
+        """The most tokens of a sequence, its prompt among them."""
+        return self._context
+
+    @property
     def version(self) -> int:
         """The weight version that the next step samples with."""
         return self._version

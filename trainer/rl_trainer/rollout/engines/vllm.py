@@ -129,6 +129,11 @@ class VllmEngine:
         return self._sequences.waiting
 
     @property
+    def context(self) -> int:
+        """The most tokens of a sequence, its prompt among them."""
+        return self._context
+
+    @property
     def version(self) -> int:
         """The weight version that the next step samples with."""
         return self._version
