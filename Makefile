@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 SEED ?= 1
+COUNT ?= 200
 RAY ?= 2.50.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +34,9 @@ test-vllm: $(INSTALLED) ## the vLLM engine against ours, in its CPU build (ARGS=
 
 test-ray: $(INSTALLED) ## small runs with another Ray than ours (RAY=2.55.1 for that version, ARGS=tests/... for other tests)
 	@scripts/test-ray $(RAY) $(ARGS)
+
+mutants: $(INSTALLED) ## do the pure folders' tests notice random changes? (SEED=2 for others, COUNT=20 for fewer, ARGS=api for a folder)
+	@scripts/mutants --seed $(SEED) --count $(COUNT) $(ARGS)
 
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
@@ -76,4 +80,4 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-numerics test-vllm test-ray e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
+.PHONY: help setup demo test test-numerics test-vllm test-ray mutants e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean

@@ -34,11 +34,12 @@ def write_model(folder: Path) -> None:
     """The benchmark's model: the `tiny` preset's shape with 4 layers and a vocabulary of 64."""
     from safetensors.torch import save_file
 
+    from rl_api.run import TinyModelSpec
     from rl_trainer.model.config import parse_config
     from rl_trainer.model.decoder import Decoder
-    from rl_trainer.model.presets import DefaultTiny, tiny_config
+    from rl_trainer.model.presets import tiny_config
 
-    config = {**tiny_config(DefaultTiny(layers=4)), "vocab_size": VOCABULARY}
+    config = {**tiny_config(TinyModelSpec(layers=4)), "vocab_size": VOCABULARY}
     model = Decoder(parse_config(config))
     model.initialize(0.05, seed=0)
     folder.mkdir(parents=True)

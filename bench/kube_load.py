@@ -111,7 +111,7 @@ async def bounded(limit: int, work: Sequence[Callable[[], Awaitable[None]]]) -> 
 
 def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], run: dict[str, Any]) -> None:
     """Prepare what the bare operator writes for a run: as the operator does it, name and uid to be filled in."""
-    from rl_operator.kube.client import path
+    from rl_operator.kube.wire import path
     from rl_operator.model.settings import FINALIZER, Settings
     from rl_operator.plan.effective import Effective, plan
     from rl_operator.render.objects import all_objects
@@ -128,10 +128,16 @@ def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], r
     }
     guarded = {**identity, "metadata": identity["metadata"] | {"finalizers": [FINALIZER]}}
     ours = path("RLTrainingRun", "default", NAME)
-    create = [["POST", path(one["kind"], "default"), json.dumps(one)] for one in objects]
-    last = [["PATCH", ours, json.dumps(guarded)]]
-    last += [["POST", path("Event", "default"), json.dumps(event)] for event in events]
-    last += [["PATCH", f"{ours}/status", json.dumps({**identity, "status": status})]]
+
+    def made(manifest: dict[str, Any]) -> list[str]:
+        # At version 1 there is none: so the operator makes what is new.
+        metadata = manifest["metadata"] | {"namespace": "default", "resourceVersion": "1"}
+        where = path(manifest["kind"], "default", metadata["name"])
+        return [where, json.dumps(manifest | {"metadata": metadata})]
+
+    create = [made(one) for one in objects]
+    last = [[ours, json.dumps(guarded)], *(made(event) for event in events)]
+    last += [[f"{ours}/status", json.dumps({**identity, "status": status})]]
     (folder / "writes.json").write_text(json.dumps({"first": create[:-1], "job": create[-1:], "last": last}))
 
 
@@ -145,11 +151,10 @@ async def bare_operator(server: str, token: str, certificate: Path, folder: Path
         if change == "ADDED":
             queue.put_nowait((metadata["name"], metadata["uid"]))
 
-    async def write(method: str, path: str, body: str, name: str, uid: str) -> None:
-        kind = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
-        query = "?fieldManager=bare&force=true" if method == "PATCH" else "?fieldManager=bare"
+    async def write(path: str, body: str, name: str, uid: str) -> None:
+        where = path.replace(NAME, name) + "?fieldManager=bare&force=true"
         body = body.replace(NAME, name).replace(UID, uid)
-        await client.send(method, path.replace(NAME, name) + query, body, kind)
+        await client.send("PATCH", where, body, "application/apply-patch+yaml")
 
     async def worker() -> None:
         while True:

@@ -136,7 +136,8 @@ def memory() -> bool:
 
 def checkpointing() -> bool:
     """The table of activation checkpointing: a deeper model, on the passes of the long-tailed batch."""
-    from rl_trainer.model.presets import DefaultTiny, write_tiny
+    from rl_api.run import TinyModelSpec
+    from rl_trainer.model.presets import write_tiny
 
     batch = learner_batch.make(learner_batch.SHAPES[0])
     trained = sum(len(one) for one in batch["completions"])
@@ -145,7 +146,7 @@ def checkpointing() -> bool:
     losses: list[float] = []
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as scratch:
         folder = Path(scratch) / "model"
-        shape = DefaultTiny(
+        shape = TinyModelSpec(
             hidden_size=128, layers=12, intermediate_size=512, max_positions=learner_batch.LONGEST
         )
         write_tiny(folder, shape)
@@ -180,13 +181,14 @@ def main() -> bool:
 
     if options.memory:
         return bool(memory() & checkpointing())
-    from rl_trainer.model.presets import DefaultTiny, write_tiny
+    from rl_api.run import TinyModelSpec
+    from rl_trainer.model.presets import write_tiny
 
     rows: list[list[object]] = []
     checks: list[Check] = []
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as scratch:
         folder = Path(scratch) / "model"
-        write_tiny(folder, DefaultTiny(layers=4, max_positions=learner_batch.LONGEST))
+        write_tiny(folder, TinyModelSpec(layers=4, max_positions=learner_batch.LONGEST))
         python = environment("trl", TRL_REQUIREMENTS)
         arguments = (str(folder), str(options.threads), str(RATE))
         with (

@@ -113,11 +113,12 @@ def write_model(folder: Path, case: Case) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from rl_api.run import TinyModelSpec
     from rl_trainer.model.config import parse_config
     from rl_trainer.model.decoder import Decoder
-    from rl_trainer.model.presets import DefaultTiny, tiny_config, tiny_tokenizer, write_tiny
+    from rl_trainer.model.presets import tiny_config, tiny_tokenizer, write_tiny
 
-    shape = DefaultTiny(layers=4, max_positions=128)
+    shape = TinyModelSpec(layers=4, max_positions=128)
     write_tiny(folder, shape)
     tokenizer = tiny_tokenizer()
     vocabulary = tokenizer["model"]["vocab"]

@@ -95,12 +95,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cluster.apply(PROFILE)
 
 
-def install_operator(cluster: Cluster, *values: str) -> None:
+def install_operator(
+    cluster: Cluster,
+    *values: str,
+    chart: Path = REPOSITORY / "charts" / "rltrain",
+    image: str = OPERATOR_IMAGE,
+) -> None:
     """Install or upgrade the chart with helm, as a platform engineer does it; `values` are helm's `name=value`."""
-    repository, _, tag = OPERATOR_IMAGE.rpartition(":")
+    repository, _, tag = image.rpartition(":")
     # The image may have changed below an unchanged tag, so that pods are made anew each time.
     installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
-    command = ["helm", "upgrade", "--install", "rltrain", str(REPOSITORY / "charts" / "rltrain")]
+    command = ["helm", "upgrade", "--install", "rltrain", str(chart)]
     command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s"]
     fixed = (f"image.repository={repository}", f"image.tag={tag}", "resources.requests.cpu=20m")
     for value in (*fixed, *values):

@@ -1,114 +1,35 @@
 """The contract: RLTrainingRun and RLTrainingProfile, their rules, status and errors. Imports neither side."""
 
-from rl_api.base import API_VERSION, Duration
+from rl_api.algorithm import AlgorithmSpec
+from rl_api.base import Duration
 from rl_api.documents import dump_yaml
-from rl_api.errors import InvalidConfig, InvalidDocuments, RLTrainError
+from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import apply_overrides
-from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
-from rl_api.progress import (
-    Attempt,
-    CheckpointStatus,
-    Condition,
-    Phase,
-    Progress,
-    RoleStatus,
-    RunStatus,
-)
+from rl_api.profile import RLTrainingProfile
+from rl_api.progress import Attempt, CheckpointStatus, Progress, RunStatus
+from rl_api.roles import LoraSpec
 from rl_api.rules import check_rules
-from rl_api.run import (
-    AdvantageSpec,
-    AlgorithmSpec,
-    BufferSpec,
-    CheckpointSpec,
-    CleanupSpec,
-    ClipSpec,
-    EnvSpec,
-    EvaluationSpec,
-    KlSpec,
-    LearnerSpec,
-    LoraSpec,
-    LossSpec,
-    Metadata,
-    ModelSpec,
-    OptimizerSpec,
-    PlacementSpec,
-    ResourcesSpec,
-    RetrySpec,
-    RewardRule,
-    RLTrainingRun,
-    RunSpec,
-    SamplerSpec,
-    SchedulingSpec,
-    ServerSpec,
-    StopSpec,
-    StorageSpec,
-    TaskSpec,
-    TinyModelSpec,
-    ToolLatencySpec,
-    TrainerSpec,
-    WarmStartSpec,
-    WeightSyncSpec,
-)
-from rl_api.validation import (
-    Checked,
-    Report,
-    check_document,
-    check_files,
-    load_run,
-    parse_run,
-    validate_files,
-)
+from rl_api.run import ModelSpec, RLTrainingRun, RunSpec, StopSpec
+from rl_api.task import RewardRule, TaskSpec
+from rl_api.validation import check_document, check_files, load_run, parse_run, validate_files
 
 __all__ = [
-    "API_VERSION",
-    "AdvantageSpec",
     "AlgorithmSpec",
     "Attempt",
-    "BufferSpec",
-    "Checked",
-    "CheckpointSpec",
     "CheckpointStatus",
-    "CleanupSpec",
-    "ClipSpec",
-    "Condition",
     "Duration",
-    "EnvSpec",
-    "EvaluationSpec",
     "InvalidConfig",
     "InvalidDocuments",
-    "KlSpec",
-    "LearnerSpec",
     "LoraSpec",
-    "LossSpec",
-    "Metadata",
     "ModelSpec",
-    "OptimizerSpec",
-    "Phase",
-    "PlacementSpec",
-    "PoolSpec",
-    "ProfileSpec",
     "Progress",
-    "RLTrainError",
     "RLTrainingProfile",
     "RLTrainingRun",
-    "Report",
-    "ResourcesSpec",
-    "RetrySpec",
     "RewardRule",
-    "RoleStatus",
     "RunSpec",
     "RunStatus",
-    "SamplerSpec",
-    "SchedulingSpec",
-    "ServerSpec",
     "StopSpec",
-    "StorageSpec",
     "TaskSpec",
-    "TinyModelSpec",
-    "ToolLatencySpec",
-    "TrainerSpec",
-    "WarmStartSpec",
-    "WeightSyncSpec",
     "apply_overrides",
     "check_document",
     "check_files",

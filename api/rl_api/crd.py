@@ -27,79 +27,46 @@ GROUP, VERSION = API_VERSION.split("/")
 
 _GUARD: Final = "crds.install"
 
-_COLUMNS: Final[list[dict[str, Any]]] = [
-    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "What the run is doing."},
-    {
-        "name": "Step",
-        "type": "integer",
-        "jsonPath": ".status.progress.step",
-        "description": "Training steps done.",
-    },
-    {
-        "name": "Reward",
-        "type": "number",
-        "jsonPath": ".status.progress.reward",
-        "description": "Mean reward of the last step.",
-    },
-    {
-        "name": "Tokens/s",
-        "type": "number",
-        "jsonPath": ".status.progress.tokensPerSecond",
-        "description": "Completion tokens generated per second.",
-    },
-    {
-        "name": "Ready",
-        "type": "integer",
-        "jsonPath": ".status.roles.sampler.ready",
-        "description": "Samplers at work.",
-    },
-    {
-        "name": "Samplers",
-        "type": "integer",
-        "jsonPath": ".spec.sampler.replicas",
-        "description": "Samplers wanted.",
-    },
-    {
-        "name": "Attempt",
-        "type": "integer",
-        "jsonPath": ".status.attempts[-1:].number",
-        "description": "Number of the newest attempt.",
-    },
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    {
-        "name": "Of",
-        "type": "integer",
-        "priority": 1,
-        "jsonPath": ".spec.stop.maxSteps",
-        "description": "Training steps at most.",
-    },
-    {
-        "name": "Held-out",
-        "type": "number",
-        "priority": 1,
-        "jsonPath": ".status.progress.heldoutScore",
-        "description": "Share of exact matches in the last evaluation.",
-    },
-    {
-        "name": "Checkpoint",
-        "type": "integer",
-        "priority": 1,
-        "jsonPath": ".status.checkpoint.step",
-        "description": "Step of the newest good checkpoint.",
-    },
-    {"name": "Model", "type": "string", "priority": 1, "jsonPath": ".spec.model.source"},
+
+def _column(name: str, kind: str, path: str, description: str = "", **more: int) -> dict[str, Any]:
+    """A column of `kubectl get`; `priority` 1: with `-o wide` only."""
+    words = {"description": description} if description else {}
+    return {"name": name, "type": kind, **more, "jsonPath": path, **words}
+
+
+_COLUMNS: Final = [
+    _column("Phase", "string", ".status.phase", "What the run is doing."),
+    _column("Step", "integer", ".status.progress.step", "Training steps done."),
+    _column("Reward", "number", ".status.progress.reward", "Mean reward of the last step."),
+    _column(
+        "Tokens/s",
+        "number",
+        ".status.progress.tokensPerSecond",
+        "Completion tokens generated per second.",
+    ),
+    _column("Ready", "integer", ".status.roles.sampler.ready", "Samplers at work."),
+    _column("Samplers", "integer", ".spec.sampler.replicas", "Samplers wanted."),
+    _column("Attempt", "integer", ".status.attempts[-1:].number", "Number of the newest attempt."),
+    _column("Age", "date", ".metadata.creationTimestamp"),
+    _column("Of", "integer", ".spec.stop.maxSteps", "Training steps at most.", priority=1),
+    _column(
+        "Held-out",
+        "number",
+        ".status.progress.heldoutScore",
+        "Share of exact matches in the last evaluation.",
+        priority=1,
+    ),
+    _column(
+        "Checkpoint", "integer", ".status.checkpoint.step", "Step of the newest good checkpoint.", priority=1
+    ),
+    _column("Model", "string", ".spec.model.source", priority=1),
 ]
 
-_PROFILE_COLUMNS: Final[list[dict[str, Any]]] = [
-    {
-        "name": "Default",
-        "type": "boolean",
-        "jsonPath": ".spec.default",
-        "description": "Used by runs that name no profile.",
-    },
-    {"name": "Pools", "type": "string", "jsonPath": ".spec.pools[*].name", "description": "Node pools."},
-    {"name": "Queue", "type": "string", "jsonPath": ".spec.queue"},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+_PROFILE_COLUMNS: Final = [
+    _column("Default", "boolean", ".spec.default", "Used by runs that name no profile."),
+    _column("Pools", "string", ".spec.pools[*].name", "Node pools."),
+    _column("Queue", "string", ".spec.queue"),
+    _column("Age", "date", ".metadata.creationTimestamp"),
 ]
 
 

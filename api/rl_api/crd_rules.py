@@ -14,8 +14,9 @@ from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPES, recipe
+from rl_api.roles import SamplerSpec
 from rl_api.rules import FOLDER_ROOTS, FREE_PORTS, HUB_ID, S3_ADDRESS, TAKEN_PORTS, WORKER_PORTS
-from rl_api.run import RunSpec, SamplerSpec, SchedulingSpec, TinyModelSpec
+from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
 from rl_api.trainer import OWN_VARIABLES
 from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
 

@@ -35,6 +35,18 @@ def render_path(path: Iterable[str | int]) -> str:
     return text
 
 
+def too_deep(value: object, most: int) -> Path | None:
+    """Where a value of plain data lies within more than `most` others; None: nowhere."""
+    waiting: list[tuple[Path, object]] = [((), value)]
+    while waiting:
+        path, one = waiting.pop()
+        parts = one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ()
+        if parts and len(path) >= most:
+            return path
+        waiting += [((*path, key), part) for key, part in parts if isinstance(part, dict | list)]
+    return None
+
+
 def touches(one: Path, other: Path) -> bool:
     """Whether one of two paths lies within the other, so that a change to the one can change the other."""
     return all(a == b for a, b in zip(one, other, strict=False))

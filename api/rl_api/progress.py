@@ -99,10 +99,18 @@ class Attempt(StatusModel):
     number: int = Field(ge=1, description="1 for the first.")
     ray_job: str | None = Field(default=None, description="Name of its RayJob.")
     start_time: Time | None = Field(default=None, description="When it began.")
+    ready_time: Time | None = Field(
+        default=None, description="When all pods that it begins with were there; null: not yet."
+    )
     end_time: Time | None = Field(default=None, description="When it ended; null: not yet.")
     reason: str | None = Field(default=None, description="Why it ended, in one sentence.")
     from_step: Count | None = Field(default=None, description="Step it began at.")
     to_step: Count | None = Field(default=None, description="Last step it finished.")
+    image: str | None = Field(default=None, description="Image that it began with.")
+    profile_hash: str | None = Field(default=None, description="Hash of the profile that it began with.")
+    spec_hash: str | None = Field(
+        default=None, description="Hash of the spec, with the profile's defaults, that it began with."
+    )
 
 
 class RoleStatus(StatusModel):
@@ -115,6 +123,17 @@ class RoleStatus(StatusModel):
     )
 
 
+WISH_HEADER: Final = "Idempotency-Key"
+"""Header of a request for a checkpoint: the same id is the same wish, however often it is brought."""
+
+
+class CheckpointRequest(StatusModel):
+    """A wish for a checkpoint that the driver has been told of, while it counts."""
+
+    id: str = Field(description="What the driver's answer is known by: an answer to another wish is none.")
+    time: Time | None = Field(default=None, description="When the wish came up.")
+
+
 class RunStatus(StatusModel):
     """How a run goes. Written by the operator only."""
 
@@ -122,6 +141,9 @@ class RunStatus(StatusModel):
     conditions: list[Condition] = Field(default_factory=list, description="Facts for programs.")
     progress: Progress | None = Field(default=None, description="Last reading from the driver.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="Newest good checkpoint.")
+    checkpoint_request: CheckpointRequest | None = Field(
+        default=None, description="The last checkpoint that a run is stopped with, while it is waited for."
+    )
     attempts: list[Attempt] = Field(default_factory=list, description="All tries, oldest first.")
     roles: dict[str, RoleStatus] = Field(default_factory=dict, description="By role: sampler, learner, head.")
     dashboard_url: str | None = Field(
@@ -132,6 +154,9 @@ class RunStatus(StatusModel):
     )
     effective_spec_hash: str | None = Field(
         default=None, description="Hash of the spec with the profile's defaults."
+    )
+    nulls: list[str] | None = Field(
+        default=None, description="Fields of the spec that were null when the run began, and stay so."
     )
 
 

@@ -13,7 +13,7 @@ class ResourcesSpec(Model):
     """What one replica of a role asks for."""
 
     cpu: float | None = Field(
-        default=None, gt=0.0, description="CPU cores; null: as many as the role's threads."
+        default=None, gt=0.0, le=10_000.0, description="CPU cores; null: as many as the role's threads."
     )
     accelerators: int | None = Field(
         default=None,
@@ -120,7 +120,8 @@ class BufferSpec(Model):
     )
     order: Literal["fifo", "priority"] = Field(
         default="fifo",
-        description="Which group is trained on first: fifo (oldest) or priority (by the group's priority).",
+        description="Which of the ready groups are trained on first: fifo (those ready first) or priority (highest "
+        "`priority` of the prompt's item, 0 without one).",
     )
     on_full: Literal["block", "dropOldest", "reject"] = Field(
         default="block",

@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
 from rl_api.problems import Problem, spec_problem
-from rl_api.run import RewardRule, RunSpec, TinyModelSpec
+from rl_api.run import RunSpec, TinyModelSpec
+from rl_api.task import RewardRule
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
 

@@ -7,15 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rl_api.algorithm import (
-    AdvantageSpec,
     AlgorithmSpec,
-    ClipSpec,
-    DynamicSamplingSpec,
-    ImportanceSpec,
-    KlSpec,
-    LossSpec,
-    OptimizerSpec,
-    OverlongSpec,
     WarmStartSpec,
 )
 from rl_api.base import (
@@ -35,52 +27,12 @@ from rl_api.progress import RunStatus
 from rl_api.roles import (
     BufferSpec,
     LearnerSpec,
-    LoraSpec,
     PlacementSpec,
-    ResourcesSpec,
     SamplerSpec,
     WeightSyncSpec,
 )
-from rl_api.task import EvaluationSpec, RewardRule, TaskSpec, ToolLatencySpec
-from rl_api.trainer import EnvSpec, TrainerSpec
-
-__all__ = [
-    "AdvantageSpec",
-    "AlgorithmSpec",
-    "BufferSpec",
-    "CheckpointSpec",
-    "CleanupSpec",
-    "ClipSpec",
-    "DynamicSamplingSpec",
-    "EnvSpec",
-    "EvaluationSpec",
-    "ImportanceSpec",
-    "KlSpec",
-    "LearnerSpec",
-    "LoraSpec",
-    "LossSpec",
-    "Metadata",
-    "ModelSpec",
-    "OptimizerSpec",
-    "OverlongSpec",
-    "PlacementSpec",
-    "RLTrainingRun",
-    "ResourcesSpec",
-    "RetrySpec",
-    "RewardRule",
-    "RunSpec",
-    "SamplerSpec",
-    "SchedulingSpec",
-    "ServerSpec",
-    "StopSpec",
-    "StorageSpec",
-    "TaskSpec",
-    "TinyModelSpec",
-    "ToolLatencySpec",
-    "TrainerSpec",
-    "WarmStartSpec",
-    "WeightSyncSpec",
-]
+from rl_api.task import TaskSpec
+from rl_api.trainer import TrainerSpec
 
 
 class TinyModelSpec(Model):

@@ -16,7 +16,7 @@ from rl_api.describe import allowed, choice, fields_of, found, lookup, nearest, 
 from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import Override, apply_override, parse_override
-from rl_api.paths import Path, render_path, touches
+from rl_api.paths import Path, render_path, too_deep, touches
 from rl_api.problems import Problem
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
 from rl_api.rules import Target, check_rules
@@ -32,6 +32,9 @@ KINDS: Final[dict[str, type[RLTrainingRun] | type[RLTrainingProfile]]] = {
 """The objects a file may hold, by `kind`."""
 
 M = TypeVar("M", bound=Model)
+
+_MOST_LEVELS: Final = 64
+"""Objects and lists within each other: beyond a few hundred levels no library reads them and writes them any more."""
 
 
 class Checked(NamedTuple):
@@ -56,6 +59,11 @@ def check_document(document: object, target: Target = "local") -> tuple[Resource
                 (), f"found {found(document)}, allowed: an object with apiVersion, kind, metadata and spec"
             )
         ]
+    if (deep := too_deep(document, _MOST_LEVELS)) is not None:
+        sentence = (
+            f"found values nested more than {_MOST_LEVELS} levels deep, allowed: at most {_MOST_LEVELS}"
+        )
+        return None, [Problem(deep[:3], sentence)]
     kind = document.get("kind")
     if kind is None:
         return None, [Problem(("kind",), f"missing, required: {choice(list(KINDS))}")]

@@ -16,6 +16,19 @@ from kubernetes import client, config
 
 from rl_api.errors import InvalidConfig
 from rl_cli.failures import NOT_INSTALLED, ClusterError, failure, unreachable
+from rl_operator.kube.wire import (
+    APPLY,
+    PAGE,
+    WATCH_SECONDS,
+    ApiError,
+    parsed,
+    path,
+    retry_after,
+    root,
+    watch_event,
+    watch_query,
+)
+from rl_operator.model.names import API_VERSION, KIND
 
 Object = dict[str, Any]
 """A Kubernetes object."""
@@ -23,10 +36,7 @@ Object = dict[str, Any]
 MANAGER: Final = "rltrain"
 """Name under which the command line writes fields of objects."""
 
-_GROUP: Final = "/apis/rltrain.dev/v1alpha1"
 _REQUEST_SECONDS: Final = 15.0
-_WATCH_SECONDS: Final = 60
-"""The API server ends a watch after so long; silence for longer means that the connection is dead."""
 
 
 class Cluster:
@@ -84,17 +94,16 @@ class Cluster:
 
     def run(self, namespace: str, name: str) -> Object:
         """A run. Raises ClusterError, also where there is none."""
-        return self._json("GET", _runs(namespace, name))
+        return self._json("GET", path(KIND, namespace, name))
 
     def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Object], str]:
         """All runs of a namespace (None: of all), or the one called `name`; and the version to watch from."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        found = self._json("GET", _runs(namespace), query)
-        return found.get("items") or [], str(found["metadata"].get("resourceVersion") or "")
+        return self._list(path(KIND, namespace), query)
 
     def profiles(self) -> list[Object]:
         """All profiles."""
-        return self._json("GET", f"{_GROUP}/rltrainingprofiles").get("items") or []
+        return self._list(path("RLTrainingProfile"))[0]
 
     def changes(
         self, namespace: str | None, version: str, name: str | None = None
@@ -106,26 +115,17 @@ class Cluster:
         Raises:
             ClusterError: the connection broke, or `version` is too old (`gone`).
         """
-        query = {
-            "watch": "true",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_SECONDS),
-        }
-        if name:
-            query["fieldSelector"] = f"metadata.name={name}"
-        timeout = (self._seconds, _WATCH_SECONDS + self._seconds)
-        for line in self._lines(_runs(namespace), query, timeout):
+        query = watch_query(version) | ({"fieldSelector": f"metadata.name={name}"} if name else {})
+        timeout = (self._seconds, WATCH_SECONDS + self._seconds)
+        where = path(KIND, namespace)
+        for line in self._lines(where, query, timeout):
             if not line:
                 continue
             try:
-                event = json.loads(line)
-                kind, found = str(event["type"]), event["object"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ClusterError(f"the API server {self.host} sent a broken event") from error
-            if kind == "ERROR":
-                raise failure(_runs(namespace), int(found.get("code") or 0), json.dumps(found))
-            yield kind, found
+                yield watch_event(line)
+            except ApiError as error:
+                known = failure(where, error.status, error.message) if error.status else None
+                raise known or ClusterError(error.message) from error
 
     def namespaced(self, manifest: Object) -> bool:
         """Whether objects of this kind are in namespaces. Raises ClusterError where the cluster knows no such kind."""
@@ -135,10 +135,10 @@ class Cluster:
         """Server-side apply; conflicts with what others wrote are refused, or forced. Returns whether it is new."""
         metadata, resource = manifest["metadata"], self._resource(manifest)
         place = f"/namespaces/{quote(metadata['namespace'], safe='')}" if resource["namespaced"] else ""
-        path = f"{_root(manifest['apiVersion'])}{place}/{resource['name']}/{quote(metadata['name'], safe='')}"
+        where = f"{root(manifest['apiVersion'])}{place}/{resource['name']}/{quote(metadata['name'], safe='')}"
         query = {"fieldManager": MANAGER} | ({"force": "true"} if force else {})
         timeout = (self._seconds, self._seconds)
-        response = self._open("PATCH", path, query, timeout, manifest, "application/apply-patch+yaml")
+        response = self._open("PATCH", where, query, timeout, manifest, APPLY)
         self._parse(response)
         return response.status == 201
 
@@ -147,7 +147,7 @@ class Cluster:
         version, kind = str(manifest["apiVersion"]), manifest["kind"]
         if version not in self._kinds:
             try:
-                found = self._json("GET", _root(version)).get("resources") or []
+                found = self._json("GET", root(version)).get("resources") or []
             except ClusterError as error:
                 if not error.missing and error.status != NOT_INSTALLED:
                     raise
@@ -156,37 +156,48 @@ class Cluster:
             self._kinds[version] = {str(one["kind"]): one for one in found if "/" not in str(one["name"])}
         if kind in self._kinds[version]:
             return self._kinds[version][kind]
-        if _root(version) == _GROUP:
-            raise failure(_GROUP, 404, "")
+        if version == API_VERSION:
+            raise failure(root(version), 404, "")
         raise ClusterError(f"the cluster knows no {kind} of {version}")
 
     def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
         """Change fields of a run."""
         query = {"fieldManager": MANAGER}
-        path = _runs(namespace, name)
-        return self._json("PATCH", path, query, change, "application/merge-patch+json")
+        where = path(KIND, namespace, name)
+        return self._json("PATCH", where, query, change, "application/merge-patch+json")
 
     def delete_run(self, namespace: str, name: str, uid: str) -> None:
         """Delete the run with this uid; a later one of the same name is left alone."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        self._json("DELETE", _runs(namespace, name), None, body)
+        self._json("DELETE", path(KIND, namespace, name), None, body)
 
     def pods(self, namespace: str, labels: str) -> list[Object]:
         """Pods with these labels."""
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
-        return self._json("GET", path, {"labelSelector": labels}).get("items") or []
+        return self._list(path("Pod", namespace), {"labelSelector": labels})[0]
 
     def log(
         self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
     ) -> Iterator[bytes]:
         """Lines of a container's log; with `follow` until it ends."""
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
+        where = path("Pod", namespace, pod, "log")
         query = {"container": container}
         query |= {"follow": "true"} if follow else {}
         query |= {"tailLines": str(tail)} if tail is not None else {}
         # Nobody knows when a container writes its next line.
         timeout = (self._seconds, None if follow else self._seconds)
-        yield from self._lines(path, query, timeout)
+        yield from self._lines(where, query, timeout)
+
+    def _list(self, where: str, query: Mapping[str, str] | None = None) -> tuple[list[Object], str]:
+        """Everything, page by page, and the version at which it was so."""
+        asked = {**(query or {}), "limit": str(PAGE)}
+        items: list[Object] = []
+        while True:
+            found = self._json("GET", where, asked)
+            items += found.get("items") or []
+            metadata = found.get("metadata") or {}
+            if not metadata.get("continue"):
+                return items, str(metadata.get("resourceVersion") or "")
+            asked["continue"] = metadata["continue"]
 
     def _json(
         self,
@@ -199,13 +210,13 @@ class Cluster:
         return self._parse(self._open(method, path, query, (self._seconds, self._seconds), body, content))
 
     def _parse(self, response: urllib3.BaseHTTPResponse) -> Object:
+        text = self._text(response)
         try:
-            found = json.loads(self._text(response))
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ClusterError(f"the server {self.host} does not answer like a Kubernetes API server")
-        return found
+            return parsed(text)
+        except ApiError as error:
+            raise ClusterError(
+                f"the server {self.host} does not answer like a Kubernetes API server"
+            ) from error
 
     def _text(self, response: urllib3.BaseHTTPResponse) -> str:
         try:
@@ -245,7 +256,7 @@ class Cluster:
         began = time.monotonic()
         while True:
             response = self._send(method, path, queries, headers, body, timeout)
-            pause = _retry_after(response)
+            pause = retry_after(response.status, response.headers)
             if pause is None or time.monotonic() - began + pause > self._seconds:
                 break
             response.drain_conn()
@@ -280,19 +291,3 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise unreachable(self.host, error, time.monotonic() - began) from error
         return found
-
-
-def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
-    """Seconds after which a busy API server wants to be asked again; None: it has answered."""
-    text = response.headers.get("Retry-After", "")
-    return float(text) if response.status in (429, 503) and text.isdecimal() else None
-
-
-def _root(version: str) -> str:
-    """Path of an API group and version."""
-    return f"/apis/{version}" if "/" in version else f"/api/{version}"
-
-
-def _runs(namespace: str | None, name: str = "") -> str:
-    place = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return f"{_GROUP}{place}/rltrainingruns{'/' + quote(name, safe='') if name else ''}"

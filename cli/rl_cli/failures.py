@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final
 
-from rl_api.errors import RLTrainError
+from rl_operator.kube.wire import ApiError, refusal
 
 NOT_INSTALLED: Final = -1
 """Status of an error that says that the cluster has no RLTrainingRun at all."""
@@ -17,27 +16,11 @@ _INSTALL: Final = (
 )
 
 
-class ClusterError(RLTrainError):
+class ClusterError(ApiError):
     """The cluster refused, does not answer, or has not what was asked for."""
 
     def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def missing(self) -> bool:
-        """Whether the object is not there."""
-        return self.status == 404
-
-    @property
-    def gone(self) -> bool:
-        """Whether a watch wants changes that the API server has forgotten."""
-        return self.status == 410
-
-    @property
-    def passing(self) -> bool:
-        """Whether trying again may help: no connection, or a server that is in trouble."""
-        return self.status == 0 or self.status == 429 or self.status >= 500
+        super().__init__(status, "", message)
 
 
 def unreachable(host: str, error: Exception, seconds: float) -> ClusterError:
@@ -66,14 +49,8 @@ def failure(path: str, status: int, body: str) -> ClusterError:
         status: HTTP status.
         body: the answer; a Kubernetes `Status`, or anything.
     """
-    try:
-        answer: Any = json.loads(body)
-    except ValueError:
-        answer = None
-    answer = answer if isinstance(answer, dict) else {}
-    message = " ".join(str(answer.get("message") or body or f"status {status}").split())[:1000]
-    details = answer.get("details") or {}
-    causes = details.get("causes") or []
+    answer = refusal(status, body)
+    message, details, causes = " ".join(answer.message.split())[:1000], answer.details, answer.causes
     if status == 401:
         return ClusterError("the cluster does not accept your credentials: log in to it again", status)
     if status == 403:

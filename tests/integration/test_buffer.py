@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.buffer.actor import Buffer, fetch_payloads
+from rl_trainer.buffer.actor import INLINE_BYTES, Buffer, fetch_payloads
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.trajectory import Group, Trajectory
 
@@ -201,6 +201,33 @@ def test_waits_end_with_a_sentence():
     assert buffer.metrics()["consumer_wait"]["longest"] >= 0.2
     assert buffer.drop(0, 0, "reward_error")
     assert buffer.metrics()["drops"] == {"reward_error": 1}
+
+
+def test_a_payload_that_does_not_arrive_is_a_sentence():
+    @ray.remote(num_cpus=0)
+    def never():
+        time.sleep(3600)
+
+    missing = never.remote()
+    late = r"^node .*: the groups of a batch did not arrive from the buffer's node within 0 s; look at .* --resume"
+    with pytest.raises(DeadlineExceeded, match=late):
+        fetch_payloads([b"here", missing], timeout=0.1)
+    ray.cancel(missing, force=True)
+    with pytest.raises(RLTrainError, match=r"a group of a batch was lost .* --resume"):
+        fetch_payloads([missing], timeout=30.0)
+
+
+def test_a_restored_buffer_holds_no_more_than_one_message_of_payloads_itself():
+    buffer = make(max_staleness=1)
+    sampler = Sampler.remote(buffer, 0)
+    ray.get(sampler.sample.remote(4, 2_000))
+    state, payloads = buffer.snapshot()
+    again = Buffer.create(BufferConfig(groups_per_step=4, capacity=32, max_staleness=1))
+    again.restore(state, payloads)
+    again.publish(0, None)
+    taken = [group.payload for group in again.take(10.0).groups]
+    assert sum(len(one) for one in taken if isinstance(one, bytes)) <= INLINE_BYTES
+    assert [bytes(one) for one in fetch_payloads(taken)] == payloads
 
 
 def test_a_mistake_is_the_buffers_own_sentence():

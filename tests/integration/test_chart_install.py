@@ -79,7 +79,7 @@ def test_pods_are_let_into_a_restricted_namespace(installed: KubeApi) -> None:
         ("patch", "rltrainingprofiles.rltrain.dev", "no"),
         ("list", "namespaces", "no"),
         ("get", "nodes", "no"),
-        ("update", "leases.coordination.k8s.io", "no"),
+        ("patch", "leases.coordination.k8s.io", "no"),
     ],
 )
 def test_what_the_operator_may_do_in_any_namespace(
@@ -94,7 +94,7 @@ def test_what_the_operator_may_do_in_any_namespace(
 
 
 def test_leases_are_for_its_own_namespace(installed: KubeApi) -> None:
-    arguments = ("auth", "can-i", "update", "leases.coordination.k8s.io", "-n", "rltrain-system")
+    arguments = ("auth", "can-i", "patch", "leases.coordination.k8s.io", "-n", "rltrain-system")
     assert installed.kubectl(*arguments, f"--as={ACCOUNT}").stdout.strip() == "yes"
 
 

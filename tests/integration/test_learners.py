@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import ray
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
-from rl_trainer.learner.actor import Learners
+from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, reserve
@@ -152,6 +155,36 @@ def test_kl_of_every_answer_comes_back_in_order_whatever_the_ranks(tmp_path: Pat
             ray.kill(actor)
     assert np.abs(found[0]).max() > 1e-4
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+
+
+class CountedBytes(bytes):
+    """A payload that counts how often this process pickles it."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        CountedBytes.pickled += 1
+        return bytes, (bytes(self),)
+
+
+def test_groups_are_pickled_once_for_all_learners(tmp_path: Path):
+    learners, reservation = launch(2, tmp_path)
+    learners.start_reinforcement()
+    batch = [replace(one, payload=CountedBytes(one.payload)) for one in groups(0)]
+    learners.update(batch, np.ones(12, np.float32), 0)
+    assert CountedBytes.pickled == len(batch)
+    reservation.release()
+    for actor in learners.actors:
+        ray.kill(actor)
+
+
+def test_the_address_at_which_learners_meet_is_nobody_elses(tmp_path: Path):
+    first, second = LearnerActor(0, 2, spec(2)), LearnerActor(0, 2, spec(2))
+    addresses = [one.rendezvous() for one in (first, second)]
+    assert len(set(addresses)) == 2
+    for _, port in addresses:
+        with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+            taken.bind(("", port))
 
 
 def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):

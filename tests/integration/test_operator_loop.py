@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from kube import KubeApi
-from kubernetes.aio import client, config
+from kube import KubeApi, kuberay_definitions
+from operator_inside import run
 from operator_process import OperatorProcess
 
-from rl_operator.kube.client import Api
-from rl_operator.model.settings import FINALIZER, Settings
-from rl_operator.runtime.controller import Controller
-from rl_operator.runtime.leader import Leader, Times
-from rl_operator.runtime.metrics import Metrics
+from rl_operator.model.settings import FINALIZER
 
-DEADLINE = 60.0  # waits end when what they wait for is there; a busy machine gets patience
 OURS = "rlruns,rayjobs,configmaps,secrets,networkpolicies,poddisruptionbudgets,events"
 
 
@@ -71,27 +64,18 @@ class Operator(OperatorProcess):
         self.until(lambda: self.of(name, "events"), f"run {name} has an event")
         return self.of(name)
 
+    def taken_up(self) -> None:
+        """What KubeRay, which is not here, does first: after a minute without it the status says so."""
+        status = json.dumps({"status": {"jobDeploymentStatus": "Initializing"}})
+        for job in self.get("rayjobs"):
+            name = job["metadata"]["name"]
+            self.kubectl("patch", "rayjob", name, "--subresource=status", "--type=merge", "-p", status)
+
     def versions(self) -> dict[tuple[str, str], str]:
         return {
             (item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"]
             for item in self.get(OURS)
         }
-
-
-def run(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "rltrain.dev/v1alpha1",
-        "kind": "RLTrainingRun",
-        "metadata": {"name": name},
-        "spec": {
-            "profile": "loop",
-            "model": {"source": "tiny"},
-            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
-            "checkpoint": {"storage": {"path": "/var/lib/checkpoints"}},
-            "stop": {"maxSteps": 5},
-            **spec,
-        },
-    }
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +140,7 @@ def test_a_second_look_writes_nothing(operator: Operator) -> None:
     operator.apply("again-a", "again-b")
     operator.starting("again-a")
     operator.starting("again-b")
+    operator.taken_up()
     look_again(operator)  # what was still under way is done now
     versions, writes = operator.versions(), operator.writes
     look_again(operator)
@@ -209,6 +194,7 @@ def test_killed_in_the_middle_it_creates_nothing_twice(operator: Operator) -> No
         said = [one["message"] for one in found["Event"] if one["reason"] == "AttemptStarted"]
         assert said == [f"attempt 1 begins at step 0 as {name}-1"], "said once, also by who comes after"
         jobs[name] = found["RayJob"][0]["metadata"]["uid"]
+    operator.taken_up()
     look_again(operator)
     versions = operator.versions()
     operator.kill()
@@ -281,162 +267,56 @@ def test_foreign_and_broken_objects(operator: Operator) -> None:
     operator.starting("taken")
 
 
-# --- in this process, so that what the operator knows can be made old ------------------------------------------------
+@pytest.mark.parametrize("stage", ["waits for the lease", "reads the cluster", "works"])
+def test_a_signal_ends_it_at_any_time(kube: KubeApi, tmp_path: Path, stage: str) -> None:
+    namespace = kube.new_namespace("ends")
+    options = [f"--namespace={namespace}", f"--operator-namespace={namespace}", "--log-level=debug"]
+    operator = OperatorProcess(kube.kubeconfig, tmp_path / "operator.log", "--leader-elect", *options)
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "rltrain-operator"},
+    }
+    spec = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600}
+    if stage == "waits for the lease":
+        kube.apply(lease | {"spec": spec}, namespace=namespace)
+    operator.start()
+    try:
+        asked = {"waits for the lease": ("get", "Lease"), "reads the cluster": ("list", "RLTrainingRun")}
+        if stage == "works":
+            operator.until_works()
+        else:
+            operator.until(lambda: operator.calls().get(asked[stage]), stage)
+        operator.signal(signal.SIGTERM)
+        assert operator.process is not None
+        assert operator.process.wait(30) == 0
+    finally:
+        operator.kill()
+    assert "Traceback" not in operator.log.read_text()
+    holder = kube.get("lease", "rltrain-operator", "-n", namespace)["spec"].get("holderIdentity") or ""
+    assert holder == ("somebody" if stage == "waits for the lease" else ""), "the next one need not wait"
 
 
-@pytest.fixture
-def namespace(kube: KubeApi) -> str:
-    return kube.new_namespace("conflict")
+def test_kuberay_comes_and_goes_and_a_signal_in_between_is_heard(kube: KubeApi, tmp_path: Path) -> None:
+    operator = Operator(kube, kube.new_namespace("kuberay"), tmp_path)
+    definitions = [file for file in kuberay_definitions() if "rayjobs" in file.name]
+    assert definitions
+    try:
+        kube.kubectl("delete", "crd", "rayjobs.ray.io")
+        operator.start()
+        operator.apply("early", profile=None)
 
+        def waiting() -> bool:
+            return "KubeRay" in json.dumps(operator.status("early").get("conditions", ""))
 
-async def connected(kube: KubeApi) -> Api:
-    where = client.Configuration()
-    await config.load_kube_config(str(kube.kubeconfig), client_configuration=where, persist_config=False)
-    return Api(client.ApiClient(where), Metrics())
-
-
-async def primed(kube: KubeApi, namespace: str) -> Controller:
-    controller = Controller(await connected(kube), Settings(), Metrics(), [namespace])
-    await controller.prime()
-    return controller
-
-
-async def look(controller: Controller) -> None:
-    """What a worker does, until there is nothing left to do at once."""
-    while controller.queue.depth:
-        key = await controller.queue.get()
-        await controller.reconcile(key)
-        controller.queue.done(key)
-
-
-async def awaited(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(DEADLINE):
-        while not (found := await asyncio.to_thread(condition)):
-            await asyncio.sleep(0.05)
-    return found
-
-
-def conflicts(controller: Controller) -> float:
-    return (
-        controller.metrics.registry.get_sample_value("rltrain_operator_errors_total", {"reason": "Conflict"})
-        or 0
-    )
-
-
-def test_a_conflict_is_tried_again(kube: KubeApi, namespace: str) -> None:
-    """A run is deleted and made anew under its name while the operator still knows the old one."""
-    document = run("twice")
-    del document["spec"]["profile"]
-
-    async def work() -> None:
-        kube.apply(document, namespace=namespace)
-        controller = await primed(kube, namespace)
-        old = kube.get("rlrun", "twice", "-n", namespace)
-        kube.kubectl("delete", "rlrun", "twice", "-n", namespace)
-        kube.apply(document, namespace=namespace)
-        new = kube.get("rlrun", "twice", "-n", namespace)
-        workers = asyncio.create_task(controller.run(2))
-        try:
-            await awaited(lambda: conflicts(controller) >= 1)
-            (job,) = kube.get("rayjobs", "-n", namespace)["items"]
-            assert job["metadata"]["ownerReferences"][0]["uid"] == old["metadata"]["uid"]
-            assert "finalizers" not in kube.get("rlrun", "twice", "-n", namespace)["metadata"]
-            assert "status" not in kube.get("rlrun", "twice", "-n", namespace)
-            # What the garbage collector does, and the watch.
-            kube.kubectl("delete", "rayjob/twice-1", "-n", namespace)
-            for what in ("configmap/twice-1", "secret/twice-status", "networkpolicy/twice", "pdb/twice"):
-                kube.kubectl("delete", what, "-n", namespace)
-            controller.seen("RayJob", "DELETED", job)
-            controller.seen("RLTrainingRun", "DELETED", old)
-            controller.seen("RLTrainingRun", "ADDED", new)
-            (job,) = await awaited(lambda: kube.get("rayjobs", "-n", namespace)["items"])
-            assert job["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
-            await awaited(lambda: kube.get("rlrun", "twice", "-n", namespace).get("status"))
-        finally:
-            workers.cancel()
-            await asyncio.gather(workers, return_exceptions=True)
-            await controller.api.close()
-
-    asyncio.run(work())
-
-
-def test_a_status_that_somebody_else_wrote_in_between(kube: KubeApi, namespace: str) -> None:
-    document = run("shared")
-    del document["spec"]["profile"]
-
-    def stored() -> dict[str, Any]:
-        return kube.get("rlrun", "shared", "-n", namespace)
-
-    def patch(status: dict[str, Any]) -> None:
-        where = ("patch", "rlrun", "shared", "-n", namespace, "--subresource=status", "--type=merge", "-p")
-        kube.kubectl(*where, json.dumps({"status": status}))
-
-    async def work() -> None:
-        kube.apply(document, namespace=namespace)
-        controller = await primed(kube, namespace)
-        try:
-            await look(controller)
-            job = kube.get("rayjob", "shared-1", "-n", namespace)
-            kube.kubectl("delete", "rayjob", "shared-1", "-n", namespace)
-            patch({"progress": {"phase": "Training", "step": 3}})  # the version that is known here is old now
-            controller.seen("RayJob", "DELETED", job)
-            await look(controller)
-            status = stored()["status"]
-            assert status["progress"]["step"] == 3
-            assert "deleted by somebody" in status["attempts"][0]["reason"]
-            sample = controller.api._metrics.registry.get_sample_value
-            labels = {"verb": "patch", "kind": "RLTrainingRun", "code": "409"}
-            assert sample("rltrain_operator_api_calls_total", labels) == 1
-        finally:
-            await controller.api.close()
-
-    asyncio.run(work())
-
-
-def test_no_checkpoints_is_kept_though_kubectl_forgets_it(kube: KubeApi, namespace: str) -> None:
-    document = run("forgetful", checkpoint=None)
-    del document["spec"]["profile"]
-    for note in ("first", "second"):
-        document["metadata"]["annotations"] = {"example.com/note": note}
-        kube.apply(document, namespace=namespace)
-    stored = kube.get("rlrun", "forgetful", "-n", namespace)
-    assert "checkpoint" not in stored["spec"], "kubectl apply keeps a null: rl_operator.kube.applied can go"
-
-    async def work() -> None:
-        controller = await primed(kube, namespace)
-        try:
-            await look(controller)
-        finally:
-            await controller.api.close()
-
-    asyncio.run(work())
-    (config,) = (
-        item
-        for item in kube.get("configmaps", "-n", namespace)["items"]
-        if item["metadata"]["name"] == "forgetful-1"
-    )
-    assert yaml.safe_load(config["data"]["run.yaml"])["spec"]["checkpoint"] is None
-
-
-def test_of_two_operators_one_leads(kube: KubeApi, namespace: str) -> None:
-    async def work() -> None:
-        apis = [await connected(kube) for _ in range(2)]
-        times = Times(lease=15.0, renew=5.0, retry=0.1)
-        leaders = [Leader(api, namespace, "lease", f"number-{n}", times) for n, api in enumerate(apis)]
-        tasks = [asyncio.create_task(leader.acquire()) for leader in leaders]
-        try:
-            done, waiting = await asyncio.wait(tasks, timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
-            assert (len(done), len(waiting)) == (1, 1)
-            first = leaders[tasks.index(next(iter(done)))]
-            holder = kube.get("lease", "lease", "-n", namespace)["spec"]["holderIdentity"]
-            assert holder == first.identity
-            await first.release()
-            await asyncio.wait_for(next(iter(waiting)), DEADLINE)
-            assert kube.get("lease", "lease", "-n", namespace)["spec"]["holderIdentity"] != first.identity
-        finally:
-            for task in tasks:
-                task.cancel()
-            for api in apis:
-                await api.close()
-
-    asyncio.run(work())
+        operator.until(waiting, "the status says what is missing")
+        kube.install_definitions(*definitions)
+        operator.until(lambda: operator.status("early").get("phase") == "Starting", "it begins")
+        kube.kubectl("delete", "crd", "rayjobs.ray.io")
+        operator.signal(signal.SIGTERM)
+        assert operator.process is not None
+        assert operator.process.wait(30) == 0
+    finally:
+        operator.kill()
+        kube.install_definitions(*definitions)
+    assert "Traceback" not in operator.log.read_text()

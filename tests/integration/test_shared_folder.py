@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +28,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -36,33 +47,61 @@ def elsewhere(folder: Path):
 def test_on_one_node_the_folder_itself_is_opened(folder: Path):
     shared = share_folder(folder)
     assert shared.files == ()
-    assert shared.open() == folder
+    with shared.opened() as opened:
+        assert opened == folder
+    assert folder.is_dir()
 
 
-def test_another_node_gets_the_same_files_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+def test_another_node_gets_the_same_files_while_somebody_has_them_open(folder: Path, temporary: Path):
     shared = elsewhere(folder)
-    first = shared.open()
-    assert contents(first) == contents(folder)
-    stamp = (first / "config.json").stat().st_mtime_ns
-    assert elsewhere(folder).open() == first, "named by content"
-    assert (first / "config.json").stat().st_mtime_ns == stamp
-    assert [p.name for p in first.parent.iterdir()] == [first.name], "nothing half done is left"
-    (folder / "config.json").write_text('{"other": 1}')
-    assert elsewhere(folder).open() != first
+    with shared.opened() as first:
+        assert contents(first) == contents(folder)
+        stamp = (first / "config.json").stat().st_mtime_ns
+        with elsewhere(folder).opened() as second:
+            assert second == first
+        assert (first / "config.json").stat().st_mtime_ns == stamp, "one copy serves all"
+        assert [p.name for p in first.parent.iterdir()] == [first.name], "nothing half done is left"
+        (folder / "config.json").write_text('{"other": 1}')
+        with elsewhere(folder).opened() as other:
+            assert other != first
+    assert list(first.parent.iterdir()) == []
 
 
-def test_many_actors_of_one_node_open_it_at_once(folder: Path, tmp_path: Path):
-    shared = elsewhere(folder)
+def test_what_killed_processes_left_is_used_or_removed(folder: Path, temporary: Path):
+    copies = temporary / "rltrain-models"
+    with elsewhere(folder).opened() as copy:
+        shutil.copytree(copy, temporary / "kept")
+    for name in ("half done", "just begun", "in use"):
+        (copies / name).mkdir()
+    for name in ("half done", "in use"):
+        os.utime(copies / name, (0, 0))
+    handle = os.open(copies / "in use", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    with elsewhere(folder).opened():
+        assert {p.name for p in copies.iterdir()} == {copy.name, "just begun", "in use"}
+    os.close(handle)
+    os.rename(temporary / "kept", copy)  # complete: nobody was left to remove it
+    stamp = (copy / "config.json").stat().st_ino
+    with elsewhere(folder).opened() as again:
+        assert (again, (again / "config.json").stat().st_ino) == (copy, stamp)
+    assert not copy.exists()
+
+
+def test_many_actors_of_one_node_open_it_again_and_again(folder: Path, temporary: Path):
+    shared, expected = elsewhere(folder), contents(folder)
 
     @ray.remote(num_cpus=0.1)
-    def opened() -> Path:
-        tempfile.tempdir = str(tmp_path)
-        return shared.open()
+    def opened() -> int:
+        tempfile.tempdir = str(temporary)
+        same = 0
+        for _ in range(20):
+            with shared.opened() as copy:
+                same += contents(copy) == expected
+        return same
 
-    copies = ray.get([opened.remote() for _ in range(4)], timeout=120)
-    assert len(set(copies)) == 1
-    assert contents(copies[0]) == contents(folder)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    assert ray.get([opened.remote() for _ in range(4)], timeout=120) == [20] * 4
+    assert list((temporary / "rltrain-models").iterdir()) == []
 
 
 def test_a_full_node_says_which_copy_could_not_be_made(
@@ -70,7 +109,10 @@ def test_a_full_node_says_which_copy_could_not_be_made(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(
-        ModelError, match=r"its copy .* cannot be written \(Not a directory\); free some space"
+    with (
+        pytest.raises(
+            ModelError, match=r"its copy .* cannot be written \(Not a directory\); free some space"
+        ),
+        elsewhere(folder).opened(),
     ):
-        elsewhere(folder).open()
+        pass

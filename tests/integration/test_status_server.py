@@ -20,9 +20,10 @@ from rl_trainer.run.status_server import MAX_BODY, StatusServer
 CHECKPOINT = CheckpointStatus(step=20, uri="runs/a/checkpoints/20", time=datetime(2026, 1, 2, tzinfo=UTC))
 
 
-def call(server, path, *, method="GET", body=None, token=None):
+def call(server, path, *, method="GET", body=None, token=None, key=None):
     """Returns (status, headers, body as text)."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers |= {"Idempotency-Key": key} if key else {}
     request = Request(server.url + path, data=body, method=method, headers=headers)
     try:
         with urlopen(request, timeout=10) as answer:
@@ -116,6 +117,40 @@ def test_a_checkpoint_is_asked_for_and_waited_for(server, asked):
     driver.join()
     assert status == 200
     assert document == {"checkpoint": CHECKPOINT.to_document()}
+
+
+def test_a_request_that_is_brought_again_is_the_same_one():
+    asked = []
+    with StatusServer("run", on_checkpoint=lambda: asked.append(1)) as server:
+        assert post(server, {"timeoutSeconds": 0.05}, key="1-noon")[0] == 504
+        assert post(server, {"timeoutSeconds": 0.05}, key="1-noon")[0] == 504
+        assert asked == [1], "the driver has heard of it"
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(post(server, key="1-noon")))
+        waiting.start()
+        while waiting.is_alive() and not answers:
+            server.checkpointed(CHECKPOINT)
+            waiting.join(0.05)
+        granted = (200, {"checkpoint": CHECKPOINT.to_document(), "id": "1-noon"})
+        assert answers == [granted]
+        assert post(server, key="1-noon") == granted
+        assert asked == [1]
+        # Another wish is another checkpoint, whatever was written for the one before.
+        assert post(server, {"timeoutSeconds": 0.05}, key="1-evening")[0] == 504
+        assert asked == [1, 1]
+
+
+def test_a_request_that_failed_may_be_brought_again():
+    asked = threading.Semaphore(0)
+    answers = []
+    with StatusServer("run", on_checkpoint=asked.release) as server:
+        for _ in range(2):
+            waiting = threading.Thread(target=lambda: answers.append(post(server, key="1-noon")))
+            waiting.start()
+            assert asked.acquire(timeout=10)
+            server.checkpoint_failed("the disk is full")
+            waiting.join(10)
+    assert answers == [(500, {"error": "the disk is full"})] * 2
 
 
 def test_everyone_who_waits_is_answered_by_one_checkpoint(asked):

@@ -172,7 +172,7 @@ class RunFiles:
         assert last is not None
         assert last.step == steps[-1].step
         buffer = last.metadata["buffer"]
-        waiting = [*buffer["in_flight"], *(ready["meta"]["group_id"] for ready in buffer["ready"])]
+        waiting = [*buffer["in_flight"], *(ready["group_id"] for ready in buffer["ready"])]
         dropped = sum(steps[-1].groups_dropped.values())
         assert len({*trained, *waiting}) == len(trained) + len(waiting), "a prompt comes twice"
         assert len(trained) + len(waiting) + dropped == buffer["cursor"], "a prompt is lost"

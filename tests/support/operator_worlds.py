@@ -10,7 +10,7 @@ from typing import Any
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import Container, Live, Pod, Ray, Reading, World
+from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
@@ -232,6 +232,13 @@ class Story:
             pods=all_pods(attempt),
             reading=make_reading(attempt=attempt, time=self.now),
         )
+
+    def answered(self, state: str, message: str = "", attempt: int = 1, **changes: Any) -> Decision:
+        """The driver was asked for the checkpoint that is wished for, and this became of it."""
+        if "checkpointRequest" not in self.run["status"]:
+            self.look()
+        wish = self.run["status"]["checkpointRequest"]["id"]
+        return self.look(ask=Ask(wish, attempt, state, message), **changes)  # type: ignore[arg-type]
 
     def fail(self, message: str, attempt: int = 1) -> Decision:
         """The attempt's job ends with an error."""

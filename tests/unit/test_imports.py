@@ -40,13 +40,8 @@ LAZY: dict[str, dict[str, set[str]]] = {
     },
     "torch is imported by another thread while Ray starts": {
         "rl_trainer.algorithms.value_targets": {"rl_trainer.algorithms.gae", "torch"},
-        "rl_trainer.run.checkpoints": {"rl_trainer.learner.actor"},
         "rl_trainer.run.inputs": {"rl_trainer.model.loader"},
-        "rl_trainer.run.session": {
-            "rl_trainer.learner.actor",
-            "rl_trainer.rollout.actor",
-            "rl_trainer.rollout.fleet",
-        },
+        "rl_trainer.run.session": {"rl_trainer.run.actors"},
     },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {
         "rl_trainer.run.local_ray.fork_server": {

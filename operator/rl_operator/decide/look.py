@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from rl_api.progress import Attempt, CheckpointStatus, Progress, RoleStatus, RunStatus
+from rl_api.progress import Attempt, CheckpointRequest, CheckpointStatus, Progress, RoleStatus, RunStatus
 from rl_operator.decide.conditions import Conditions, State
 from rl_operator.decide.status import known_status, started, unwritten
 from rl_operator.model.decision import Decision, Note, Pull, Target
@@ -37,6 +37,10 @@ class Look:
     checkpoint: CheckpointStatus | None
     dashboard: str | None
     notes: tuple[Note, ...]
+    request: CheckpointRequest | None = None
+    """The checkpoint that the run is stopped with; None: it is not being stopped."""
+    nulls: list[str] | None = None
+    """Fields that were null when the run began; None: it has not, or by an older version."""
 
     @classmethod
     def first(cls, world: World, now: datetime, plan: Plan) -> Look:
@@ -55,6 +59,7 @@ class Look:
             checkpoint=old.checkpoint,
             dashboard=old.dashboard_url,
             notes=tuple(started(attempt) for attempt in adopted),
+            nulls=old.nulls,
         )
 
     @property
@@ -129,11 +134,13 @@ class Look:
             conditions=self.conditions.all(),
             progress=self.progress,
             checkpoint=self.checkpoint,
+            checkpoint_request=self.request,
             attempts=list(self.attempts),
             roles=self.roles,
             dashboardURL=self.dashboard,
             observed_generation=self.world.generation,
             effective_spec_hash=self.effective.digest if self.effective else self.old.effective_spec_hash,
+            nulls=self.nulls,
         )
         notes = (*self.notes, *self.conditions.notes())
         return Decision(status, delete=delete, finalizer=finalizer, notes=notes, ask=ask, requeue=requeue)

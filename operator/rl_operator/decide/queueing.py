@@ -1,4 +1,4 @@
-"""A run and the queue that admits it: Kueue owns `suspend` of its RayJob, and takes it back by it. Pure.
+"""A run and the queue that admits it: Kueue owns `suspend` of its RayJob, which is made with it. Pure.
 
 An attempt that is evicted stays open: its RayJob keeps its place in the queue, KubeRay starts its pods again when it is
 admitted again, and the driver goes on from the last checkpoint. That is no failure.
@@ -52,8 +52,13 @@ def admission(look: Look, ray: Ray) -> Look:
             f"{f'queue {queue}' if queue else 'the queue'} took the quota back"
             f"{f' ({one_line(why, 300)})' if why else ''}; the run {goes_on} when it is admitted again"
         )
-    else:
+    elif look.world.kueue:
         reason, message = "Queued", "the run waits in its queue for quota"
+    else:
+        reason = "KueueMissing"
+        message = (
+            f"nobody admits the run to queue {queue}: this cluster has no Kueue, which would; install it"
+        )
     for kind in ("Admitted", "ClusterReady", "Training"):
         look = look.set(kind, "False", reason, message)
     return replace(look, dashboard=None)

@@ -31,7 +31,9 @@ from rl_operator.decide.status import (
     shown_phase,
     started,
     training_condition,
+    within_budget,
 )
+from rl_operator.decide.unreadable import hands_off, wrong_status
 from rl_operator.model.decision import Decision, Note, Scale
 from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
 from rl_operator.model.seen import Live, Ray, World
@@ -48,7 +50,18 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
         now: the time, in whole seconds, as the API server keeps times.
         plan: the run with its profile, from `rl_operator.plan.effective.plan`.
     """
+    if (wrong := wrong_status(world.run)) is not None:
+        return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
+    decision = _decide(look)
+    wait = within_budget(look.old, decision.status, now)
+    if wait is None:
+        return decision
+    return replace(decision, status=look.old, requeue=min(wait, decision.requeue))
+
+
+def _decide(look: Look) -> Decision:
+    world = look.world
     if world.deleted is not None:
         return deleted(look, world.deleted)
     if look.conditions.holds("Succeeded") or look.conditions.holds("Failed"):
@@ -62,7 +75,9 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
 
 def _accepted(look: Look) -> Look:
     if isinstance(look.plan, Effective):
-        return look.set("Accepted", "True", "Valid", "the run can be carried out")
+        late = ", ".join(look.world.late_nulls)
+        no = f"; null came too late for {late}: that cannot be changed on a run that exists" if late else ""
+        return look.set("Accepted", "True", "Valid", f"the run can be carried out{no}")
     if look.open is None:
         # What an attempt has begun with is not taken from it because the profile changed meanwhile.
         return look.set("Accepted", "False", look.plan.reason, look.plan.message)
@@ -107,6 +122,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     look = admission(replace(look, roles=roles), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
+    look = _at_work(look, ray)
     conditions = cluster_condition(look.conditions, world, ray, roles, effective, found, look.now)
     conditions = training_condition(conditions, world, ray, look.now)
     phase = shown_phase(world, ray, conditions, look.now)
@@ -115,6 +131,16 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     if wanted is not None and not world.scale_refusal:
         look = look.note(Note("Normal", "Scaling", wanted.sentence))
     return replace(look.decide(phase, SLOW if conditions.holds("ClusterReady") else SOON), scale=wanted)
+
+
+def _at_work(look: Look, ray: Ray) -> Look:
+    """With the time at which all pods of the attempt were there, once they are."""
+    attempt = look.attempts[-1]
+    # Where they have been there for longer than is known, an older version has begun the attempt.
+    if attempt.ready_time is not None or not ray.at_work or look.conditions.holds("ClusterReady"):
+        return look
+    attempt = attempt.model_copy(update={"ready_time": look.now})
+    return replace(look, attempts=(*look.attempts[:-1], attempt))
 
 
 def _scale(look: Look, ray: Ray) -> Scale | None:
@@ -130,26 +156,30 @@ def _read(look: Look, attempt: int) -> Look:
     reading = look.world.reading
     if reading is None or reading.attempt != attempt:
         return look
-    progress = merge_progress(look.progress, reading.progress)
+    progress = merge_progress(look.progress, reading.progress, reading.time, look.now)
     return replace(look, progress=progress, checkpoint=reading.checkpoint or look.checkpoint)
 
 
 def _overdue(look: Look) -> Outcome | None:
-    """A guard for runs that the trainer's own limit does not end. Generous: waiting and starting take time as well."""
+    """A guard for runs that the trainer's own limit does not end. Generous: pods that come and go take time as well."""
     if look.effective is None or look.effective.spec.stop.max_duration is None:
         return None
     if look.effective.spec.scheduling.queue is not None:
         return None  # an attempt may wait in a queue for days, and the trainer counts for itself
     most = 2 * look.effective.spec.stop.max_duration.seconds + 3600
-    spent = sum(
-        ((attempt.end_time or look.now) - attempt.start_time).total_seconds()
-        for attempt in look.attempts
-        if attempt.start_time is not None
-    )
+    spent = sum(_worked(look, attempt) for attempt in look.attempts)
     if spent <= most:
         return None
     text = f"the attempts took {spent:.0f} s together, more than twice stop.maxDuration and an hour"
     return Outcome("DeadlineExceeded", text, mendable=False)
+
+
+def _worked(look: Look, attempt: Attempt) -> float:
+    """Seconds since an attempt had its pods: it may have waited for nodes for as long as it takes."""
+    begun = attempt.ready_time
+    if begun is None and attempt == look.open:
+        begun = look.conditions.since("ClusterReady", "True")
+    return ((attempt.end_time or look.now) - begun).total_seconds() if begun is not None else 0.0
 
 
 def _begin(look: Look) -> Decision:
@@ -166,9 +196,20 @@ def _begin(look: Look) -> Decision:
     number = look.attempts[-1].number + 1 if look.attempts else 1
     step = look.checkpoint.step if look.checkpoint is not None else 0
     name = attempt_name(effective.name, number)
-    attempt = Attempt(number=number, ray_job=name, start_time=look.now, from_step=step)
+    attempt = Attempt(
+        number=number,
+        ray_job=name,
+        start_time=look.now,
+        from_step=step,
+        image=effective.spec.image,
+        profile_hash=effective.profile_digest,
+        spec_hash=effective.digest,
+    )
+    before = look.attempts[-1] if look.attempts else None
     roles = {role.name: RoleStatus(desired=role.replicas, reason="starting") for role in effective.roles}
-    look = replace(look, attempts=(*look.attempts, attempt), roles=roles).note(started(attempt))
+    nulls = look.world.nulls if before is None else look.nulls
+    look = replace(look, attempts=(*look.attempts, attempt), roles=roles, nulls=nulls)
+    look = look.note(started(attempt, before))
     if look.conditions.get("Suspended") is not None:
         look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")

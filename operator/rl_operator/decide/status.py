@@ -28,14 +28,18 @@ SILENCE: Final = timedelta(seconds=60)
 IGNORED: Final = timedelta(seconds=60)
 """How long KubeRay may take to notice a RayJob."""
 
-_REFRESH: Final = timedelta(seconds=30)
+REFRESH: Final = timedelta(seconds=30)
+"""After this time the same figures are written again, as a sign of life."""
 
-_STEP_LINE: Final = re.compile(r"^step (\d+)/(\d+)  reward (-?\d+(?:\.\d+)?)?", re.MULTILINE)
+BUDGET: Final = timedelta(seconds=10)
+"""How long figures alone wait to be written after those before them: an API server keeps thousands of runs."""
+
+_STEP_LINE: Final = re.compile(r"^step (\d{1,16})/(\d{1,16})  reward (-?\d+(?:\.\d+)?)?", re.MULTILINE)
 """A step as the driver writes it where nobody watches a terminal (rl_trainer.observe.console)."""
 
 
 def known_status(run: Mapping[str, Any]) -> RunStatus:
-    """The run's status as it was last written; an empty one where it cannot be read."""
+    """The run's status as it was last written; an empty one where it cannot be read (`decide.unreadable`)."""
     try:
         return RunStatus.model_validate(run.get("status") or {})
     except ValidationError:
@@ -53,22 +57,67 @@ def unwritten(status: RunStatus, rays: Sequence[Ray], now: datetime) -> list[Att
     ]
 
 
-def started(attempt: Attempt) -> Note:
-    """The event about the beginning of an attempt."""
+def started(attempt: Attempt, before: Attempt | None = None) -> Note:
+    """The event about the beginning of an attempt; `before`: the one before it, of which it says what is another."""
     text = f"attempt {attempt.number} begins at step {attempt.from_step or 0} as {attempt.ray_job}"
-    return Note("Normal", "AttemptStarted", text)
+    changed = changes(before, attempt) if before is not None else ""
+    return Note("Normal", "AttemptStarted", f"{text}, with {changed}" if changed else text)
 
 
-def merge_progress(old: Progress | None, new: Progress) -> Progress:
-    """The newer reading, or the old one where they say the same: a status is not written for its time alone."""
-    if old is None:
+def changes(before: Attempt, after: Attempt) -> str:
+    """What an attempt begins with that is not what one before it began with; empty: nothing that is known."""
+    return " and ".join(
+        words
+        for old, new, words in (
+            (before.image, after.image, f"image {after.image} instead of {before.image}"),
+            (before.profile_hash, after.profile_hash, "a changed profile"),
+            (before.spec_hash, after.spec_hash, "a changed effective spec"),
+        )
+        if old is not None and new is not None and old != new
+    )
+
+
+def merge_progress(old: Progress | None, new: Progress, read: datetime, now: datetime) -> Progress:
+    """What to show after a reading: its figures with our own time, or the old ones where they are the same.
+
+    Args:
+        old: what is shown.
+        new: what the driver said; what it did not say stays.
+        read: when.
+        now: the time.
+    """
+    kept = {"step", "max_steps"} - new.model_fields_set if old is not None else set()
+    new = new.model_copy(update={"updated_at": now, **{name: getattr(old, name) for name in kept}})
+    if old is None or old.updated_at is None or figures(old) != figures(new):
         return new
-    same = {"updated_at": None, "eta_seconds": None}
-    if old.model_copy(update=same) != new.model_copy(update=same):
-        return new
-    if old.updated_at is None or new.updated_at is None:
-        return old
-    return new if new.updated_at - old.updated_at >= _REFRESH else old
+    return new if read > old.updated_at and now - old.updated_at >= REFRESH else old
+
+
+def figures(progress: Progress) -> Progress:
+    """Progress without what changes all the time."""
+    return progress.model_copy(update={"updated_at": None, "eta_seconds": None})
+
+
+def news(old: Progress, new: Progress) -> float | None:
+    """In how many seconds a reading wants to be seen after another; None: it says nothing new."""
+    if old.phase != new.phase:
+        return 0.0
+    return BUDGET.total_seconds() if figures(old) != figures(new) else None
+
+
+def within_budget(old: RunStatus, new: RunStatus, now: datetime) -> float | None:
+    """Seconds that a new status must wait to be written; None: none.
+
+    What the driver counts, and how many pods are ready, waits until figures were written `BUDGET` ago; everything else that
+    changes, such as phase, checkpoint and conditions, is written at once, and takes those along.
+    """
+    before, after = old.progress, new.progress
+    if before is None or before.updated_at is None or after is None or before.phase != after.phase:
+        return None
+    if new == old or new.model_copy(update={"progress": before, "roles": old.roles}) != old:
+        return None
+    left = before.updated_at + BUDGET - now
+    return left.total_seconds() if timedelta(0) < left <= BUDGET else None
 
 
 def last_figures(
@@ -88,20 +137,24 @@ def last_figures(
         now: the time.
     """
     before = known or Progress()
-    figures: dict[str, Any] = {"updated_at": now, "eta_seconds": None}
+    last: dict[str, Any] = {"updatedAt": now, "etaSeconds": None}
     if succeeded:
         if before.phase == "Succeeded" or stop is None:
             return known
         if stop.target_reward is not None or stop.max_duration is not None:
             return known
         steps = before.max_steps or stop.max_steps
-        return before.model_copy(update=figures | {"phase": "Succeeded", "step": steps, "max_steps": steps})
+        last |= {"phase": "Succeeded", "step": steps, "maxSteps": steps}
+        return Progress.model_validate(before.to_document() | last)
     lines = _STEP_LINE.findall(ray.message) if ray is not None else []
     if not lines or int(lines[-1][0]) <= before.step:
         return known
     step, most, reward = lines[-1]
-    figures |= {"step": int(step), "max_steps": int(most), "reward": float(reward) if reward else None}
-    return before.model_copy(update=figures)
+    last |= {"step": step, "maxSteps": most, "reward": reward or None}
+    try:
+        return Progress.model_validate(before.to_document() | last)
+    except ValidationError:
+        return known  # somebody else's lines look like those of steps, with figures that are none
 
 
 def role_statuses(

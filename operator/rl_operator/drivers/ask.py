@@ -34,12 +34,21 @@ class Asks:
         self._drivers, self._wake, self._pause = drivers, wake, pause
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def ask(self, key: tuple[str, str], pull: Pull, seconds: float, asked: Asked) -> None:
-        """Ask a driver for a checkpoint, for which it may take some seconds, unless it is being asked."""
-        task = self._tasks.get(key)
-        if task is None or task.done():
-            asked.ask = Ask(pull.attempt, "running")
-            self._tasks[key] = asyncio.create_task(self._bring(key, pull, seconds, asked))
+    def ask(self, key: tuple[str, str], pull: Pull, wish: str, seconds: float, asked: Asked) -> None:
+        """Ask a driver for a checkpoint, for which it may take some seconds, unless it is being asked for this one.
+
+        Args:
+            key: the run.
+            pull: its driver.
+            wish: id of the wish, by which the driver knows it again.
+            seconds: that it may take.
+            asked: what is known of the driver.
+        """
+        task, before = self._tasks.get(key), asked.ask
+        if task is None or task.done() or before is None or before.id != wish:
+            self.leave(key)
+            asked.ask = Ask(wish, pull.attempt, "running")
+            self._tasks[key] = asyncio.create_task(self._bring(key, pull, wish, seconds, asked))
 
     def leave(self, key: tuple[str, str]) -> None:
         """Wait for no answer of a run any more."""
@@ -52,19 +61,19 @@ class Asks:
         for key in list(self._tasks):
             self.leave(key)
 
-    async def _bring(self, key: tuple[str, str], pull: Pull, seconds: float, asked: Asked) -> None:
+    async def _bring(self, key: tuple[str, str], pull: Pull, wish: str, seconds: float, asked: Asked) -> None:
         url = self._drivers.url(key, pull.service, pull.port)
         try:
-            checkpoint = await self._drivers.checkpoint(url, asked.token or "", seconds)
+            checkpoint = await self._drivers.checkpoint(url, asked.token or "", wish, seconds)
         except DriverRefused as error:
-            asked.ask = Ask(pull.attempt, "refused", str(error))
+            asked.ask = Ask(wish, pull.attempt, "refused", str(error))
         except DriverError as error:
             await asyncio.sleep(self._pause)
             asked.ask = Ask(
-                pull.attempt, "absent" if isinstance(error, DriverAbsent) else "failed", str(error)
+                wish, pull.attempt, "absent" if isinstance(error, DriverAbsent) else "failed", str(error)
             )
         else:
-            asked.ask = Ask(pull.attempt, "done")
+            asked.ask = Ask(wish, pull.attempt, "done")
             if checkpoint is not None and asked.reading is not None:
                 asked.reading = replace(asked.reading, checkpoint=checkpoint)
         self._wake(key)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol
 
 import aiohttp
 
-from rl_api.progress import CheckpointStatus, Progress, read_checkpoint, read_progress
+from rl_api.progress import WISH_HEADER, CheckpointStatus, Progress, read_checkpoint, read_progress
 
 _STATUS_SECONDS: Final = 3.0
 _LARGEST: Final = 1 << 20
@@ -71,8 +72,14 @@ class Drivers:
         except ValueError as error:
             raise DriverError(_clean(error)) from error
 
-    async def checkpoint(self, url: str, token: str, seconds: float) -> CheckpointStatus | None:
-        """Ask for a checkpoint, and wait until it is written.
+    async def checkpoint(self, url: str, token: str, wish: str, seconds: float) -> CheckpointStatus | None:
+        """Ask for a checkpoint, and wait until it is written. A driver that has heard of this wish goes on with it.
+
+        Args:
+            url: where the driver answers.
+            token: that it wants.
+            wish: id of the wish. It travels as a header, which trainers that know nothing of it disregard.
+            seconds: that it may take.
 
         Raises:
             DriverRefused: the run keeps no checkpoints.
@@ -80,7 +87,10 @@ class Drivers:
             DriverError: none was written in time.
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
-        document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body)
+        headers = {WISH_HEADER: wish}
+        document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
+        if document.get("id", wish) != wish:
+            raise DriverError("its answer is to another request")
         return read_checkpoint(document.get("checkpoint"))
 
     async def _request(
@@ -90,6 +100,7 @@ class Drivers:
         token: str,
         seconds: float,
         body: dict[str, Any] | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256))
@@ -99,7 +110,7 @@ class Drivers:
                 method,
                 url,
                 json=body,
-                headers={"Authorization": f"Bearer {token}"},
+                headers={"Authorization": f"Bearer {token}", **(more or {})},
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as response:

@@ -33,16 +33,16 @@ class Pulls:
     def __init__(
         self,
         drivers: Drivers,
-        wake: Callable[[tuple[str, str]], None],
-        news: Callable[[Progress, Progress], bool],
+        wake: Callable[[tuple[str, str], float], None],
+        news: Callable[[Progress, Progress], float | None],
         seconds: float = 1.0,
     ) -> None:
         """Prepare; nobody is asked yet.
 
         Args:
             drivers: all drivers.
-            wake: is told of a run of which there is news.
-            news: whether a second reading says more than a first.
+            wake: is told of a run of which there is news, and in how many seconds it wants to be looked at.
+            news: in how many seconds a second reading wants to be seen after a first; None: it says nothing new.
             seconds: between two requests to one driver.
         """
         self._drivers, self._wake, self._news, self._seconds = drivers, wake, news, seconds
@@ -75,13 +75,15 @@ class Pulls:
                 failures += 1
                 if failures > _BEARABLE and heard.reading_error != str(error):
                     heard.reading_error = str(error)
-                    self._wake(key)
+                    self._wake(key, 0.0)
             except Exception:
                 LOG.exception("asking a driver failed", extra={"namespace": key[0], "run": key[1]})
             else:
                 failures, heard.reading_error = 0, ""
                 old = heard.reading
                 heard.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
-                if old is None or self._news(old.progress, progress) or old.checkpoint != checkpoint:
-                    self._wake(key)
+                urgent = old is None or old.checkpoint != checkpoint
+                seconds = 0.0 if urgent or old is None else self._news(old.progress, progress)
+                if seconds is not None:
+                    self._wake(key, seconds)
             await asyncio.sleep(self._seconds)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_operator.kube.applied import with_nulls
-from rl_operator.kube.client import version_of
+from rl_operator.kube.wire import version_of
 from rl_operator.model.names import KIND, RUN_LABEL, Manifest
+from rl_operator.model.nesting import shallow
 from rl_operator.model.parse import parse_group, parse_live, parse_pod, parse_ray
 from rl_operator.model.seen import Live, Pod, Ray, SamplerGroup
-from rl_operator.model.times import parse_time
 
 Key = tuple[str, str]
 """Namespace and name of a run."""
@@ -53,16 +53,19 @@ class Store:
         self._objects: dict[str, dict[Key, Seen]] = {kind: {} for kind in WATCHED}
         self._of_run: dict[Key, set[tuple[str, Key]]] = defaultdict(set)
         self._run_of: dict[tuple[str, Key], Key] = {}
-        self._deleted: OrderedDict[str, None] = OrderedDict()
-        self._ended: dict[Key, list[tuple[float, Pod]]] = defaultdict(list)
+        self._absent: set[str] = set()
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        """The version at which an object was gone: news of it may be late, and one whose label is back is there again."""
+        self._ended: OrderedDict[Key, list[tuple[float, Pod]]] = OrderedDict()
+        """By run; the one whose last pod ended first comes first."""
 
     def put(self, document: Manifest) -> list[Key]:
         """Take over an object; returns the runs that it concerns."""
         kind, place, uid = document["kind"], place_of(document), str(document["metadata"].get("uid", ""))
-        if uid in self._deleted:
-            return []
         known, version = self._objects[kind].get(place), version_of(document)
-        if known is not None and known.uid == uid and known.version >= version:
+        if version <= self._deleted.get(uid, -1):
+            return []
+        if known is not None and known.version >= version:  # also of an older object of this name
             return []
         view = _view(document)
         self._objects[kind][place] = Seen(kind, uid, version, view, _owner(document))
@@ -75,12 +78,32 @@ class Store:
     def drop(self, document: Manifest) -> list[Key]:
         """Forget an object that was deleted; returns the runs that it concerned."""
         kind, place, uid = document["kind"], place_of(document), str(document["metadata"].get("uid", ""))
-        return self.gone(kind, place, uid, parse_pod(document) if kind == "Pod" else None)
+        return self._gone(
+            kind, place, uid, version_of(document), parse_pod(document) if kind == "Pod" else None
+        )
 
-    def gone(self, kind: str, place: Key, uid: str, last: Pod | None = None) -> list[Key]:
+    def listed(
+        self, kind: str, namespace: str | None, there: Collection[str] | None, version: int
+    ) -> list[Key]:
+        """Forget what is not among the uids that were `there` at `version`, in one namespace or all; returns the runs that
+        this concerns. None: the cluster does not know the kind."""
+        concerned = self.runs() if (kind in self._absent) != (there is None) else []
+        (self._absent.discard if there is not None else self._absent.add)(kind)
+        for place, seen in list(self._objects[kind].items()):
+            if there is None or (
+                seen.uid not in there and seen.version <= version and namespace in (None, place[0])
+            ):
+                concerned += self._gone(kind, place, seen.uid, max(version, seen.version))
+        return concerned
+
+    def serves(self, kind: str) -> bool:
+        """Whether the cluster knows this kind, as far as is known."""
+        return kind not in self._absent
+
+    def _gone(self, kind: str, place: Key, uid: str, version: int, last: Pod | None = None) -> list[Key]:
         """Forget an object; `last` is what was seen of a pod at its end. Returns the runs that it concerned."""
         if uid:
-            self._deleted[uid] = None
+            self._deleted[uid] = version
             while len(self._deleted) > _REMEMBERED:
                 self._deleted.popitem(last=False)
         known = self._objects[kind].get(place)
@@ -92,12 +115,9 @@ class Store:
         if kind == KIND:
             self._ended.pop(place, None)
             return [place]
-        key = self._run_of.pop((kind, place), None)
+        key = self._leave(kind, place)
         if key is None:
             return []
-        self._of_run[key].discard((kind, place))
-        if not self._of_run[key]:
-            del self._of_run[key]
         if last is None and seen is not None and isinstance(seen.view, Pod):
             last = seen.view
         if last is not None:
@@ -132,25 +152,7 @@ class Store:
     def ended_pods(self, key: Key) -> list[Pod]:
         """Pods of the run that are gone since a short while."""
         border = time.monotonic() - _TOMBSTONES
-        kept = [(when, pod) for when, pod in self._ended.get(key, ()) if when > border]
-        if kept:
-            self._ended[key] = kept
-        else:
-            self._ended.pop(key, None)
-        return [pod for _, pod in kept]
-
-    def known(self, kind: str) -> dict[Key, tuple[str, int]]:
-        """Uid and version of all objects of a kind."""
-        return {place: (seen.uid, seen.version) for place, seen in self._objects[kind].items()}
-
-    def version(self, kind: str, place: Key, uid: str) -> int | None:
-        """Version of an object that was seen last; None: it was not seen, or is gone."""
-        seen = self._objects[kind].get(place)
-        return seen.version if seen is not None and seen.uid == uid else None
-
-    def was_deleted(self, uid: str) -> bool:
-        """Whether the object is known to be gone."""
-        return uid in self._deleted
+        return [pod for when, pod in self._ended.get(key, ()) if when > border]
 
     def phases(self) -> dict[str, int]:
         """Number of runs by phase."""
@@ -170,13 +172,28 @@ class Store:
         if not label:
             return []
         key = (place[0], str(label))
+        self._leave(kind, place)
         self._of_run[key].add((kind, place))
         self._run_of[kind, place] = key
         return [key]
 
+    def _leave(self, kind: str, place: Key) -> Key | None:
+        """Take an object from its run; returns the run's key."""
+        key = self._run_of.pop((kind, place), None)
+        if key is not None:
+            self._of_run[key].discard((kind, place))
+            if not self._of_run[key]:
+                del self._of_run[key]
+        return key
+
     def _bury(self, key: Key, pod: Pod) -> None:
         if any(container.ended for container in pod.containers) or pod.reason:
-            self._ended[key] = [*self._ended[key][-9:], (time.monotonic(), replace(pod, gone=True))]
+            now = time.monotonic()
+            self._ended[key] = [*self._ended.get(key, ())[-9:], (now, replace(pod, gone=True))]
+            self._ended.move_to_end(key)
+            # Pods outlive their run: what nobody asks for any more is forgotten here.
+            while next(iter(self._ended.values()))[-1][0] <= now - _TOMBSTONES:
+                self._ended.popitem(last=False)
 
 
 def place_of(document: Manifest) -> Key:
@@ -206,9 +223,9 @@ def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | No
     annotations = metadata.pop("annotations", None) or {}
     if kind != KIND:
         return {**document, "metadata": metadata}
-    return {**document, "metadata": metadata, "spec": with_nulls(document.get("spec"), annotations)}
-
-
-def created(document: Manifest) -> Any:
-    """When an object was created."""
-    return parse_time(document["metadata"].get("creationTimestamp"))
+    document = shallow(document)
+    status = document.get("status")
+    begun = status.get("nulls") if isinstance(status, dict) else None
+    nulls = with_nulls(document.get("spec"), annotations, begun if isinstance(begun, list) else None)
+    seen = {"metadata": metadata, "spec": nulls.spec, "nulls": nulls.paths, "lateNulls": nulls.late}
+    return {**document, **seen}

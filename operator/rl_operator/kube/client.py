@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
 
+from rl_operator.kube.wire import (
+    APPLY,
+    JSON_PATCH,
+    PAGE,
+    WATCH_SECONDS,
+    ApiError,
+    parsed,
+    path,
+    refusal,
+    retry_after,
+    watch_event,
+    watch_query,
+)
 from rl_operator.model.names import Manifest
 from rl_operator.model.settings import FIELD_MANAGER
+
+_NO_VERSION: Final = "1"
+"""A resource version that no object has: what is applied with it is made, and refused where there is one already."""
+
+Manifests = list[Manifest]
+Page = tuple[Manifests, str]
+"""Objects, and the resource version at which it was so."""
 
 
 class Calls(Protocol):
@@ -24,63 +45,14 @@ class Calls(Protocol):
         """A request was answered with `code`, or `none` where there was no answer."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Where the API server keeps a kind of objects."""
-
-    group: str
-    version: str
-    plural: str
-    namespaced: bool = True
-
-    @property
-    def root(self) -> str:
-        """Path of the API."""
-        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-
-
-KINDS: Final[Mapping[str, Kind]] = {
-    "RLTrainingRun": Kind("rltrain.dev", "v1alpha1", "rltrainingruns"),
-    "RLTrainingProfile": Kind("rltrain.dev", "v1alpha1", "rltrainingprofiles", namespaced=False),
-    "RayJob": Kind("ray.io", "v1", "rayjobs"),
-    "RayCluster": Kind("ray.io", "v1", "rayclusters"),
-    "Pod": Kind("", "v1", "pods"),
-    "Event": Kind("", "v1", "events"),
-    "ConfigMap": Kind("", "v1", "configmaps"),
-    "Secret": Kind("", "v1", "secrets"),
-    "PersistentVolumeClaim": Kind("", "v1", "persistentvolumeclaims"),
-    "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
-    "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
-    "Lease": Kind("coordination.k8s.io", "v1", "leases"),
-}
-"""The kinds that the operator deals with."""
-
-Manifests = list[Manifest]
-Listing = tuple[Manifests, int]
-"""Objects, and the resource version at which it was so."""
-
-METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-
-
-class ApiError(Exception):
-    """The API server refused a request, or did not answer. `status` is 0 for the latter."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
-
-    @property
-    def missing(self) -> bool:
-        """Whether the object, or its kind, is not there."""
-        return self.status == 404
-
-
 class Api:
     """A connection to the API server."""
 
     def __init__(self, api_client: client.ApiClient, calls: Calls, timeout: float = 15.0) -> None:
         self._client, self._calls, self._timeout = api_client, calls, timeout
         self._host = api_client.configuration.host.rstrip("/")
+        self.lease: Callable[[], float] = lambda: math.inf
+        """Seconds for which this process may still write; asked before every write but those of the lease itself."""
 
     @classmethod
     async def connect(cls, calls: Calls, timeout: float = 15.0) -> Api:
@@ -111,36 +83,63 @@ class Api:
         kind: str,
         query: Mapping[str, str] | None = None,
         body: object = None,
-        headers: Mapping[str, str] | None = None,
+        content: str = "application/json",
     ) -> bytes:
-        """Send one request; returns the answer's body.
+        """Send one request, again where a busy server asks for it; returns the answer's body.
 
         Raises:
-            ApiError: it was refused, or there was no answer in time.
+            ApiError: it was refused, there was no answer in time, or it is a write and the lease has run out.
         """
-        sent = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, **(headers or {})}
+        deadline = time.monotonic() + self._timeout
+        while True:
+            left = deadline - time.monotonic()
+            if method != "GET" and kind != "Lease":
+                left = min(left, self.lease())
+                if left <= 0:
+                    raise ApiError(0, "LeaseLost", "the lease has run out: nothing is written any more")
+            timeout = aiohttp.ClientTimeout(total=left)
+            async with self._answer(verb, method, path, kind, query, body, content, timeout) as answer:
+                data: bytes = await answer.read()
+                pause = retry_after(answer.status, answer.headers)
+                if pause is None or time.monotonic() + pause >= deadline:
+                    return _checked(answer.status, data)
+            await asyncio.sleep(pause)
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        kind: str,
+        query: Mapping[str, str] | None,
+        body: object,
+        content: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to one request while it is read."""
+        sent = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, "Content-Type": content}
         queries: list[tuple[str, str]] = list((query or {}).items())
         await self._client.update_params_for_auth(sent, queries, ["BearerToken"], path, method, body)
         url = f"{self._host}{path}{'?' + urlencode(queries) if queries else ''}"
         code, started = "none", time.monotonic()
         try:
-            response = await self._client.rest_client.request(
-                method, url, headers=sent, body=body, _request_timeout=self._timeout
-            )
-            data: bytes = await response.read()
-            code = str(response.status)
+            try:
+                found = await self._client.rest_client.request(
+                    method, url, headers=sent, body=body, _request_timeout=timeout
+                )
+                code = str(found.status)
+            finally:  # before it is read: a watch is read for a minute
+                self._calls.api_called(verb, kind, code, time.monotonic() - started)
+            async with found.response as answer:
+                yield answer
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise ApiError(0, "NoAnswer", f"the API server does not answer: {text}") from error
-        finally:
-            self._calls.api_called(verb, kind, code, time.monotonic() - started)
-        if not 200 <= response.status < 300:
-            raise _error(response.status, data)
-        return data
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Manifest:
         """One object."""
-        return _object(await self.request("get", "GET", path(kind, namespace, name), kind))
+        return parsed(await self.request("get", "GET", path(kind, namespace, name), kind))
 
     async def find(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         """One object; None: there is none."""
@@ -151,62 +150,103 @@ class Api:
                 return None
             raise
 
-    async def list(
-        self,
-        kind: str,
-        namespace: str | None = None,
-        *,
-        labels: str = "",
-        fields: str = "",
-        metadata_only: bool = False,
-    ) -> Listing:
-        """All objects that match, each with its kind, and the version at which it was so: what is older and not among them
-        is gone. With `metadata_only` from the API server's cache."""
-        query = {"labelSelector": labels, "fieldSelector": fields}
-        if metadata_only:
-            query["resourceVersion"] = "0"
-        headers = {"Accept": METADATA_ONLY} if metadata_only else None
-        data = await self.request(
-            "list",
-            "GET",
-            path(kind, namespace),
-            kind,
-            {key: value for key, value in query.items() if value},
-            headers=headers,
+    async def pages(
+        self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]:
+        """All objects that match, each with its kind, page by page, and the version at which it was so.
+
+        Raises:
+            ApiError: as `request`; also `gone`, where reading took so long that the rest is forgotten.
+        """
+        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
+        while True:
+            asked = {key: value for key, value in query.items() if value}
+            found = parsed(await self.request("list", "GET", path(kind, namespace), kind, asked))
+            metadata = found.get("metadata") or {}
+            items: Manifests = found.get("items") or []
+            for item in items:
+                item["kind"] = kind
+            yield items, str(metadata.get("resourceVersion") or "")
+            query["continue"] = str(metadata.get("continue") or "")
+            if not query["continue"]:
+                return
+
+    async def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> Manifests:
+        """All objects that match."""
+        pages = self.pages(kind, namespace, labels=labels, fields=fields)
+        return [item async for items, _ in pages for item in items]
+
+    async def watch(
+        self, kind: str, namespace: str | None, version: str, *, labels: str = ""
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """What happens after `version`, as (ADDED, MODIFIED, DELETED or BOOKMARK; object with its kind).
+
+        Ends now and then without a fault; begin again where it ended.
+
+        Raises:
+            ApiError: the connection broke or is dead, or `version` is forgotten (`gone`).
+        """
+        query = watch_query(version) | ({"labelSelector": labels} if labels else {})
+        where = path(kind, namespace)
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._timeout, sock_read=WATCH_SECONDS + self._timeout
         )
-        found = _object(data)
-        items: list[Manifest] = found.get("items") or []
-        for item in items:
-            item["kind"] = kind
-        return items, version_of(found)
+        async with self._answer("watch", "GET", where, kind, query, None, "", silence) as answer:
+            if answer.status != 200:
+                _checked(answer.status, await answer.read())
+            rest: list[bytes] = []
+            async for chunk in answer.content.iter_any():
+                first, *lines = chunk.split(b"\n")
+                rest.append(first)
+                for line in lines:
+                    change, found = watch_event(b"".join(rest))
+                    rest = [line]
+                    yield change, found | {"kind": kind}
 
-    async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object; refused when there is one of that name, whoever's it is."""
-        metadata = manifest["metadata"]
-        where = path(manifest["kind"], metadata.get("namespace"))
-        query = {"fieldManager": FIELD_MANAGER}
-        return _object(await self.request("create", "POST", where, manifest["kind"], query, manifest))
+    async def apply(self, manifest: Manifest, subresource: str = "", *, new: bool = False) -> Manifest:
+        """Server-side apply: the fields of `manifest` are ours, and those we no longer name are removed.
 
-    async def apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        """Server-side apply: the fields of `manifest` are ours, and those we no longer name are removed."""
+        With `new` the object is made, and refused (`conflict`) where there is one of that name, whoever's it is. Else a
+        `uid` or a `resourceVersion` in its metadata is a condition: `conflict` where the object is another one, has changed,
+        or is gone; what was deleted is not made again.
+        """
         metadata, kind = manifest["metadata"], manifest["kind"]
         where = path(kind, metadata.get("namespace"), metadata["name"], subresource)
-        headers = {"Content-Type": "application/apply-patch+yaml"}
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return _object(await self.request("patch", "PATCH", where, kind, query, manifest, headers))
+        if new:
+            manifest = manifest | {"metadata": metadata | {"resourceVersion": _NO_VERSION}}
+        try:
+            verb = "create" if new else "patch"
+            return parsed(await self.request(verb, "PATCH", where, kind, query, manifest, APPLY))
+        except ApiError as error:
+            if any(cause.get("field") == "metadata.uid" for cause in error.causes):
+                raise ApiError(409, "Conflict", error.message) from error
+            raise
 
-    async def patch(self, kind: str, namespace: str, name: str, operations: Manifests) -> Manifest:
-        """JSON patch of an object; refused when one of its tests fails."""
-        headers = {"Content-Type": "application/json-patch+json"}
+    async def patch(
+        self, kind: str, namespace: str, name: str, operations: Manifests, subresource: str = ""
+    ) -> Manifest:
+        """JSON patch of what is not ours alone; refused (`conflict`) when one of its tests fails."""
         query = {"fieldManager": FIELD_MANAGER}
-        where = path(kind, namespace, name)
-        return _object(await self.request("patch", "PATCH", where, kind, query, operations, headers))
+        where = path(kind, namespace, name, subresource)
+        try:
+            return parsed(await self.request("patch", "PATCH", where, kind, query, operations, JSON_PATCH))
+        except ApiError as error:
+            if (
+                error.status == 422 and not error.causes
+            ):  # a wrong value has causes, a test that fails has none
+                raise ApiError(409, "Conflict", f"{kind} {name} is not what it was taken for") from error
+            raise
 
-    async def replace(self, manifest: Manifest) -> Manifest:
-        """Replace an object; refused when it has changed since it was read."""
-        metadata, kind = manifest["metadata"], manifest["kind"]
-        where = path(kind, metadata.get("namespace"), metadata["name"])
-        return _object(await self.request("update", "PUT", where, kind, None, manifest))
+    async def has_group(self, group: str) -> bool:
+        """Whether the cluster serves an API group, in whichever version."""
+        try:
+            await self.request("get", "GET", f"/apis/{group}", "APIGroup")
+        except ApiError as error:
+            if error.missing:
+                return False
+            raise
+        return True
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
         """Delete an object, and in the background what it owns; nothing happens when it is gone already."""
@@ -216,7 +256,7 @@ class Api:
         try:
             await self.request("delete", "DELETE", path(kind, namespace, name), kind, None, body)
         except ApiError as error:
-            if error.status not in (404, 409):
+            if not error.missing and not error.conflict:
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int = 5) -> str:
@@ -228,17 +268,6 @@ class Api:
             return ""
         return data.decode(errors="replace")
 
-    async def serves(self, kind: str) -> bool:
-        """Whether the cluster knows this kind."""
-        api = KINDS[kind]
-        try:
-            found = _object(await self.request("get", "GET", api.root, "APIResourceList"))
-        except ApiError as error:
-            if error.missing:
-                return False
-            raise
-        return any(resource.get("name") == api.plural for resource in found.get("resources") or ())
-
 
 def proxy_of(url: str) -> str | None:
     """Proxy that the environment names for a URL; None: none."""
@@ -248,38 +277,10 @@ def proxy_of(url: str) -> str | None:
     return getproxies().get(parts.scheme)
 
 
-def path(kind: str, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-    """Path of an object, or of all of a kind."""
-    api = KINDS[kind]
-    parts = [api.root]
-    if api.namespaced and namespace:
-        parts += ["namespaces", quote(namespace, safe="")]
-    parts.append(api.plural)
-    parts += [quote(part, safe="") for part in (name, subresource) if part]
-    return "/".join(parts)
+def _checked(status: int, data: bytes) -> bytes:
+    if not 200 <= status < 300:
+        raise refusal(status, data.decode(errors="replace"))
+    return data
 
 
-def version_of(document: Manifest) -> int:
-    """Resource version of an object or a list as a number: they grow."""
-    text = str((document.get("metadata") or {}).get("resourceVersion", ""))
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _object(data: bytes) -> Manifest:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ApiError(0, "NoJson", "the API server's answer is no JSON object")
-    return found
-
-
-def _error(status: int, data: bytes) -> ApiError:
-    reason, message = "", data.decode(errors="replace")[:500]
-    try:
-        found: Any = json.loads(data)
-        reason, message = str(found.get("reason") or ""), str(found.get("message") or message)
-    except (ValueError, AttributeError):
-        pass
-    return ApiError(status, reason or str(status), message)
+__all__ = ["Api", "ApiError", "Calls", "Page", "proxy_of"]

@@ -91,5 +91,7 @@ class Decision:
     """Driver to ask for its progress now and then; None: none."""
     ask: float | None = None
     """Seconds that the driver may take for a checkpoint to ask for now; None: ask for none."""
+    unreadable: str = ""
+    """Why nothing can be decided: of the status only the conditions are written, and nothing else is done."""
     requeue: float = 60.0
     """Seconds until the next look, when nothing happens before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -135,6 +135,8 @@ class Reading:
 class Ask:
     """The wish for a checkpoint that was brought to the driver, and what became of it."""
 
+    id: str
+    """Of the wish, as in the run's status."""
     attempt: int
     state: Literal["running", "done", "refused", "absent", "failed"]
     """refused: asking again is no use; failed: it may be; absent: no driver listens now."""
@@ -169,6 +171,8 @@ class World:
     """A fresh random token, for when there is none yet."""
     kuberay: bool = True
     """Whether the cluster knows RayJob and RayCluster."""
+    kueue: bool = True
+    """Whether the cluster has Kueue, which admits runs to their queues."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""
@@ -196,6 +200,17 @@ class World:
     def wants_suspend(self) -> bool:
         """Whether the user wants the run to be suspended."""
         return self.spec.get("suspend") is True
+
+    @property
+    def nulls(self) -> list[str]:
+        """Paths of the spec's fields that are null."""
+        return list(self.run.get("nulls") or ())
+
+    @property
+    def late_nulls(self) -> Sequence[str]:
+        """Fields that somebody applied a null for when the run had begun with another value."""
+        found: Sequence[str] = self.run.get("lateNulls") or ()
+        return found
 
     @property
     def generation(self) -> int:

@@ -34,6 +34,8 @@ class Effective:
     """What the trainer reads: the run with everything filled in."""
     digest: str
     """Short hash of the spec, without `suspend`, which does not change what is trained."""
+    profile_digest: str
+    """Short hash of the profile, with its name."""
     roles: tuple[Role, ...]
     """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
     settings: Settings
@@ -120,6 +122,7 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
         spec=effective.spec,
         document=effective.model_dump(mode="json", by_alias=True, exclude={"status"}),
         digest=spec_digest(effective.spec),
+        profile_digest=_digest([profile_name, profile.to_document()]),
         roles=roles,
         settings=settings,
     )
@@ -127,7 +130,10 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
 
 def spec_digest(spec: RunSpec) -> str:
     """Hash of a spec, without `suspend`."""
-    document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
+    return _digest(spec.model_dump(mode="json", by_alias=True, exclude={"suspend"}))
+
+
+def _digest(document: object) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

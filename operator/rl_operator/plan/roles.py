@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rl_api.profile import PoolSpec, ProfileSpec
-from rl_api.run import ResourcesSpec, RunSpec
+from rl_api.roles import ResourcesSpec
+from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.settings import Settings
 from rl_operator.plan.backends import backend_of

@@ -74,6 +74,14 @@ def cluster_labels(effective: Effective, attempt: int) -> dict[str, str]:
     return labels | ({QUEUE_LABEL: queue} if queue else {})
 
 
+def held_back(effective: Effective) -> Manifest:
+    """Fields of a RayJob or RayCluster that a queue admits: no pod of it starts until somebody does.
+
+    Where Kueue is, it sets this itself; where it is not, nobody takes a queue's name for an admission.
+    """
+    return {"suspend": True} if effective.spec.scheduling.queue is not None else {}
+
+
 def ray_cluster(effective: Effective, attempt: int) -> Manifest:
     """The RayCluster of a run with `workload: Cluster`, on which people work by hand."""
     return {
@@ -82,5 +90,5 @@ def ray_cluster(effective: Effective, attempt: int) -> Manifest:
         "metadata": effective.metadata(
             attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
         ),
-        "spec": cluster_spec(effective, attempt),
+        "spec": {**held_back(effective), **cluster_spec(effective, attempt)},
     }

@@ -8,7 +8,7 @@ from rl_operator.model.names import Manifest, attempt_name
 from rl_operator.plan.effective import Effective
 from rl_operator.render.config import CONFIG_KEY
 from rl_operator.render.pods import CONFIG_FOLDER, DATA_FOLDER
-from rl_operator.render.raycluster import cluster_labels, cluster_spec
+from rl_operator.render.raycluster import cluster_labels, cluster_spec, held_back
 
 ENTRYPOINT: Final = f"rltrain run {CONFIG_FOLDER}/{CONFIG_KEY} --out {DATA_FOLDER}/run --resume"
 
@@ -26,6 +26,7 @@ def ray_job(effective: Effective, attempt: int) -> Manifest:
         )
         | {"annotations": {NO_HEAD_RESTART: "true"}},
         "spec": {
+            **held_back(effective),
             "submissionMode": "HTTPMode",
             "entrypoint": ENTRYPOINT,
             "backoffLimit": 0,

@@ -13,10 +13,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rl_api.progress import Condition
 from rl_operator.decide.queueing import STOPPED
 from rl_operator.decide.status import known_status
+from rl_operator.decide.unreadable import condition_patch
+from rl_operator.kube.apply import bring
 from rl_operator.kube.cache import Key, Store
-from rl_operator.kube.client import Api, ApiError, version_of
+from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError, version_of
 from rl_operator.model.decision import Decision, Scale
 from rl_operator.model.names import API_VERSION, HASH_ANNOTATION, KIND, Manifest, secret_name
 from rl_operator.model.parse import parse_event
@@ -31,10 +35,8 @@ from rl_operator.runtime.memory import Memory
 LOG = logging.getLogger("rl_operator")
 
 _EVENTS_SECONDS: Final = 5.0
-_KUBERAY_SECONDS: Final = 10.0
 _CLAIM_SECONDS: Final = 4.0
-_TRIES: Final = 3
-"""How often a status is written when somebody else writes at the same time."""
+_KUEUE_SECONDS: Final = 10.0
 _SCALE_SECONDS: Final = 20.0
 
 
@@ -47,14 +49,14 @@ class Cluster:
 
     def __init__(self, api: Api, store: Store, settings: Settings) -> None:
         self.api, self.store, self.settings = api, store, settings
+        self._kueue: tuple[float, bool] | None = None
         self._known_events: dict[tuple[str, str], tuple[float, list[Event]]] = {}
-        self._kuberay: tuple[float, bool] | None = None
 
     def plan(self, run: Manifest, memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed."""
-        metadata = run["metadata"]
-        key = (metadata.get("uid"), metadata.get("generation"), self.store.profiles_version())
-        if memory.plan is None or memory.plan_of != key or not metadata.get("generation"):
+        # Not its generation: a null that is applied anew changes an annotation alone.
+        key = (run["metadata"].get("uid"), run.get("spec"), self.store.profiles_version())
+        if memory.plan is None or memory.plan_of != key:
             memory.plan, memory.plan_of = plan(run, self.store.profiles(), self.settings), key
         return memory.plan
 
@@ -76,13 +78,15 @@ class Cluster:
         over = {condition.type for condition in status.conditions if condition.status == "True"}
         if over & {"Succeeded", "Failed"}:
             return world
-        changes: dict[str, Any] = {"kuberay": await self.kuberay()}
+        changes: dict[str, Any] = {"kuberay": self.store.serves("RayJob")}
         if memory.token is None and status.attempts:  # before the first one there is no Secret yet
             memory.token = await self._token(key, memory.uid)
         changes["token"], changes["new_token"] = memory.token, secrets.token_urlsafe(32)
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
+        if any(ray.held for ray in world.rays):
+            changes["kueue"] = await self.kueue()
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
         if world.rays and (not ready or any(ray.held for ray in world.rays)):
             changes["events"] = await self._said(key, world)
@@ -133,20 +137,11 @@ class Cluster:
         labels = f"rltrain.dev/run={name}"
         for kind in ("RayJob", "RayCluster", "Pod"):
             try:
-                found, _ = await self.api.list(kind, namespace, labels=labels)
+                for document in await self.api.list(kind, namespace, labels=labels):
+                    self.store.put(document)
             except ApiError as error:
-                if error.missing:  # no KubeRay
-                    continue
-                raise
-            for document in found:
-                self.store.put(document)
-
-    async def kuberay(self) -> bool:
-        """Whether the cluster knows RayJobs."""
-        now = time.monotonic()
-        if self._kuberay is None or now - self._kuberay[0] > _KUBERAY_SECONDS:
-            self._kuberay = (now, await self.api.serves("RayJob"))
-        return self._kuberay[1]
+                if not error.missing:  # no KubeRay
+                    raise
 
     async def _token(self, key: Key, uid: str) -> str | None:
         found = await self.api.find("Secret", key[0], secret_name(key[1]))
@@ -181,9 +176,11 @@ class Cluster:
         now, oldest = time.monotonic(), datetime.min.replace(tzinfo=UTC)
         known = self._known_events.get((namespace, fields))
         if known is None or now - known[0] > _EVENTS_SECONDS:
-            found, _ = await self.api.list("Event", namespace, fields=fields)
+            found = await self.api.list("Event", namespace, fields=fields)
             events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
-            known = self._known_events[namespace, fields] = (now, events)
+            fresh = {key: one for key, one in self._known_events.items() if now - one[0] <= _EVENTS_SECONDS}
+            known = (now, events)
+            self._known_events = fresh | {(namespace, fields): known}
         return known[1]
 
     async def _logs(self, key: Key, pods: Iterable[Pod], memory: Memory) -> dict[str, str]:
@@ -217,7 +214,8 @@ class Cluster:
             await _all([self._create(manifest, memory) for manifest in first])
             await self._create(last, memory)
         for manifest in decision.apply:
-            self.store.put(await self.api.apply(manifest))
+            live = world.live[manifest["kind"], manifest["metadata"]["name"]]
+            self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
             await self.api.delete(target.kind, namespace, target.name, target.uid)
         if decision.scale is not None:
@@ -235,13 +233,19 @@ class Cluster:
         """
         attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
         events = [run_event(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
-        work = [self._note(event) for event in events]
+        work: list[Any] = [self._note(event) for event in events]
+        version = version_of(dict(world.run))
         if decision.finalizer:
-            work.append(self._set_finalizer(world, True))
-        await _all(work)
-        await self._write_status(world, decision)
-        if decision.finalizer is False:
-            await self._set_finalizer(world, False)
+            version, *_ = await _all([self._add_finalizer(world), *work])
+        else:
+            await _all(work)
+        try:
+            await self._write_status(world, decision, version)
+            if decision.finalizer is False:
+                await self._remove_finalizer(world)
+        except ApiError as error:
+            if not error.missing:  # it is gone: nobody needs to be told any more
+                raise
 
     async def _create(self, manifest: Manifest, memory: Memory) -> None:
         """Create an object of the run; one that is there already is taken only if it is the run's own."""
@@ -249,9 +253,9 @@ class Cluster:
         namespace, name = metadata["namespace"], metadata["name"]
         for _ in range(2):
             try:
-                made = await self.api.create(manifest)
+                made = await self.api.apply(manifest, new=True)
             except ApiError as error:
-                if error.reason != "AlreadyExists":
+                if not error.conflict:
                     raise
                 made = await self.api.get(kind, namespace, name)
                 if not _owned(made, memory.uid):
@@ -263,6 +267,8 @@ class Cluster:
                 if kind == "ConfigMap" and stale:  # of a begin that was cut short, and immutable
                     await self.api.delete(kind, namespace, name, made["metadata"]["uid"])
                     continue
+                if kind not in ("ConfigMap", "Secret", "RayJob", "RayCluster"):
+                    made = await bring(self.api, manifest, made["metadata"]["uid"])
             break
         if kind == "Secret":
             memory.token = base64.b64decode(made["data"][TOKEN_KEY]).decode()
@@ -285,85 +291,99 @@ class Cluster:
             memory.scale_refusal = ""
             self.store.put({**made, "kind": "RayCluster"})
 
-    async def _set_finalizer(self, world: World, wanted: bool) -> None:
-        """Our finalizer by server-side apply: it is ours alone, and others are left as they are."""
-        metadata = world.metadata
+    async def _add_finalizer(self, world: World) -> int:
+        """Our finalizer by server-side apply: others are left as they are. Returns the run's version after it."""
         manifest = _identity(world)
-        if wanted:
-            manifest["metadata"]["finalizers"] = [FINALIZER]
-        try:
-            made = await self.api.apply(manifest)
-        except ApiError as error:
-            if error.missing or (error.status == 409 and metadata.get("deletionTimestamp")):
-                return
-            if error.status == 422 and "metadata.uid" in error.message:
-                raise _made_anew(world) from error
-            raise
-        self.store.put({**made, "kind": KIND})
+        manifest["metadata"]["finalizers"] = [FINALIZER]
+        made = await self.api.apply(manifest)
+        self.store.put(made)
+        return version_of(made)
 
-    async def _write_status(self, world: World, decision: Decision) -> None:
-        """Write the status of this very run: the version keeps it from a later run of the same name."""
+    async def _remove_finalizer(self, world: World) -> None:
+        """Whoever put it there: that of a run made from the YAML of another belongs to who made it."""
+        namespace, name = _place(world)
+        known = self.store.run((namespace, name)) or world.run
+        finalizers: list[str] = known["metadata"].get("finalizers") or []
+        if FINALIZER not in finalizers:
+            return
+        where = f"/metadata/finalizers/{finalizers.index(FINALIZER)}"
+        operations = [
+            {"op": "test", "path": "/metadata/uid", "value": world.metadata["uid"]},
+            {"op": "test", "path": where, "value": FINALIZER},
+            {"op": "remove", "path": where},
+        ]
+        self.store.put(await self.api.patch(KIND, namespace, name, operations))
+
+    async def _write_status(self, world: World, decision: Decision, version: int) -> None:
+        """Write the status of the run as it was looked at: of one that has changed since, another decision is made."""
         if known_status(world.run) == decision.status and world.run.get("status"):
             return
-        manifest, uid = _identity(world), str(world.metadata["uid"])
-        key = (str(world.metadata["namespace"]), str(world.metadata["name"]))
+        manifest = _identity(world, version)
         manifest["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        version = self.store.version(KIND, key, uid)
-        if version is None:
-            raise _made_anew(world)
-        for _ in range(_TRIES):
-            manifest["metadata"]["resourceVersion"] = str(version)
-            try:
-                made = await self.api.apply(manifest, "status")
-            except ApiError as error:
-                if error.missing:
-                    return
-                if error.status != 409:
-                    raise
-                last = error
-                now = await self.api.find(KIND, *key)
-                if now is None:
-                    return
-                if now["metadata"].get("uid") != uid:
-                    raise _made_anew(world) from error
-                version = version_of(now)
-            else:
-                self.store.put({**made, "kind": KIND})
-                return
-        raise last
+        self.store.put(await self.api.apply(manifest, "status"))
+
+    async def say(self, run: Manifest, condition: Condition) -> None:
+        """Write one condition of a run whose status is otherwise left as it is.
+
+        Raises:
+            ApiError: it cannot be written, for now.
+        """
+        patch = condition_patch(run, condition)
+        namespace, name = run["metadata"]["namespace"], run["metadata"]["name"]
+        try:
+            if patch:
+                self.store.put(await self.api.patch(KIND, namespace, name, patch, "status"))
+        except ApiError as error:
+            if error.passing or error.conflict:
+                raise
+            LOG.warning("it cannot be shown: %s", error, extra={"namespace": namespace, "run": name})
+
+    async def kueue(self) -> bool:
+        """Whether the cluster has Kueue."""
+        now = time.monotonic()
+        if self._kueue is None or now - self._kueue[0] > _KUEUE_SECONDS:
+            self._kueue = (now, await self.api.has_group("kueue.x-k8s.io"))
+        return self._kueue[1]
+
+    async def look_anew(self, key: Key, uid: str) -> bool:
+        """After a conflict: see the run as it is now; whether it is still the one with this uid."""
+        now = await self.api.find(KIND, *key)
+        if now is None or now["metadata"].get("uid") != uid:
+            return False  # the watch tells of its end, and of another one of its name
+        self.store.put(now)
+        return True
 
     async def _note(self, event: Manifest) -> None:
         """Write an event about a run."""
         try:
-            await self.api.create(event)
+            await self.api.apply(event, new=True)
         except ApiError as error:
             # A namespace that is being deleted takes no events, and one that is there is enough.
-            if error.status in (0, 429) or error.status >= 500:
+            if error.passing:
                 raise
             if error.status not in (403, 404, 409):
                 about = {key: event["metadata"][key] for key in ("namespace", "name")}
                 LOG.warning("an event cannot be written: %s", error, extra=about)
 
 
-async def _all(work: list[Any]) -> None:
+async def _all(work: list[Any]) -> list[Any]:
     """Wait for all, then raise the first error: none is left behind in the background."""
-    for result in await asyncio.gather(*work, return_exceptions=True):
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
+    return results
 
 
-def _made_anew(world: World) -> ApiError:
-    text = f"run {world.metadata['name']} was deleted, and perhaps made anew"
-    return ApiError(409, "Conflict", text)
+def _place(world: World) -> Key:
+    return str(world.metadata["namespace"]), str(world.metadata["name"])
 
 
-def _identity(world: World) -> Manifest:
-    metadata = world.metadata
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
-    }
+def _identity(world: World, version: int = 0) -> Manifest:
+    """The run, as something to apply to: this very one, and as it was at `version` (that of the look)."""
+    metadata = {key: world.metadata[key] for key in ("name", "namespace", "uid")}
+    metadata["resourceVersion"] = str(version) if version else world.metadata["resourceVersion"]
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
 
 
 def _owned(document: Mapping[str, Any], uid: str) -> bool:

@@ -9,13 +9,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.decide.status import merge_progress
+from rl_operator.decide.status import news
+from rl_operator.decide.unreadable import hands_off
 from rl_operator.drivers.ask import Asks
 from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.pull import Pulls
 from rl_operator.kube.cache import WATCHED, Key, Store
-from rl_operator.kube.client import Api, ApiError, Listing
+from rl_operator.kube.client import Api
+from rl_operator.kube.watch import Watch
+from rl_operator.kube.wire import ApiError
 from rl_operator.model.decision import Decision
 from rl_operator.model.names import MANAGED_SELECTOR, Manifest
 from rl_operator.model.seen import World
@@ -27,9 +31,12 @@ from rl_operator.runtime.work_queue import WorkQueue
 
 LOG = logging.getLogger("rl_operator")
 
+_OURS: Final = ("RLTrainingRun", "RLTrainingProfile")
 _RECONCILE_SECONDS: Final = 60.0
 _PRIME_SECONDS: Final = 60.0
 _LONGEST_BACK_OFF: Final = 60.0
+_AT_ONCE: Final = 3
+"""So many conflicts in a row are each answered with a new look at once."""
 
 
 class Controller:
@@ -52,58 +59,48 @@ class Controller:
         self.cluster = Cluster(api, self.store, settings)
         self.drivers = Drivers(settings.driver_url, metrics)
         self.queue: WorkQueue[Key] = WorkQueue(metrics.queue_depth.set)
+        self.watches = [
+            Watch(api, self, kind, scope, "" if kind in _OURS else MANAGED_SELECTOR)
+            for kind in WATCHED
+            for scope in ((None,) if kind == "RLTrainingProfile" else self.namespaces or (None,))
+        ]
         self.finished_at = time.monotonic()
         self._memory: dict[Key, Memory] = {}
-        self._pulls = Pulls(self.drivers, self.queue.add, lambda old, new: merge_progress(old, new) is new)
+        self._pulls = Pulls(self.drivers, self.queue.add_after, news)
         self._asks = Asks(self.drivers, self.queue.add)
 
     async def prime(self) -> None:
-        """Read everything once, so that no decision is made on half a picture."""
-        for kind in WATCHED:
-            for document in await self._list_patiently(kind):
-                self.store.put(document)
-        self._wake(self.store.runs())
+        """Read everything once, so that no decision is made on half a picture; an API server that is starting itself is
+        waited for.
 
-    async def _list_patiently(self, kind: str) -> list[Manifest]:
-        """All objects of a kind; an API server that is starting itself is waited for."""
+        Raises:
+            ApiError: something could not be read in time.
+        """
         deadline = time.monotonic() + _PRIME_SECONDS
-        while True:
-            try:
-                return (await self.list(kind))[0]
-            except ApiError as error:
-                if error.status not in (0, 429, 500, 503) or time.monotonic() > deadline:
-                    raise
-                LOG.info("%ss cannot be listed yet: %s", kind, error)
-            await asyncio.sleep(1.0)
+        for watch in self.watches:
+            while True:
+                try:
+                    await watch.list()
+                    break
+                except ApiError as error:
+                    if not error.passing or time.monotonic() > deadline:
+                        raise
+                    LOG.info("the cluster cannot be read yet: %s", error)
+                await asyncio.sleep(1.0)
 
-    async def list(self, kind: str, *, metadata_only: bool = False) -> Listing:
-        """All objects of a kind that are watched, none where the cluster does not know it; and the resource version at which
-        it was so, 0: unknown."""
-        ours = kind in ("RLTrainingRun", "RLTrainingProfile")
-        labels = "" if ours else MANAGED_SELECTOR
-        scopes = [None] if kind == "RLTrainingProfile" or not self.namespaces else list(self.namespaces)
-        found: list[Manifest] = []
-        versions: list[int] = []
-        for scope in scopes:
-            try:
-                items, version = await self.api.list(kind, scope, labels=labels, metadata_only=metadata_only)
-            except ApiError as error:
-                if not error.missing:
-                    raise
-                version = 0
-            else:
-                found += items
-            versions.append(version)
-        return found, min(versions)
-
-    def seen(self, kind: str, change: str | None, document: Manifest) -> None:
-        """A watch saw an object: added, changed (or listed), or deleted."""
-        document = {**document, "kind": kind}
+    def seen(self, kind: str, change: str, document: Manifest) -> None:
+        """A watch saw an object: it is there, or was DELETED."""
+        document = document | {"kind": kind}
         self._wake(self.store.drop(document) if change == "DELETED" else self.store.put(document))
 
-    def missing(self, kind: str, place: Key, uid: str) -> None:
-        """An object is no longer there, and no watch has told: it went while none was open."""
-        self._wake(self.store.gone(kind, place, uid))
+    def listed(self, kind: str, namespace: str | None, there: set[str] | None, version: int) -> None:
+        """A watch has listed everything of a kind."""
+        self._wake(self.store.listed(kind, namespace, there, version))
+
+    @property
+    def watches_problem(self) -> str:
+        """What is wrong with the watches, for the liveness probe."""
+        return "; ".join(problem for watch in self.watches if (problem := watch.problem))
 
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -118,7 +115,8 @@ class Controller:
 
     async def run(self, workers: int) -> None:
         """Work until cancelled."""
-        tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
+        work = [*(self._work() for _ in range(workers)), *(watch.run() for watch in self.watches)]
+        tasks = [asyncio.create_task(one) for one in work]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -133,27 +131,64 @@ class Controller:
             key = await self.queue.get()
             started = time.monotonic()
             try:
-                async with asyncio.timeout(_RECONCILE_SECONDS):
-                    await self.reconcile(key)
-                if (memory := self._memory.get(key)) is not None:
-                    memory.failures = 0
-            except (ApiError, NameTaken, TimeoutError) as error:
-                reason = error.reason if isinstance(error, ApiError) else type(error).__name__
-                self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s")
-            except Exception:
-                LOG.exception("a reconcile failed", extra=_about(key))
-                self._failed(key, "Unexpected", "unexpected error, see above")
+                await self.attend(key)
             finally:
                 self.finished_at = time.monotonic()
                 self.metrics.reconcile_seconds.observe(self.finished_at - started)
                 self.queue.done(key)
 
-    def _failed(self, key: Key, reason: str, sentence: str) -> None:
+    async def attend(self, key: Key) -> None:
+        """Reconcile one run; what goes wrong is counted and said, and it is tried again later."""
+        try:
+            async with asyncio.timeout(_RECONCILE_SECONDS):
+                await self.reconcile(key)
+            if (memory := self._memory.get(key)) is not None:
+                memory.failures = 0
+        except (ApiError, NameTaken, TimeoutError) as error:
+            reason = error.reason if isinstance(error, ApiError) else type(error).__name__
+            anew = isinstance(error, ApiError) and error.conflict and await self._look_anew(key)
+            self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s", anew)
+        except Exception as error:
+            await self._unexpected(key, error)
+
+    async def _unexpected(self, key: Key, error: Exception) -> None:
+        """A fault of ours, or an object that nobody thought of: the run is left alone, and the log has it once."""
+        memory, run = self._memory_of(key), self.store.run(key)
+        why = one_line(f"unexpected {type(error).__name__}: {error}", 300)
+        if memory.unreadable != why:
+            LOG.error("a reconcile failed", exc_info=error, extra=_about(key))
+        if run is not None:
+            now = datetime.now(UTC).replace(microsecond=0)
+            try:
+                await self._leave_alone(key, run, hands_off(run, now, "Unexpected", why), memory)
+            except ApiError as second:
+                LOG.warning("the error cannot be shown: %s", second, extra=_about(key))
+        self._failed(key, "Unexpected", why)
+
+    async def _leave_alone(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
+        """Nothing can be decided about a run: say so, and do nothing with it."""
+        if memory.unreadable != decision.unreadable:
+            LOG.error("nothing is done with this run: %s", decision.unreadable, extra=_about(key))
+        memory.unreadable = decision.unreadable
+        self._pulls.leave(key)
+        self.queue.add_after(key, decision.requeue)
+        await self.cluster.say(run, decision.status.conditions[0])
+
+    async def _look_anew(self, key: Key) -> bool:
+        """After a conflict: see the run as it is, so that it is decided upon anew and at once."""
+        try:
+            return await self.cluster.look_anew(key, self._memory_of(key).uid)
+        except ApiError:
+            return False
+
+    def _failed(self, key: Key, reason: str, sentence: str, anew: bool = False) -> None:
         self.metrics.errors.labels(reason).inc()
         memory = self._memory_of(key)
         memory.failures += 1
         wait = min(0.5 * 2 ** min(memory.failures, 10), _LONGEST_BACK_OFF)
-        level = logging.INFO if reason == "Conflict" else logging.WARNING
+        if anew and memory.failures <= _AT_ONCE:
+            wait = 0.0
+        level = {"Conflict": logging.INFO, "Unexpected": logging.DEBUG}.get(reason, logging.WARNING)
         LOG.log(level, "%s; trying again in %.0f s", sentence, wait, extra=_about(key) | {"reason": reason})
         self.queue.add_after(key, wait)
 
@@ -186,6 +221,10 @@ class Controller:
     async def _decide(self, key: Key, world: World, memory: Memory) -> None:
         now = datetime.now(UTC).replace(microsecond=0)
         decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
+        if decision.unreadable:
+            await self._leave_alone(key, dict(world.run), decision, memory)
+            return
+        memory.unreadable = ""
         memory.begun = memory.begun or bool(decision.create)
         await self.cluster.make(world, decision, memory)
         if decision.create and self.queue.pressed:
@@ -208,8 +247,9 @@ class Controller:
             self._pulls.leave(key)
         else:
             self._pulls.follow(key, decision.pull, memory)
-            if decision.ask is not None:
-                self._asks.ask(key, decision.pull, decision.ask, memory)
+            wish = decision.status.checkpoint_request
+            if decision.ask is not None and wish is not None:
+                self._asks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
@@ -245,6 +285,7 @@ class Controller:
         """Keep the gauges that are not set where things happen."""
         while True:
             self.metrics.show_runs(self.store.phases())
+            self.metrics.unreadable.set(sum(bool(memory.unreadable) for memory in self._memory.values()))
             await asyncio.sleep(5.0)
 
 

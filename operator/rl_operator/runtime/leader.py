@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rl_operator.kube.client import Api, ApiError
+from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import Manifest
 
 LOG = logging.getLogger("rl_operator")
@@ -45,12 +46,23 @@ class Leader:
     """One candidate."""
 
     def __init__(
-        self, api: Api, namespace: str, name: str, identity: str, times: Times | None = None
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        identity: str,
+        times: Times | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._namespace, self._name = api, namespace, name
-        self.identity, self._times = identity, times or Times()
+        self.identity, self._times, self._clock = identity, times or Times(), clock
         self._seen: Sighting | None = None
-        self.renewed = 0.0
+        self._renewed = float("-inf")
+
+    @property
+    def left(self) -> float:
+        """Seconds for which nobody else can hold the lease; 0 or less: somebody may."""
+        return self._renewed + self._times.lease - self._clock()
 
     async def acquire(self) -> None:
         """Wait until we hold the lease."""
@@ -66,22 +78,23 @@ class Leader:
         """
         while True:
             await asyncio.sleep(self._times.retry)
-            if not await self._try() and time.monotonic() - self.renewed > self._times.renew:
+            if not await self._try() and self._clock() - self._renewed > self._times.renew:
                 raise LeaderLost(f"the lease {self._name} could not be renewed for {self._times.renew:g} s")
 
     async def release(self) -> None:
         """Give the lease up, so that another one need not wait for its end."""
+        self._renewed = float("-inf")
         try:
             async with asyncio.timeout(self._times.retry):
                 lease = await self._api.find("Lease", self._namespace, self._name)
                 if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self.identity:
-                    await self._api.replace(lease | {"spec": lease["spec"] | {"holderIdentity": ""}})
+                    await self._write(lease["spec"] | {"holderIdentity": ""}, lease)
         except (ApiError, TimeoutError) as error:
             LOG.info("the lease was not given up: %s", error)
 
     async def _try(self) -> bool:
         """Take or renew the lease; whether it is ours now."""
-        started = time.monotonic()
+        started = self._clock()
         try:
             async with asyncio.timeout(self._times.renew / 2):
                 done = await self._take(started)
@@ -89,19 +102,13 @@ class Leader:
             LOG.warning("lease %s: %s", self._name, str(error) or "no answer in time")
             return False
         if done:
-            self.renewed = started
+            self._renewed = started
         return done
 
     async def _take(self, now: float) -> bool:
         lease = await self._api.find("Lease", self._namespace, self._name)
         if lease is None:
-            metadata = {"name": self._name, "namespace": self._namespace}
-            manifest: Manifest = {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": metadata,
-            }
-            await self._api.create(manifest | {"spec": self._spec({})})
+            await self._write(self._spec({}), None)
             return True
         spec = lease.get("spec") or {}
         record = (str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
@@ -110,8 +117,16 @@ class Leader:
         lasts = float(spec.get("leaseDurationSeconds") or self._times.lease)
         if record[0] not in ("", self.identity) and now - self._seen.time < lasts:
             return False
-        await self._api.replace(lease | {"kind": "Lease", "spec": self._spec(spec)})
+        await self._write(self._spec(spec), lease)
         return True
+
+    async def _write(self, spec: Mapping[str, Any], read: Manifest | None) -> None:
+        """Refused when the lease is no longer as it was read, or when there was none and is one now."""
+        metadata = {"name": self._name, "namespace": self._namespace}
+        if read is not None:
+            metadata["resourceVersion"] = read["metadata"]["resourceVersion"]
+        manifest: Manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        await self._api.apply(manifest | {"metadata": metadata, "spec": dict(spec)}, new=read is None)
 
     def _spec(self, old: Mapping[str, Any]) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

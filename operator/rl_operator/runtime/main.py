@@ -6,23 +6,22 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from kubernetes.aio.config import ConfigException
 
-from rl_operator.kube.client import Api, ApiError
+from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError
 from rl_operator.model.settings import Settings
 from rl_operator.runtime import logs
 from rl_operator.runtime.controller import Controller
 from rl_operator.runtime.health import Health, queue_problem
-from rl_operator.runtime.leader import Leader, LeaderLost
+from rl_operator.runtime.leader import Leader
 from rl_operator.runtime.metrics import Metrics
-from rl_operator.runtime.watches import Watches
+from rl_operator.runtime.process import Process
 
 LOG = logging.getLogger("rl_operator")
 
@@ -126,80 +125,21 @@ async def _run(args: argparse.Namespace) -> int:
         worker_memory=args.worker_memory,
         driver_url=args.driver_url,
     )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     metrics = Metrics()
     health = Health(metrics)
     await health.start(args.health_listen, args.metrics_listen)
     api = await Api.connect(metrics)
     try:
-        return await _serve(args, settings, api, health, metrics, stop)
+        leader: Leader | None = None
+        if args.leader_elect:
+            identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+            leader = Leader(api, args.operator_namespace, args.lease_name, identity)
+        controller = Controller(api, settings, metrics, args.namespace)
+        health.watch("queue", lambda: queue_problem(controller.queue.oldest, controller.finished_at))
+        health.watch("watches", lambda: controller.watches_problem)
+        health.ready = True  # a candidate is ready to take over
+        LOG.info("operator %s starts", _release())
+        return 0 if await Process(api, controller, metrics, args.workers, leader).run() else 1
     finally:
         await api.close()
         await health.stop()
-
-
-async def _serve(
-    args: argparse.Namespace,
-    settings: Settings,
-    api: Api,
-    health: Health,
-    metrics: Metrics,
-    stop: asyncio.Event,
-) -> int:
-    leader: Leader | None = None
-    health.ready = True  # a candidate is ready to take over
-    if args.leader_elect:
-        identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        leader = Leader(api, args.operator_namespace, args.lease_name, identity)
-        if not await _first(leader.acquire(), stop):
-            return 0
-    metrics.leader.set(1)
-    controller = Controller(api, settings, metrics, args.namespace)
-    watches = Watches(controller)
-    health.watch("queue", lambda: queue_problem(controller.queue.oldest, controller.finished_at))
-    health.watch("watches", lambda: watches.stale)
-    await controller.prime()
-    LOG.info("operator %s keeps %d runs going", _release(), len(controller.store.runs()))
-    work: list[Coroutine[Any, Any, None]] = [
-        controller.run(args.workers),
-        controller.show_metrics(),
-        _watch(watches, stop),
-    ]
-    if leader is not None:
-        work.append(leader.keep())
-    tasks = [asyncio.create_task(one) for one in work]
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        done, _ = await asyncio.wait((*tasks, stopping), return_when=asyncio.FIRST_COMPLETED)
-        failed = [error for task in done if (error := task.exception()) is not None]
-        for error in failed:
-            LOG.error("stopping: %s", error, exc_info=error)
-        lost = any(isinstance(error, LeaderLost) for error in failed)
-    finally:
-        for task in (*tasks, stopping):
-            task.cancel()
-        await asyncio.wait((*tasks, stopping), timeout=10.0)
-    if leader is not None and not lost:
-        await leader.release()
-    return 1 if failed else 0
-
-
-async def _watch(watches: Watches, stop: asyncio.Event) -> None:
-    """Watch until a signal comes, which Kopf gets first."""
-    await watches.run()
-    stop.set()
-
-
-async def _first(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Whether the work is done before somebody wants us to stop."""
-    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
-    return False

@@ -25,6 +25,8 @@ class Memory:
     """Whether the first objects were made; before that a run is urgent."""
     untold: tuple[World, Decision] | None = None
     """What was done, and is not in the status yet."""
+    unreadable: str = ""
+    """Why nothing is done with the run."""
     failures: int = 0
     plan_of: object = None
     plan: Plan | None = None

@@ -33,6 +33,11 @@ class Metrics:
             registry=registry,
         )
         self.runs = Gauge("rltrain_operator_runs", "Runs by phase", ["phase"], registry=registry)
+        self.unreadable = Gauge(
+            "rltrain_operator_unreadable_runs",
+            "Runs with which nothing is done, as their status cannot be read",
+            registry=registry,
+        )
         self.errors = Counter(
             "rltrain_operator_errors", "Reconciles that failed, by reason", ["reason"], registry=registry
         )
@@ -41,12 +46,6 @@ class Metrics:
         )
         self.leader = Gauge(
             "rltrain_operator_leader", "1 while this operator is the one that acts", registry=registry
-        )
-        self.watch_restarts = Counter(
-            "rltrain_operator_watch_restarts",
-            "Times that all watches were begun anew",
-            ["reason"],
-            registry=registry,
         )
 
     def api_called(self, verb: str, kind: str, code: str, seconds: float) -> None:

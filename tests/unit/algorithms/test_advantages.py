@@ -113,6 +113,8 @@ def test_zero_variance() -> None:
 def test_reward_stats() -> None:
     stats = reward_stats([1.0, 0.0, 2.0], ["a", "a", "b"])
     assert (stats.samples, stats.groups, stats.singleton_groups, stats.reward_mean) == (3, 2, 1, 1.0)
+    assert stats.reward_std == 1.0
+    assert reward_stats([5.0], ["a"]).reward_std == 0.0
     with pytest.raises(RewardError, match="sample 0"):
         reward_stats([math.nan], [0])
 

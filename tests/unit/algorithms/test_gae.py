@@ -79,5 +79,11 @@ def test_whiten_by_hand() -> None:
     assert whiten(values, mask, shift_mean=False).flatten().tolist() == pytest.approx(kept, abs=1e-6)
 
 
+def test_epsilon_is_added_to_the_variance() -> None:
+    """-1, 1: unbiased variance 2."""
+    values = torch.tensor([-1.0, 1.0])
+    assert whiten(values, torch.ones(2), epsilon=2.0).tolist() == pytest.approx([-0.5, 0.5])
+
+
 def test_one_value_cannot_be_whitened() -> None:
     assert whiten(torch.tensor([5.0, 6.0]), torch.tensor([1, 0])).tolist() == [0.0, 0.0]

@@ -120,6 +120,27 @@ def test_aggregation_by_hand() -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMean", "sequenceSum", "constant"])
+def test_one_token_is_the_whole_loss(aggregation: Aggregation) -> None:
+    assert aggregation_weights(torch.ones(1, 1), aggregation, ONE).tolist() == [[1.0]]
+
+
+def test_only_the_interpolated_policy_looks_at_staleness() -> None:
+    """Recomputed: the ratio is to l_old, however stale the tokens are. r = e^0.5, wide clip."""
+    config = PolicyLossConfig(clip_low=0.9, clip_high=9.0, importance=OFF)
+    output = policy_loss(
+        torch.tensor([-1.0]),
+        torch.ones(1),
+        torch.ones(1),
+        ONE,
+        config,
+        old_log_probs=torch.tensor([-1.5]),
+        sampler_log_probs=torch.tensor([-4.0]),
+        staleness=torch.tensor([1]),
+    )
+    assert output.loss.item() == pytest.approx(-math.exp(0.5))
+
+
+@pytest.mark.parametrize("aggregation", ["tokenMean", "sequenceMean", "sequenceSum", "constant"])
 def test_flat_tokens_weigh_what_padded_ones_weigh(aggregation: Aggregation) -> None:
     padded = aggregation_weights(MASK, aggregation, DENOMINATORS)
     ids = torch.arange(4).unsqueeze(1).expand(4, 4)
@@ -256,11 +277,13 @@ def test_metrics_by_hand() -> None:
     assert means["clip_fraction"] == pytest.approx(1.0)
 
 
-def test_kl_and_entropy_terms_by_hand() -> None:
+@pytest.mark.parametrize("of_kl", [0.1, 1.0])
+@pytest.mark.parametrize("of_entropy", [0.01, 1.0])
+def test_kl_and_entropy_terms_by_hand(of_kl: float, of_entropy: float) -> None:
     """l = -1, l_ref = -1.5, l_mu = -1.2, H = 0.7: d = -0.5.
 
-    loss = -A + 0.1 * w_kl * k3 - 0.01 * H with w_kl = e^0.2, k3 = e^-0.5 + 0.5 - 1 = 0.10653066;
-    gradient = -w A + 0.1 * e^0.2 * 0.5, w = e^0.2 (old is the current policy).
+    loss = -A + c_kl * w_kl * k3 - c_H * H with w_kl = e^0.2, k3 = e^-0.5 + 0.5 - 1 = 0.10653066;
+    gradient = -w A + c_kl * e^0.2 * 0.5, w = e^0.2 (old is the current policy).
     """
     log_probs = torch.tensor([-1.0], requires_grad=True)
     entropy = torch.tensor([0.7], requires_grad=True)
@@ -269,18 +292,20 @@ def test_kl_and_entropy_terms_by_hand() -> None:
         torch.tensor([1.0]),
         torch.ones(1),
         ONE,
-        PolicyLossConfig(kl_coefficient=0.1, entropy_coefficient=0.01),
+        PolicyLossConfig(kl_coefficient=of_kl, entropy_coefficient=of_entropy),
         sampler_log_probs=torch.tensor([-1.2]),
         reference_log_probs=torch.tensor([-1.5]),
         entropy=entropy,
     )
     output.loss.backward()
     weight = math.exp(0.2)
-    assert output.loss.item() == pytest.approx(-weight + 0.1 * weight * 0.10653066 - 0.007, abs=1e-6)
+    assert output.loss.item() == pytest.approx(
+        -weight + of_kl * weight * 0.10653066 - of_entropy * 0.7, abs=1e-6
+    )
     assert log_probs.grad is not None
     assert entropy.grad is not None
-    assert log_probs.grad.item() == pytest.approx(-weight + 0.1 * weight * 0.5, abs=1e-6)
-    assert entropy.grad.item() == pytest.approx(-0.01)
+    assert log_probs.grad.item() == pytest.approx(-weight + of_kl * weight * 0.5, abs=1e-6)
+    assert entropy.grad.item() == pytest.approx(-of_entropy)
     assert output.metrics["policy_loss"].item() == pytest.approx(-weight)
 
 

@@ -130,6 +130,8 @@ def test_cispo_without_a_lower_bound() -> None:
         (0.31, -2.0, True),
         (0.29, -2.0, False),
         (0.9, -2.0, True),
+        (0.9, 0.0, True),  # neither good nor bad: nothing to mask
+        (0.2, 0.0, True),
     ],
 )
 def test_dppo(probability: float, advantage: float, kept: bool) -> None:

@@ -73,6 +73,8 @@ def test_times_are_described() -> None:
         ({"a": 1}, "an object"),
         ([], "an empty list"),
         ((1,), "a list"),
+        ("x" * 58, f"'{'x' * 58}'"),  # 60 characters as written: the longest that is shown whole
+        ("x" * 59, f"'{'x' * 39}... (59 characters)"),
         ("x" * 70, f"'{'x' * 39}... (70 characters)"),
         (10**70, f"1{'0' * 39}... (71 characters)"),
     ],

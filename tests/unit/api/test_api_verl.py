@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl_api import RLTrainingRun, check_document
 from rl_api.paths import parse_path, render_path
@@ -82,6 +84,18 @@ def test_it_is_refused_with_a_sentence(path: str, value: Any, sentence: str) -> 
     assert run is None
     assert len(problems) == 1
     assert sentence in problems[0]
+
+
+RUNS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "verl_configs.yaml").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+def test_verl_is_given_the_whole_run(number: int) -> None:
+    document = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": {"name": "a"}}
+    run, problems = check_document(document | {"spec": RUNS[number]["spec"]})
+    assert isinstance(run, RLTrainingRun), problems
+    found = verl_config(run.spec, name="a", checkpoints="/checkpoints", gpus_per_node=8)
+    assert found == RUNS[number]["config"]
 
 
 def test_hydra_gets_every_leaf_once_and_quoted() -> None:

@@ -19,7 +19,8 @@ from rl_api.crd_schema import SchemaWriter
 from rl_api.describe import fields_of, type_of
 from rl_api.documents import dump_yaml, load_documents
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile
-from rl_api.run import ModelSpec, RLTrainingRun, RunSpec, SamplerSpec
+from rl_api.roles import SamplerSpec
+from rl_api.run import ModelSpec, RLTrainingRun, RunSpec
 
 CHART = Path(__file__).parents[3] / "charts" / "rltrain" / "templates" / "crds"
 Schema = dict[str, Any]

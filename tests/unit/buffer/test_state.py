@@ -107,6 +107,14 @@ def test_prompts_of_a_dead_sampler_come_first_under_the_same_ids():
     assert [ticket.reissued for ticket in tickets] == [True, True, False]
 
 
+def test_a_reissued_group_takes_the_slot_of_a_new_one():
+    state = make(samplers=2, max_staleness=2)
+    state.acquire(0, 1)
+    state.release(0)
+    assert ids(state.acquire(1, 1)) == [0]
+    assert (state.cursor, state.pending) == (1, [])
+
+
 def test_registering_again_gives_old_tickets_back():
     state = make(max_staleness=1)
     state.acquire(0, 2)

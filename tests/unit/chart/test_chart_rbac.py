@@ -22,11 +22,11 @@ RUN_VERBS = {
     "/secrets": "get create patch delete",
     "/pods": "get list watch",
     "/pods/log": "get",
-    "/events": "list create",
+    "/events": "list create patch",
     "/persistentvolumeclaims": "get",
 }
 CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "get list watch"}
-LEADER_VERBS = {"coordination.k8s.io/leases": "get create update"}
+LEADER_VERBS = {"coordination.k8s.io/leases": "get create patch"}
 PAGE = ROOT / "docs" / "operations.md"
 
 

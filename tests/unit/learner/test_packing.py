@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.learner.packing import micro_batches, mini_batches, padded_tokens, split_over_ranks
+from rl_trainer.learner.packing import micro_batches, mini_batches, split_over_ranks
 
 lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
 
 
 def flat(parts: list[list[int]]) -> list[int]:
     return sorted(itertools.chain.from_iterable(parts))
+
+
+def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
+    """Tokens that `batches` compute, padding included: the sum of `members * longest`."""
+    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
 
 
 def test_micro_batches_by_hand() -> None:

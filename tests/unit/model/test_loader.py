@@ -12,12 +12,13 @@ from model_folders import save_model
 from safetensors.torch import load_file, save_file
 
 from rl_api.errors import ModelError
+from rl_api.run import TinyModelSpec
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.loader import load_model, resolve_model
-from rl_trainer.model.presets import DefaultTiny, write_tiny
+from rl_trainer.model.presets import write_tiny
 
-SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
+SMALL = TinyModelSpec(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
 
 
 @pytest.fixture
@@ -43,11 +44,11 @@ def test_preset_is_written_once(tmp_path):
 
 
 def test_preset_sizes_must_fit(tmp_path):
-    odd = DefaultTiny(hidden_size=20, heads=4)
+    odd = TinyModelSpec(hidden_size=20, heads=4)
     with pytest.raises(ModelError, match="hiddenSize 20 over heads 4"):
         resolve_model("tiny", tmp_path, odd)
     with pytest.raises(ModelError, match="heads 4 is not a multiple of kvHeads 3"):
-        resolve_model("tiny", tmp_path, DefaultTiny(kv_heads=3))
+        resolve_model("tiny", tmp_path, TinyModelSpec(kv_heads=3))
 
 
 def test_local_folder_is_used_as_it_is(folder, tmp_path):

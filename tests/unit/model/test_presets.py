@@ -4,11 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_api.run import TinyModelSpec
 from rl_trainer.model.loader import load_model
-from rl_trainer.model.presets import CHARACTERS, DefaultTiny, write_tiny
+from rl_trainer.model.presets import CHARACTERS, write_tiny
 from rl_trainer.model.tokenizer import load_tokenizer
 
-SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
+SMALL = TinyModelSpec(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
 
 
 def test_same_seed_same_bytes(tmp_path):

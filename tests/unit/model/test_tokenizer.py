@@ -5,10 +5,11 @@ import json
 import pytest
 
 from rl_api.errors import ModelError
-from rl_trainer.model.presets import DefaultTiny, write_tiny
+from rl_api.run import TinyModelSpec
+from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.tokenizer import byte_letter, load_tokenizer
 
-SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
+SMALL = TinyModelSpec(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
 CHATML = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -30,7 +31,6 @@ def test_special_tokens_are_left_out_of_text(folder):
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode("12")
     assert tokenizer.decode([*ids, 1, 0, 0]) == "12"
-    assert [tokenizer.token_text(token) for token in (ids[0], 1, 999)] == ["1", "<eos>", "<999>"]
 
 
 @pytest.mark.parametrize("text", ["caf\u00e9", "a\tb", "\U0001f600"])

@@ -158,7 +158,7 @@ def test_a_terminal_gets_a_view_that_is_gone_at_the_end(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = Terminal()
     with Console("run", max_steps=100, target=0.9, stream=terminal) as console:
-        assert console.interactive
+        assert console._live is not None
         console.phase("training")
         console.step(record(42), eta=30.0)
         console.evaluation(40, 0.84)
@@ -181,11 +181,11 @@ def test_the_user_s_wishes_are_honoured(monkeypatch, name, value):
     terminal = Terminal()
     with Console("run", max_steps=100, stream=terminal) as console:
         console.step(record(1), eta=30.0)
-        if console.interactive:
+        if console._live is not None:
             console._live.refresh()
     assert "1/100" in terminal.getvalue()
     assert "\x1b[36m" not in terminal.getvalue()
-    assert console.interactive is False
+    assert console._live is None
     if name != "NO_COLOR":
         assert "\x1b" not in terminal.getvalue()
 

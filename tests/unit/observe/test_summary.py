@@ -86,11 +86,11 @@ def test_the_file_is_strict_json_and_knows_where_the_run_was_resumed(tmp_path):
         writer.write(RECORDS[0])
         writer.event("resumed", step=1)
         writer.write(StepRecord(step=2, time=1.0, wall_seconds=1.0, reward_mean=math.nan))
-    returned = write_summary(tmp_path, name="run", seed=1, stop_reason="maxSteps", extra={"note": math.inf})
+    returned = write_summary(tmp_path, name="run", seed=1, stop_reason="maxSteps", wall_seconds=math.inf)
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == returned
     assert returned["resumed_from"] == 1
     assert returned["reward_curve"] == [0.25, None]
     assert returned["heldout_start"] == 0.125
-    assert returned["note"] is None
+    assert returned["wall_seconds"] is None
     assert list(tmp_path.glob(".*")) == []

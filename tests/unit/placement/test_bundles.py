@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_api import RunSpec
-from rl_api.errors import InvalidConfig
+from rl_api.errors import InvalidConfig, PlacementError
 from rl_trainer.placement.bundles import bundles
 from rl_trainer.run.supported import check_supported
 
@@ -30,6 +30,42 @@ def test_every_actor_has_a_bundle_of_its_own():
 def test_gpus_go_to_learners_first_and_to_a_whole_role_or_none(gpus: int, learner: float, sampler: float):
     found = {b.name: b.gpus for b in bundles(spec(sampler={"replicas": 2}), gpus)}
     assert (found["learner 0"], found["sampler 0"], found["sampler 1"]) == (learner, sampler, sampler)
+
+
+def test_fewer_gpus_than_learners_are_no_reason_to_train_on_cpus():
+    sentence = "placement: 4 learners need a GPU each, and found 3; set learner.replicas to 3, add GPUs, or hide them"
+    with pytest.raises(PlacementError, match=sentence):
+        bundles(spec(learner={"replicas": 4}), 3)
+    assert {b.gpus for b in bundles(spec(learner={"replicas": 4}), 0)} == {0.0}
+
+
+def test_samplers_that_get_no_gpu_although_there_are_some_are_told_of():
+    told: list[str] = []
+    three = spec(sampler={"replicas": 3})
+    found = {b.name: b.gpus for b in bundles(three, 3, warn=told.append)}
+    assert (found["learner 0"], found["sampler 0"]) == (1, 0)
+    assert len(told) == 1
+    assert told[0].startswith(
+        "sampling is on CPUs: samplers would take 3 GPUs, one each, and 2 are left for them; "
+    )
+    for run, gpus in (
+        (three, 0),
+        (three, 4),
+        (spec(sampler={"replicas": 3, "resources": {"accelerators": 0}}), 3),
+    ):
+        bundles(run, gpus, warn=told.append)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("learners", "gpus_of"), [((0.0, 1.0), {"learner": 0}), ((1.0, 0.0), {"learner": 2})]
+)
+def test_a_role_with_nodes_of_its_own_has_their_gpus(
+    learners: tuple[float, float], gpus_of: dict[str, float]
+):
+    own = {**gpus_of, "sampler": 2 - gpus_of["learner"]}
+    found = bundles(spec(learner={"replicas": 2}), 2, ("learner", "sampler"), gpus_of=own)
+    assert (found[1].gpus, found[3].gpus) == learners
 
 
 def test_resources_of_the_sampler_overrule():

@@ -236,7 +236,8 @@ def test_slots_and_counts_are_told():
 def test_new_weights_between_two_steps():
     model, later = decoder(1), decoder(2)
     texts = prompts(6, longest=20)
-    engine = TorchEngine(model, slots=4, version=7)
+    engine = TorchEngine(model, slots=4)
+    engine.version = 7
     engine.add(requests(texts, [10] * 6))
     for _ in range(4):
         engine.step()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rl_api.run import TinyModelSpec
 from rl_api.task import TaskSpec
 from rl_trainer.model.chat import Chat
-from rl_trainer.model.presets import DefaultTiny, write_tiny
+from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.run.warm_start import solution_sample
 from rl_trainer.tasks import load_task
 
-SMALL = DefaultTiny(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
+SMALL = TinyModelSpec(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
 
 
 def test_a_solved_dialogue_trains_on_the_turns_of_the_model_and_on_how_they_end(tmp_path: Path):

@@ -1,4 +1,5 @@
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
-from rl_trainer.tasks import Score, Segment, load_task
+from rl_trainer.tasks import Prompt, Score, Segment, load_task
 from rl_trainer.tasks.types import HELDOUT_INDEX
 
 LINES = [{"prompt": f"{a}+{b}", "answer": str(a + b), "level": a} for a in range(5) for b in range(5)]
@@ -160,6 +161,16 @@ def test_negative_indices_are_refused(load):
 def test_prompts_travel_between_processes(load):
     prompt = load().prompt(0)
     assert pickle.loads(pickle.dumps(prompt)) == prompt
+
+
+def test_the_priority_of_a_prompt_is_that_of_its_item():
+    assert Prompt(0, "a", "b", {}).priority == 0.0
+    assert Prompt(0, "a", "b", {"priority": 3}).priority == 3.0
+    for wrong in ("high", True, None, math.nan):
+        with pytest.raises(
+            TaskError, match=f"found {wrong!r} as priority of prompt 5, allowed: a finite number"
+        ):
+            _ = Prompt(5, "a", "b", {"priority": wrong}).priority
 
 
 def test_importing_tasks_imports_no_heavy_library():

@@ -2,8 +2,8 @@
 
 Payloads do not pass through the actor unless they are small: up to `INLINE_BYTES` they travel inside the call
 (one message instead of four); above, the sampler puts the bytes into the object store and the buffer adopts
-them (`adoption.py`), so that they outlive the sampler. A `put` is answered only after that: an answered `put`
-is never lost with its sampler.
+them (`adoption.py`): they are on its own node then. A `put` is answered only after that: an answered `put` is
+never lost with its sampler, nor with the sampler's node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import numpy as np
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.buffer.state import BufferState
+from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
@@ -52,10 +54,37 @@ class Batch:
 
 
 def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> list[Any]:
-    """Payloads as bytes-like values, those by reference fetched in one call."""
+    """Payloads as bytes-like values, those by reference fetched in one call.
+
+    Raises:
+        DeadlineExceeded: not all of them arrived within `timeout` seconds.
+        RLTrainError: one was lost.
+    """
     refs = [payload for payload in payloads if isinstance(payload, ray.ObjectRef)]
-    fetched = iter(ray.get(refs, timeout=timeout)) if refs else iter(())
+    try:
+        fetched = iter(ray.get(refs, timeout=timeout)) if refs else iter(())
+    except GetTimeoutError:
+        raise DeadlineExceeded(
+            f"node {ray.util.get_node_ip_address()}: the groups of a batch did not arrive from the buffer's node within "
+            f"{timeout:.0f} s; look at the network between the two, then {RESUME_HINT}"
+        ) from None
+    except RayError as error:
+        raise RLTrainError(f"a group of a batch was lost ({first_line(error)}); {RESUME_HINT}") from None
     return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
+
+
+def _to_send(payloads: Iterable[bytes]) -> list[Any]:
+    """Payloads of one call, bytes or references: counted together, as Ray itself moves larger calls through the store."""
+    sent: list[Any] = []
+    inline = 0
+    for data in payloads:
+        inline += len(data)
+        if inline > INLINE_BYTES:
+            inline -= len(data)
+            sent.append(ray.put(np.frombuffer(data, np.uint8)))
+        else:
+            sent.append(data)
+    return sent
 
 
 class BufferActor:
@@ -106,12 +135,12 @@ class BufferActor:
             self._state.producer_wait.add(time.monotonic() - started)
         return Acquired(tickets, self._state.version, self._weights if newer else None)
 
-    async def put(self, sampler: int, groups: Sequence[Group], node_id: str | None = None) -> list[PutResult]:
-        """Finished groups, the payload of each bytes or `[reference]`. Answered when their sampler may die."""
+    async def put(self, sampler: int, groups: Sequence[Group]) -> list[PutResult]:
+        """Finished groups, the payload of each bytes or `[reference]`. Answered when sampler and node may die."""
         results = []
         for group in groups:
             if isinstance(group.payload, list):
-                group = replace(group, payload=await adopt(group.payload[0], node_id))
+                group = replace(group, payload=await adopt(group.payload[0]))
             results.append(self._state.put(sampler, group, time.monotonic()))
         self._changes.notify()
         return results
@@ -229,17 +258,13 @@ class Buffer:
 
     def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
         """`put` of several groups without waiting. The caller keeps the reference until it is answered."""
-        sent: list[Group] = []
-        inline = 0
-        for group in groups:
-            data = group.payload
-            # Counted together: Ray itself moves larger calls through the object store.
-            if inline + len(data) <= INLINE_BYTES:
-                inline += len(data)
-                sent.append(group)
-            else:
-                sent.append(replace(group, payload=[ray.put(np.frombuffer(data, np.uint8))]))
-        return self.actor.put.remote(sampler, sent, ray.get_runtime_context().get_node_id())
+        given = list(groups)
+        payloads = _to_send(group.payload for group in given)
+        sent = [
+            replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
+            for group, payload in zip(given, payloads, strict=True)
+        ]
+        return self.actor.put.remote(sampler, sent)
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
@@ -271,10 +296,7 @@ class Buffer:
 
     def restore(self, state: Mapping[str, Any], payloads: Sequence[bytes]) -> None:
         """Load a snapshot into this (fresh) buffer, before samplers register."""
-        boxed = [
-            ray.put(np.frombuffer(data, np.uint8)) if len(data) > INLINE_BYTES else data for data in payloads
-        ]
-        self.result(self.actor.restore.remote(state, boxed), "restoring the buffer")
+        self.result(self.actor.restore.remote(state, _to_send(payloads)), "restoring the buffer")
 
     def metrics(self) -> dict[str, Any]:
         """See `BufferState.metrics`."""

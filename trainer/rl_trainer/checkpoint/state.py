@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the state of the learners, and arrays of groups as bytes."""
+"""What a checkpoint holds of a run's actors, and arrays of groups as bytes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ class LearnerState:
     optimizer_steps: int
     adapter: Arrays | None
     critic: Arrays | None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint holds of a run's actors.
+
+    Attributes:
+        learners: see there.
+        random_states: of the learners by rank; None for one that the checkpoint knows none of.
+        buffer: see `BufferState.snapshot`.
+        payloads: of its ready groups, as bytes.
+    """
+
+    learners: LearnerState
+    random_states: Sequence[bytes | None]
+    buffer: Mapping[str, Any]
+    payloads: Sequence[bytes]
 
 
 def pack_groups(groups: Sequence[Arrays]) -> bytes:

@@ -1,39 +1,31 @@
-"""Objects that outlive the process that made them.
+"""Objects that outlive the process, and the node, that made them.
 
-Ray frees an object when the process that owns it dies (and `ray.put(_owner=...)` was removed in Ray 2.56). An
-actor *adopts* an object by running a task that returns it: the result belongs to the caller of the task, and
-it is stored on the node where the task ran.
+Ray frees an object when the process that owns it dies (and `ray.put(_owner=...)` was removed in Ray 2.56), and loses it
+with the node that holds its only copy. An actor *adopts* an object by putting it anew: then it belongs to the actor, and is
+on the actor's node.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+import asyncio
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_api.errors import RLTrainError
+from rl_trainer.error_text import first_line
 
 
-@ray.remote(num_cpus=0, num_returns=2, max_retries=0)  # retries would keep the first copy alive as lineage
-def _copy(data: Any) -> tuple[bool, Any]:
-    return True, data
-
-
-async def adopt(ref: Any, node_id: str | None = None) -> Any:
-    """A reference to a copy of `ref`'s object, owned by the calling actor, on node `node_id` if it still
-    exists.
+async def adopt(ref: Any) -> Any:
+    """A reference to a copy of `ref`'s object, owned by the calling actor and on its node.
 
     Raises RLTrainError when the object was lost first.
     """
-    place = NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else "DEFAULT"
-    for last in (False, True):
-        done, adopted = cast(Any, _copy).options(scheduling_strategy=place).remote(ref)
-        try:
-            await done
-            return adopted
-        except RayError as error:
-            if last:
-                raise RLTrainError(f"an object was lost before it could be adopted ({error})") from None
-    raise AssertionError
+    try:
+        value = await ref
+    except RayError as error:
+        raise RLTrainError(f"an object was lost before it could be adopted ({first_line(error)})") from None
+    return await asyncio.to_thread(
+        ray.put, value
+    )  # it waits where the store must spill first; the actor does not

@@ -1,16 +1,14 @@
-"""The Ray actor around one `Learner`, and the driver's handle on all of them."""
+"""The Ray actor around one `Learner`; `learner.group` is the driver's handle on all of them."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import ray
 import torch
 import torch.distributed as dist
@@ -20,25 +18,20 @@ from rl_api import RunSpec
 from rl_api.errors import ObjectiveError
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
-from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import Arrays, LearnerState
-from rl_trainer.flow.calls import answer, answers
-from rl_trainer.learner.packing import split_over_ranks
-from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
+from rl_trainer.learner.plan import Member
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
-from rl_trainer.placement.groups import Reservation
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import WeightsPayload, pack_weights
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-START_TIMEOUT = 300.0
 
 
 class LearnerActor:
@@ -50,13 +43,16 @@ class LearnerActor:
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
 
-    def rendezvous(self) -> str:
-        """Address at which the ranks meet; asked of rank 0."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+    def rendezvous(self) -> tuple[str, int]:
+        """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
+        self._store = self._open_store(ray.util.get_node_ip_address(), 0)
+        return self._store.host, self._store.port
 
-    def start(self, folder: SharedFolder, address: str | None) -> None:
+    def _open_store(self, host: str, port: int) -> dist.TCPStore:
+        first = self.rank == 0
+        return dist.TCPStore(host, port, self.ranks, first, COLLECTIVE_TIMEOUT, wait_for_workers=False)
+
+    def start(self, folder: SharedFolder, address: tuple[str, int] | None) -> None:
         """Loads the model and joins the other ranks."""
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         with self.spans.span("load model"):
@@ -64,19 +60,16 @@ class LearnerActor:
                 backend = "nccl" if device == "cuda" else "gloo"
                 dist.init_process_group(
                     backend,
-                    init_method=address,
+                    store=self._store if self.rank == 0 else self._open_store(*address),
                     rank=self.rank,
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
-            self.learner = Learner(
-                folder.open(),
-                self.spec,
-                rank=self.rank,
-                ranks=self.ranks,
-                device=device,
-                objective=load_objective(self.spec, self.search),
-            )
+            objective = load_objective(self.spec, self.search)
+            with folder.opened() as model:
+                self.learner = Learner(
+                    model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
+                )
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
@@ -88,9 +81,8 @@ class LearnerActor:
         `initial`: see `Learner.resume`.
         """
         adapter, critic = state.adapter, state.critic
-        self.learner.resume(
-            None if initial is None else initial.open(), None if adapter is None else _tensors(adapter)
-        )
+        with nullcontext() if initial is None else initial.opened() as folder:
+            self.learner.resume(folder, None if adapter is None else _tensors(adapter))
         self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
         self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
@@ -168,141 +160,6 @@ class LearnerActor:
         return state
 
 
-@dataclass
-class Learners:
-    """All ranks, as the driver sees them: every call goes to all and has a deadline."""
-
-    actors: list[Any]
-    spec: RunSpec
-    timeout: float = 3600.0
-
-    @classmethod
-    def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None = None) -> Learners:
-        """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first."""
-        remote = ray.remote(LearnerActor)
-        ranks = spec.learner.replicas
-        actors = [
-            remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec, search)
-            for rank in range(ranks)
-        ]
-        return cls(actors, spec)
-
-    def start(self, folder: SharedFolder) -> None:
-        """Loads the model on every rank and joins them."""
-        address = None
-        if len(self.actors) > 1:
-            address = answer(self.actors[0].rendezvous.remote(), "learner 0", "starting", START_TIMEOUT)
-        self._all("start", [(folder, address)] * len(self.actors), "loading the model", START_TIMEOUT)
-
-    def start_reinforcement(self) -> None:
-        """See `LearnerActor.start_reinforcement`."""
-        self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
-
-    def restore(
-        self, state: LearnerState, initial: SharedFolder | None, generators: Sequence[bytes | None]
-    ) -> None:
-        """See `LearnerActor.restore`; `generators` by rank."""
-        shared = ray.put(state)
-        self._all("restore", [(shared, initial, data) for data in generators], "restoring the optimizer")
-
-    def random_states(self) -> list[bytes]:
-        """See `LearnerActor.random_state`; by rank."""
-        return self._all("random_state", [()] * len(self.actors), "reading random states for a checkpoint")
-
-    def supervise(self, samples: Sequence[Trajectory], rate: float) -> float:
-        """One supervised step on `samples`, dealt out over the ranks."""
-        denominators = LossDenominators.from_lengths([int(s.mask[1:].sum()) for s in samples])
-        ranks = len(self.actors)
-        arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
-        return float(self._all("supervise", arguments, "the warm start")[0])
-
-    def update(
-        self,
-        groups: Sequence[Group],
-        advantages: Sequence[Advantage],
-        step: int,
-        version: int | None = None,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
-        """One training step on all members of `groups`; `advantages` in their order.
-
-        The new weights come along as `version`, unless that is None.
-        """
-        algorithm = self.spec.algorithm
-        trained = step // self.spec.weight_sync.every_steps
-        critic = algorithm.value_model
-        train_policy = critic is None or step >= critic.warmup_steps
-        plan = plan_update(
-            [group.total_lengths for group in groups],
-            [group.lengths for group in groups],
-            advantages,
-            ranks=len(self.actors),
-            mini_batch_count=algorithm.mini_batches,
-            epochs=algorithm.epochs,
-            constant_length=constant_length(self.spec),
-            left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
-            seed=(self.spec.seed, step),
-        )
-        results = self._all(
-            "update",
-            [
-                (groups, _rank_plan(plan, rank), trained, version if rank == 0 else None, train_policy)
-                for rank in range(len(self.actors))
-            ],
-            "training",
-        )
-        update, weights, _ = results[0]
-        targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
-        update = replace(update, metrics=update.metrics | value_metrics(targets))
-        return update, weights, [span for _, _, spans in results for span in spans]
-
-    def token_estimates(self, groups: Sequence[Group]) -> tuple[TokenEstimates, list[Span]]:
-        """See `Learner.token_estimates`; of every member of `groups`, in order."""
-        members = [
-            Member(group, member, 0.0)
-            for group, taken in enumerate(groups)
-            for member in range(len(taken.lengths))
-        ]
-        lengths = [length for taken in groups for length in taken.total_lengths]
-        parts = split_over_ranks(lengths, len(self.actors))
-        arguments = [(groups, [members[index] for index in part]) for part in parts]
-        results = self._all("token_estimates", arguments, "computing KL and values")
-        whole = TokenEstimates(
-            _in_order(parts, [found.kl for found, _ in results]),
-            _in_order(parts, [found.values for found, _ in results]),
-        )
-        return whole, [span for _, spans in results for span in spans]
-
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
-        """Weights of `version` as a wrapped reference."""
-        timeout = self.spec.weight_sync.timeout.seconds
-        reply: tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]] = answer(
-            self.actors[0].publish.remote(version), "learner 0", "publishing weights", timeout
-        )
-        return reply
-
-    def weights(self) -> Arrays:
-        """See `LearnerActor.weights`."""
-        reply: Arrays = answer(
-            self.actors[0].weights.remote(), "learner 0", "reading weights to write them", self.timeout
-        )
-        return reply
-
-    def state(self) -> LearnerState:
-        """See `LearnerActor.state`."""
-        reply: LearnerState = answer(
-            self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
-        )
-        return reply
-
-    def _all(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None
-    ) -> list[Any]:
-        calls = [
-            getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
-        ]
-        return answers(calls, "learner", phase, timeout or self.timeout)
-
-
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
     """The user's objective where `algorithm.name` is module:function; what it raises becomes an ObjectiveError.
 
@@ -327,14 +184,6 @@ def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
     return guarded
 
 
-def constant_length(spec: RunSpec) -> int | None:
-    """Denominator of the aggregation `constant` in tokens per sequence; None for the others."""
-    loss = spec.algorithm.loss
-    if loss.aggregation != "constant":
-        return None
-    return loss.constant_length or spec.sampler.max_new_tokens
-
-
 def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[int, list[Trajectory]]:
     """The trajectories of all groups that `members` belong to, by the group's position."""
     needed = sorted({member.group for member in members})
@@ -342,18 +191,6 @@ def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[in
     return {
         index: groups[index].trajectories(payload) for index, payload in zip(needed, payloads, strict=True)
     }
-
-
-def _in_order(
-    parts: Sequence[Sequence[int]], found: Sequence[Sequence[npt.NDArray[np.float64]] | None]
-) -> list[npt.NDArray[np.float64]] | None:
-    """Every rank's arrays at the positions `parts` of the whole; None where the ranks have none."""
-    whole: dict[int, npt.NDArray[np.float64]] = {}
-    for part, arrays in zip(parts, found, strict=True):
-        if arrays is None:
-            return None
-        whole.update(zip(part, arrays, strict=True))
-    return [whole[index] for index in range(len(whole))]
 
 
 def _tensors(arrays: Arrays) -> dict[str, Tensor]:
@@ -364,7 +201,3 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Copies, on the CPU."""
     return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
-
-
-def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:
-    return [(part.ranks[rank], part.denominators) for part in plan]

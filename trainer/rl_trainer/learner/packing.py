@@ -123,11 +123,6 @@ def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> l
     return [sorted(part.tolist()) for part in np.array_split(order, min(count, groups))]
 
 
-def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
-    """Tokens that `batches` compute, padding included: the sum of `members * longest`."""
-    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
-
-
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     """Indices by falling length, equal lengths by rising index."""
     for index, length in enumerate(lengths):

@@ -7,17 +7,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rl_api.errors import ModelError
+from rl_api.run import TinyModelSpec
 from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.folder import weight_files
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.model.presets import DefaultTiny, TinyShape, write_tiny
+from rl_trainer.model.presets import write_tiny
 
 PRESETS = ("tiny",)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -26,7 +26,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve_model(
     source: str,
     cache_folder: str | Path,
-    tiny: TinyShape | None = None,
+    tiny: TinyModelSpec | None = None,
     seed: int = 0,
     revision: str | None = None,
     tell: Callable[[str], None] = lambda text: None,
@@ -40,7 +40,7 @@ def resolve_model(
     """
     cache = Path(cache_folder)
     if source in PRESETS:
-        folder = _preset(cache, tiny or DefaultTiny(), seed)
+        folder = _preset(cache, tiny or TinyModelSpec(), seed)
     elif "://" in source:
         folder = copy_folder(source, cache, tell)
     elif Path(source).expanduser().is_dir():
@@ -92,8 +92,8 @@ def _looks_local(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or not _HUB_ID.fullmatch(source)
 
 
-def _preset(cache: Path, tiny: TinyShape, seed: int) -> Path:
-    sizes = {name: int(getattr(tiny, name)) for name in vars(DefaultTiny())}
+def _preset(cache: Path, tiny: TinyModelSpec, seed: int) -> Path:
+    sizes = tiny.model_dump()
     if sizes["hidden_size"] % sizes["heads"] or (sizes["hidden_size"] // sizes["heads"]) % 2:
         raise ModelError(
             f"model.tiny: hiddenSize {sizes['hidden_size']} over heads {sizes['heads']} gives no even head size"
@@ -105,14 +105,9 @@ def _preset(cache: Path, tiny: TinyShape, seed: int) -> Path:
     key = hashlib.sha256(json.dumps({**sizes, "seed": seed}, sort_keys=True).encode()).hexdigest()[:10]
     folder = cache / f"tiny-{key}"
     if not folder.is_dir():
-        _write(folder, lambda target: write_tiny(target, tiny, seed))
+        try:
+            write_tiny(folder, tiny, seed)
+        except OSError as error:
+            if not folder.is_dir():  # else another process finished it in the meantime, which is as good
+                raise ModelError(f"model folder {folder}: cannot be written ({error})") from None
     return folder
-
-
-def _write(folder: Path, write: Any) -> None:
-    """Run `write(folder)`; a folder that another process finished in the meantime is as good as ours."""
-    try:
-        write(folder)
-    except OSError as error:
-        if not folder.is_dir():
-            raise ModelError(f"model folder {folder}: cannot be written ({error})") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch import nn
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
-from rl_trainer.model.names import deinterleave, interleave
+from rl_trainer.model.names import Projection, deinterleave, interleave, projections
 
 PEFT_PREFIX = "base_model.model."
 """What `peft` puts before the Hugging Face name of the adapted module."""
@@ -26,42 +25,6 @@ PEFT_PREFIX = "base_model.model."
 
 Layer = Mapping[str, "Adapter"]
 """The adapters of one layer by fused matrix."""
-
-
-@dataclass(frozen=True)
-class Projection:
-    """One of the projections that a fused matrix holds.
-
-    Attributes:
-        name: Hugging Face name within the layer, such as `self_attn.q_proj`.
-        rows: of the fused matrix, in order.
-        turned: whether its rows are stored interleaved, for rotary positions.
-    """
-
-    name: str
-    rows: int
-    turned: bool = False
-
-    @property
-    def module(self) -> str:
-        """The last part of the name: what `targetModules` lists."""
-        return self.name.rpartition(".")[2]
-
-
-def projections(config: DecoderConfig) -> dict[str, tuple[Projection, ...]]:
-    """The projections of each fused matrix of a layer."""
-    dim, inner, hidden = config.head_dim, config.intermediate_size, config.hidden_size
-    key = config.kv_heads * dim
-    return {
-        "qkv": (
-            Projection("self_attn.q_proj", config.heads * dim, turned=True),
-            Projection("self_attn.k_proj", key, turned=True),
-            Projection("self_attn.v_proj", key),
-        ),
-        "output": (Projection("self_attn.o_proj", hidden),),
-        "gate_up": (Projection("mlp.gate_proj", inner), Projection("mlp.up_proj", inner)),
-        "down": (Projection("mlp.down_proj", hidden),),
-    }
 
 
 def check_targets(config: DecoderConfig, targets: Sequence[str]) -> None:
@@ -81,19 +44,18 @@ class Adapter(nn.Module):
     def __init__(
         self,
         parts: Sequence[Projection],
-        columns: int,
         options: LoraSpec,
         device: torch.device,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.parts = tuple(parts)
-        self.columns = columns
+        self.columns = columns = parts[0].columns
         self.scale = options.alpha / options.rank
         self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
         bound = 1 / math.sqrt(
             columns
-        )  # Kaiming's uniform with a = sqrt(5), as peft and torch's own Linear begin
+        )  # Kaiming's uniform with a = sqrt(5), as in peft and torch's own Linear
         for part in self.parts:
             if part.module in options.target_modules:
                 # Drawn on the CPU: the same for a seed on every device and rank.
@@ -129,12 +91,11 @@ def adapters(
     config: DecoderConfig, options: LoraSpec, device: torch.device, generator: torch.Generator
 ) -> dict[str, Adapter]:
     """New adapters of one layer by fused matrix; none for a matrix without an adapted projection."""
-    columns = {"output": config.heads * config.head_dim, "down": config.intermediate_size}
-    found: dict[str, Adapter] = {}
-    for name, parts in projections(config).items():
-        if any(part.module in options.target_modules for part in parts):
-            found[name] = Adapter(parts, columns.get(name, config.hidden_size), options, device, generator)
-    return found
+    return {
+        name: Adapter(parts, options, device, generator)
+        for name, parts in projections(config).items()
+        if any(part.module in options.target_modules for part in parts)
+    }
 
 
 def adapter_state(layers: Sequence[Layer], config: DecoderConfig) -> dict[str, torch.Tensor]:

@@ -8,7 +8,9 @@ do not see the order, and the way back is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,33 +21,87 @@ from rl_trainer.model.config import DecoderConfig
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 
 
-def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model by its Hugging Face name; `lm_head.weight` only when it is not tied."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query, key = config.heads * dim, config.kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+@dataclass(frozen=True)
+class Projection:
+    """One of the projections that a fused matrix holds.
+
+    Attributes:
+        name: Hugging Face name within the layer, such as `self_attn.q_proj`.
+        rows: of the fused matrix, in order.
+        columns: of the fused matrix.
+        turned: whether its rows are stored interleaved, for rotary positions.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    turned: bool = False
+
+    @property
+    def module(self) -> str:
+        """The last part of the name: what `targetModules` of LoRA lists."""
+        return self.name.rpartition(".")[2]
+
+
+class Part(NamedTuple):
+    """A Hugging Face tensor, and where in a fused parameter (a name of `Decoder.named_parameters`) its rows begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    fused: str
+    first: int = 0
+    turned: bool = False
+
+    def of(self, fused: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Its rows, a view."""
+        return fused[self.fused][self.first : self.first + self.shape[0]]
+
+
+def projections(config: DecoderConfig) -> dict[str, tuple[Projection, ...]]:
+    """The projections of each fused matrix of a layer."""
+    inner, hidden = config.intermediate_size, config.hidden_size
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        "qkv": (
+            Projection("self_attn.q_proj", query, hidden, turned=True),
+            Projection("self_attn.k_proj", key, hidden, turned=True),
+            Projection("self_attn.v_proj", key, hidden),
+        ),
+        "output": (Projection("self_attn.o_proj", hidden, query),),
+        "gate_up": (Projection("mlp.gate_proj", inner, hidden), Projection("mlp.up_proj", inner, hidden)),
+        "down": (Projection("mlp.down_proj", hidden, inner),),
+    }
+
+
+def parts(config: DecoderConfig) -> Iterator[Part]:
+    """Every parameter of the model in Hugging Face's order; `lm_head.weight` only when it is not tied."""
+    hidden, dim = config.hidden_size, config.head_dim
+    biased = {"qkv": config.qkv_bias, "output": config.output_bias}
+    yield Part("model.embed_tokens.weight", (config.vocab_size, hidden), "embed")
     for index in range(config.layers):
-        prefix = f"model.layers.{index}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        for name, rows in (("q", query), ("k", key), ("v", key)):
-            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, hidden)
-            if config.qkv_bias:
-                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
-        if config.qk_norm:
-            shapes[prefix + "self_attn.q_norm.weight"] = (dim,)
-            shapes[prefix + "self_attn.k_norm.weight"] = (dim,)
-        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
-        if config.output_bias:
-            shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-            shapes[f"{prefix}mlp.{name}_proj.weight"] = (rows, columns)
-            if config.mlp_bias:
-                shapes[f"{prefix}mlp.{name}_proj.bias"] = (rows,)
-    shapes["model.norm.weight"] = (hidden,)
+        theirs, ours = f"model.layers.{index}.", f"layers.{index}."
+        yield Part(theirs + "input_layernorm.weight", (hidden,), ours + "attention_norm")
+        for matrix, inside in projections(config).items():
+            first = 0
+            for one in inside:
+                weight, bias = f"{ours}{matrix}_weight", f"{ours}{matrix}_bias"
+                yield Part(f"{theirs}{one.name}.weight", (one.rows, one.columns), weight, first, one.turned)
+                if biased.get(matrix, config.mlp_bias):
+                    yield Part(f"{theirs}{one.name}.bias", (one.rows,), bias, first, one.turned)
+                first += one.rows
+            if matrix == "qkv" and config.qk_norm:
+                yield Part(theirs + "self_attn.q_norm.weight", (dim,), ours + "q_norm", turned=True)
+                yield Part(theirs + "self_attn.k_norm.weight", (dim,), ours + "k_norm", turned=True)
+            if matrix == "output":
+                yield Part(theirs + "post_attention_layernorm.weight", (hidden,), ours + "mlp_norm")
+    yield Part("model.norm.weight", (hidden,), "norm")
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+        yield Part("lm_head.weight", (config.vocab_size, hidden), "head")
+
+
+def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by its Hugging Face name."""
+    return {part.name: part.shape for part in parts(config)}
 
 
 def check_shapes(config: DecoderConfig, found: Mapping[str, tuple[int, ...]], where: str) -> None:
@@ -101,68 +157,21 @@ def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 def fuse(
     config: DecoderConfig, tensors: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]
 ) -> None:
-    """Copy Hugging Face tensors into the fused parameters `target` (names of `Decoder.named_parameters`), in
-    place.
+    """Copy Hugging Face tensors into the fused parameters `target`, in place.
 
     Names and shapes must have been checked. Values are converted to the target's dtype and device.
     """
-    dim = config.head_dim
-    query, key, inner = config.heads * dim, config.kv_heads * dim, config.intermediate_size
-    target["embed"].copy_(tensors["model.embed_tokens.weight"])
-    target["norm"].copy_(tensors["model.norm.weight"])
-    if not config.tied_embeddings:
-        target["head"].copy_(tensors["lm_head.weight"])
-    for index in range(config.layers):
-        source, layer = f"model.layers.{index}.", f"layers.{index}."
-        target[layer + "attention_norm"].copy_(tensors[source + "input_layernorm.weight"])
-        target[layer + "mlp_norm"].copy_(tensors[source + "post_attention_layernorm.weight"])
-        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            qkv = target[f"{layer}qkv_{kind}"]
-            qkv[:query].copy_(interleave(tensors[f"{source}self_attn.q_proj.{kind}"], dim))
-            qkv[query : query + key].copy_(interleave(tensors[f"{source}self_attn.k_proj.{kind}"], dim))
-            qkv[query + key :].copy_(tensors[f"{source}self_attn.v_proj.{kind}"])
-        if config.qk_norm:
-            target[layer + "q_norm"].copy_(interleave(tensors[source + "self_attn.q_norm.weight"], dim))
-            target[layer + "k_norm"].copy_(interleave(tensors[source + "self_attn.k_norm.weight"], dim))
-        for kind in ("weight", "bias") if config.output_bias else ("weight",):
-            target[f"{layer}output_{kind}"].copy_(tensors[f"{source}self_attn.o_proj.{kind}"])
-        for kind in ("weight", "bias") if config.mlp_bias else ("weight",):
-            gate_up = target[f"{layer}gate_up_{kind}"]
-            gate_up[:inner].copy_(tensors[f"{source}mlp.gate_proj.{kind}"])
-            gate_up[inner:].copy_(tensors[f"{source}mlp.up_proj.{kind}"])
-            target[f"{layer}down_{kind}"].copy_(tensors[f"{source}mlp.down_proj.{kind}"])
+    for part in parts(config):
+        rows = tensors[part.name]
+        part.of(target).copy_(interleave(rows, config.head_dim) if part.turned else rows)
 
 
 def unfuse(config: DecoderConfig, fused: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `fuse`: contiguous tensors under Hugging Face names, in the order of `expected_shapes`.
+    """The inverse of `fuse`: contiguous tensors under Hugging Face names, in the order of `parts`.
 
     q and k are copies; everything else shares memory with `fused`.
     """
-    dim = config.head_dim
-    query, key, inner = config.heads * dim, config.kv_heads * dim, config.intermediate_size
-    found: dict[str, torch.Tensor] = {
-        "model.embed_tokens.weight": fused["embed"],
-        "model.norm.weight": fused["norm"],
+    return {
+        part.name: deinterleave(part.of(fused), config.head_dim) if part.turned else part.of(fused)
+        for part in parts(config)
     }
-    if not config.tied_embeddings:
-        found["lm_head.weight"] = fused["head"]
-    for index in range(config.layers):
-        target, layer = f"model.layers.{index}.", f"layers.{index}."
-        found[target + "input_layernorm.weight"] = fused[layer + "attention_norm"]
-        found[target + "post_attention_layernorm.weight"] = fused[layer + "mlp_norm"]
-        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            qkv = fused[f"{layer}qkv_{kind}"]
-            found[f"{target}self_attn.q_proj.{kind}"] = deinterleave(qkv[:query], dim)
-            found[f"{target}self_attn.k_proj.{kind}"] = deinterleave(qkv[query : query + key], dim)
-            found[f"{target}self_attn.v_proj.{kind}"] = qkv[query + key :]
-        if config.qk_norm:
-            found[target + "self_attn.q_norm.weight"] = deinterleave(fused[layer + "q_norm"], dim)
-            found[target + "self_attn.k_norm.weight"] = deinterleave(fused[layer + "k_norm"], dim)
-        for kind in ("weight", "bias") if config.output_bias else ("weight",):
-            found[f"{target}self_attn.o_proj.{kind}"] = fused[f"{layer}output_{kind}"]
-        for kind in ("weight", "bias") if config.mlp_bias else ("weight",):
-            gate_up = fused[f"{layer}gate_up_{kind}"]
-            found[f"{target}mlp.gate_proj.{kind}"] = gate_up[:inner]
-            found[f"{target}mlp.up_proj.{kind}"] = gate_up[inner:]
-            found[f"{target}mlp.down_proj.{kind}"] = fused[f"{layer}down_{kind}"]
-    return {name: found[name] for name in expected_shapes(config)}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors.torch import save_file
 
+from rl_api.run import TinyModelSpec
 from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.export import WEIGHTS, publish
@@ -27,42 +27,13 @@ CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 INIT_STD = 0.05
 
 
-class TinyShape(Protocol):
-    """Sizes of the preset; `rl_api.run` has the same fields with their defaults and ranges."""
-
-    @property
-    def hidden_size(self) -> int: ...  # noqa: D102
-    @property
-    def layers(self) -> int: ...  # noqa: D102
-    @property
-    def heads(self) -> int: ...  # noqa: D102
-    @property
-    def kv_heads(self) -> int: ...  # noqa: D102
-    @property
-    def intermediate_size(self) -> int: ...  # noqa: D102
-    @property
-    def max_positions(self) -> int: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class DefaultTiny:
-    """The preset's default sizes: about 0.3 million parameters."""
-
-    hidden_size: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate_size: int = 256
-    max_positions: int = 512
-
-
-def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0) -> Path:
+def write_tiny(target: str | Path, shape: TinyModelSpec | None = None, seed: int = 0) -> Path:
     """Write the preset into `target`, which must not exist; it appears complete or not at all.
 
     The same shape and seed give the same bytes. Returns `target`.
     """
     target = Path(target)
-    shape = shape or DefaultTiny()
+    shape = shape or TinyModelSpec()
     config = tiny_config(shape)
     model = Decoder(parse_config(config))
     model.initialize(INIT_STD, seed)
@@ -93,7 +64,7 @@ def write_tiny(target: str | Path, shape: TinyShape | None = None, seed: int = 0
     return target
 
 
-def tiny_config(shape: TinyShape) -> dict[str, Any]:
+def tiny_config(shape: TinyModelSpec) -> dict[str, Any]:
     """The preset's `config.json`."""
     return {
         "architectures": ["Qwen2ForCausalLM"],

@@ -1,12 +1,21 @@
-"""A model folder of the driver's node that actors on every node can open: its files travel through Ray's object store."""
+"""A model folder of the driver's node that actors on every node can open: its files travel through Ray's object store.
+
+They are there only while somebody holds what `share_folder` gave, and a node's copy only while somebody has it open: a model
+in memory needs neither.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,53 +25,108 @@ import ray
 
 from rl_api.errors import ModelError
 
+# What lies beside the copies for longer, and nobody has open, is of processes that were killed.
+_LEFT_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A folder at `path` on `node`; `files`: names and contents (uint8 arrays), none where there is one node only."""
+    """A folder at `path` on `node`; `files`: names and contents (uint8 arrays), none where there is one node only.
+
+    `key` names its copies: another one for other files.
+    """
 
     path: Path
     node: str
-    digest: str
+    key: str
     files: tuple[tuple[str, ray.ObjectRef[Any]], ...]
 
-    def open(self) -> Path:
-        """The folder on this node: the original, or a copy that is made by the first who asks.
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Path]:
+        """The folder on this node: the original, or a copy that the first makes who asks, and the last removes.
 
         Raises:
             ModelError: the copy cannot be written.
         """
         if not self.files or ray.get_runtime_context().get_node_id() == self.node:
-            return self.path
-        copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.digest
-        if copy.is_dir():
-            return copy
-        half = copy.with_name(f".{self.digest}-{uuid.uuid4().hex}")
+            yield self.path
+            return
+        copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.key
         try:
-            half.mkdir(parents=True)
+            while (lock := _lock(copy, fcntl.LOCK_SH)) is None:
+                self._write(copy)
+        except OSError as error:
+            raise ModelError(
+                f"model folder {self.path}: its copy {copy} cannot be written ({error.strerror}); free some space there, or "
+                "set TMPDIR on the nodes"
+            ) from error
+        try:
+            yield copy
+        finally:
+            os.close(lock)
+            _remove_unused(copy)
+
+    def _write(self, copy: Path) -> None:
+        """Makes the copy, unless another actor of this node is faster."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        for other in copy.parent.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if other != copy and time.time() - other.stat().st_mtime > _LEFT_SECONDS:
+                    _remove_unused(other)
+        half = copy.with_name(f".{self.key}-{uuid.uuid4().hex}")
+        half.mkdir()
+        lock = _lock(half, fcntl.LOCK_EX)
+        try:
             for name, content in self.files:
                 (half / name).parent.mkdir(parents=True, exist_ok=True)
                 with (half / name).open("wb") as file:
                     file.write(memoryview(ray.get(content)))
             try:
                 os.rename(half, copy)
-            except OSError:
-                if not copy.is_dir():  # else another actor of this node was faster
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-        except OSError as error:
-            raise ModelError(
-                f"model folder {self.path}: its copy {copy} cannot be written ({error.strerror}); free some space there, or "
-                "set TMPDIR on the nodes"
-            ) from error
         finally:
+            if lock is not None:
+                os.close(lock)
             shutil.rmtree(half, ignore_errors=True)
-        return copy
+
+
+def _lock(folder: Path, kind: int) -> int | None:
+    """A lock on the folder until what is returned is closed; None where there is no such folder (any more)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, kind)
+        same = os.path.samestat(os.fstat(handle), os.stat(folder))  # else another one was there first
+    except FileNotFoundError:
+        same = False
+    except OSError:
+        os.close(handle)
+        raise
+    if not same:
+        os.close(handle)
+    return handle if same else None
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes a copy that nobody has open."""
+    with contextlib.suppress(OSError):  # BlockingIOError: somebody has
+        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is None:
+            return
+        gone = folder.with_name(f".{uuid.uuid4().hex}")
+        try:
+            os.rename(folder, gone)  # at once: who asks for it now makes a new one
+            shutil.rmtree(gone, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def share_folder(path: Path) -> SharedFolder:
     """Makes `path` open to all nodes of the Ray cluster; on a cluster of one node nothing is copied.
-
-    The files stay in the object store as long as the returned object lives.
 
     Raises:
         ModelError: a file cannot be read.
@@ -76,16 +140,15 @@ def share_folder(path: Path) -> SharedFolder:
 
 def put_folder(path: Path, node: str) -> SharedFolder:
     """Puts every file below `path` into the object store. Raises ModelError when one cannot be read."""
-    digest, files = hashlib.sha256(), []
+    key, files = hashlib.sha256(f"{node}\0{path}\0".encode()), []
     try:
         for file in sorted(one for one in path.rglob("*") if one.is_file()):
-            name, size = file.relative_to(path).as_posix(), file.stat().st_size
-            content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
-            digest.update(f"{name}\0{size}\0".encode())
-            digest.update(memoryview(content))  # type: ignore[arg-type]
+            name, found = file.relative_to(path).as_posix(), file.stat()
+            content = np.memmap(file, np.uint8, "r") if found.st_size else np.empty(0, np.uint8)
+            key.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
             files.append((name, ray.put(np.asarray(content))))
     except OSError as error:
         raise ModelError(
             f"model folder {path}: {error.filename} cannot be read ({error.strerror})"
         ) from error
-    return SharedFolder(path, node, digest.hexdigest()[:32], tuple(files))
+    return SharedFolder(path, node, key.hexdigest()[:32], tuple(files))

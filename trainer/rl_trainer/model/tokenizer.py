@@ -69,10 +69,6 @@ class Tokenizer:
         """The text of `ids`, special tokens (end of text, padding) left out."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
 
-    def token_text(self, token: int) -> str:
-        """One token as the vocabulary spells it, special tokens included; for reports and error messages."""
-        return self._backend.id_to_token(int(token)) or f"<{int(token)}>"
-
     def render_chat(
         self,
         messages: Sequence[Mapping[str, str]],

@@ -5,23 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
+
+import yaml
 
 from rl_trainer.observe.metrics import StepRecord
 
 Column = list[float | None]
 Columns = dict[str, Column]
 
-# Colours by meaning, the same in every chart and in the timeline (custom properties of report.css).
-PART_COLOURS = {
-    "generate": "blue",
-    "score": "teal",
-    "train": "orange",
-    "publish": "violet",
-    "evaluate": "amber",
-    "wait": "grey",
-    "other": "faint",
-}
+ASSETS = resources.files("rl_trainer.observe") / "assets"
 MAX_POINTS = 1200
 
 
@@ -42,9 +36,9 @@ class Chart:
     Attributes:
         id: name in the page, also of the HTML element.
         title: what it shows.
-        unit: unit of the vertical axis; `fraction` is shown in percent, an empty one is a plain number.
         hint: half a sentence that says how to read it.
         series: the curves.
+        unit: unit of the vertical axis; `fraction` is shown in percent, an empty one is a plain number.
         kind: `line`, or `stack` for bars of parts that add up.
         floor: whether the vertical axis starts at zero.
         wide: whether it takes a whole row.
@@ -54,9 +48,9 @@ class Chart:
 
     id: str
     title: str
-    unit: str
     hint: str
     series: tuple[Series, ...]
+    unit: str = ""
     kind: str = "line"
     floor: bool = True
     wide: bool = False
@@ -68,180 +62,25 @@ _HELDOUT = Series("heldout_score", "held-out score", "orange", "points")
 _REWARD = Series("reward_mean", "reward")
 _HELDOUT_HINT = "Exact answers to prompts never trained on, greedy"
 
-SECTIONS: tuple[tuple[str, tuple[Chart, ...]], ...] = (
-    (
-        "Answers",
-        (
-            Chart(
-                "response-length",
-                "Response length",
-                "tokens",
-                "Completion tokens per answer",
-                (Series("response_length_mean", "mean"), Series("response_length_max", "longest", "grey")),
-            ),
-            Chart(
-                "truncated",
-                "Cut answers",
-                "fraction",
-                "Answers that reached the token limit",
-                (Series("truncated_fraction", "cut", "teal"),),
-            ),
-        ),
-    ),
-    (
-        "Policy",
-        (
-            Chart("kl", "KL", "nats", "Distance from the reference model, per token", (Series("kl", "KL"),)),
-            Chart(
-                "entropy",
-                "Entropy",
-                "nats",
-                "How undecided the policy is, per token",
-                (Series("entropy", "entropy", "teal"),),
-            ),
-            Chart(
-                "clip-fraction",
-                "Clip fraction",
-                "fraction",
-                "Tokens whose ratio left the clip range",
-                (Series("clip_fraction", "clipped", "violet"),),
-            ),
-            Chart(
-                "ratio",
-                "Importance ratio",
-                "",
-                "Policy over the one before the step",
-                (Series("ratio_mean", "mean"), Series("ratio_max", "largest", "grey")),
-                floor=False,
-            ),
-            Chart(
-                "mismatch",
-                "Sampler mismatch",
-                "nats",
-                "KL between sampler's and trainer's log-probs",
-                (Series("mismatch_kl", "mismatch", "orange"),),
-            ),
-            Chart(
-                "zero-variance",
-                "Groups without signal",
-                "groups",
-                "All answers to the prompt earned the same",
-                (Series("zero_variance_groups", "groups", "grey"),),
-            ),
-        ),
-    ),
-    (
-        "Critic",
-        (
-            Chart(
-                "values",
-                "Values",
-                "",
-                "What the critic expected, and what came",
-                (Series("value_mean", "value"), Series("return_mean", "return", "orange")),
-                floor=False,
-            ),
-            Chart(
-                "value-loss",
-                "Value loss",
-                "",
-                "How far values are from returns, squared",
-                (Series("value_loss", "loss", "teal"),),
-            ),
-            Chart(
-                "explained-variance",
-                "Explained variance",
-                "",
-                "1: every return foreseen; 0: no better than a constant",
-                (Series("explained_variance", "explained", "violet"),),
-                floor=False,
-            ),
-        ),
-    ),
-    (
-        "Optimizer",
-        (
-            Chart(
-                "loss", "Loss", "", "Of the policy, before the update", (Series("loss", "loss"),), floor=False
-            ),
-            Chart(
-                "grad-norm",
-                "Gradient norm",
-                "",
-                "Before clipping",
-                (Series("grad_norm", "norm", "teal"),),
-            ),
-            Chart(
-                "learning-rate",
-                "Learning rate",
-                "",
-                "After warm-up and decay",
-                (Series("learning_rate", "rate", "violet"),),
-            ),
-        ),
-    ),
-    (
-        "Speed",
-        (
-            Chart(
-                "time",
-                "Time of a step",
-                "s",
-                "What the seconds of each step went to",
-                tuple(Series(f"time_{part}", part, colour) for part, colour in PART_COLOURS.items()),
-                kind="stack",
-                wide=True,
-            ),
-            Chart(
-                "tokens-per-second",
-                "Tokens per second",
-                "tokens/s",
-                "Completion tokens trained on",
-                (Series("tokens_per_second", "tokens"),),
-            ),
-            Chart(
-                "samples-per-second",
-                "Samples per second",
-                "1/s",
-                "Answers trained on",
-                (Series("samples_per_second", "samples", "teal"),),
-            ),
-        ),
-    ),
-    (
-        "Buffer",
-        (
-            Chart(
-                "staleness",
-                "Staleness",
-                "versions",
-                "Age of the weights that sampled",
-                (Series("staleness_mean", "mean"), Series("staleness_max", "oldest", "grey")),
-            ),
-            Chart(
-                "buffer-fill",
-                "Buffer fill",
-                "groups",
-                "Groups that wait for the learner",
-                (Series("buffer_fill", "groups", "teal"),),
-            ),
-            Chart(
-                "buffer-rates",
-                "Buffer rates",
-                "groups/s",
-                "Groups put in and taken out",
-                (Series("buffer_in_rate", "in"), Series("buffer_out_rate", "out", "orange")),
-            ),
-            Chart(
-                "samplers",
-                "Samplers",
-                "",
-                "How many took part: they came and went",
-                (Series("samplers", "samplers", "violet"),),
-            ),
-        ),
-    ),
+
+def _chart(series: Sequence[Mapping[str, str]], **fields: Any) -> Chart:
+    return Chart(**fields, series=tuple(Series(**one) for one in series))
+
+
+SECTIONS = tuple(
+    (title, tuple(_chart(**chart) for chart in charts))
+    for title, charts in yaml.safe_load((ASSETS / "charts.yaml").read_text(encoding="utf-8")).items()
 )
+"""The charts below the outcome's, by section."""
+
+PART_COLOURS = {
+    series.label: series.colour
+    for _, charts in SECTIONS
+    for chart in charts
+    if chart.id == "time"
+    for series in chart.series
+}
+"""The parts of a step, and their colours."""
 
 
 def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
@@ -256,15 +95,11 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
     if evaluated and unit_scale:
         hint = _HELDOUT_HINT + "; reward is that of the sampled answers"
         both = (_REWARD, _HELDOUT)
-        return (
-            Chart(
-                "reward", "Reward and held-out score", "", hint, both, wide=True, bounds=bounds, target=target
-            ),
-        )
+        title = "Reward and held-out score"
+        return (Chart("reward", title, hint, both, wide=True, bounds=bounds, target=target),)
     reward = Chart(
         "reward",
         "Reward",
-        "",
         "Mean over the answers trained on",
         (_REWARD,),
         floor=unit_scale,
@@ -275,14 +110,7 @@ def outcome_charts(columns: Columns, target: float | None) -> tuple[Chart, ...]:
     if not evaluated:
         return (reward,)
     heldout = Chart(
-        "heldout",
-        "Held-out score",
-        "",
-        _HELDOUT_HINT,
-        (_HELDOUT,),
-        wide=True,
-        bounds=(0.0, 1.0),
-        target=target,
+        "heldout", "Held-out score", _HELDOUT_HINT, (_HELDOUT,), wide=True, bounds=(0.0, 1.0), target=target
     )
     return (heldout, reward)
 
@@ -341,11 +169,6 @@ def visible(charts: Sequence[Chart], columns: Columns) -> list[Chart]:
         if series:
             shown.append(dataclasses.replace(chart, series=series))
     return shown
-
-
-def chart_data(chart: Chart) -> Mapping[str, Any]:
-    """Return a chart as the page's script reads it."""
-    return dataclasses.asdict(chart)
 
 
 def _worth_drawing(chart: Chart, column: Column | None) -> bool:

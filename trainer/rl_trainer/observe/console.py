@@ -74,11 +74,6 @@ class Console:
             )
             self._live.start()
 
-    @property
-    def interactive(self) -> bool:
-        """Whether a person's terminal is drawn on."""
-        return self._live is not None
-
     def phase(self, text: str) -> None:
         """Say what the run is doing now: `starting Ray`, `training`, `checkpoint`, ..."""
         changed = text != self._view.phase

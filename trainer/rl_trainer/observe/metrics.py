@@ -25,145 +25,84 @@ TENSORBOARD_FOLDER = "tensorboard"
 NAN = float("nan")
 
 
+def _curve(tag: str, default: Any = NAN) -> Any:
+    """A field that TensorBoard shows, under one group per question a person asks; others are in metrics.jsonl only."""
+    return dataclasses.field(default=default, metadata={"tag": tag})
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What is known about one optimizer step. A float that was not measured is NaN (`null` in the file).
+    """What is known about one optimizer step. A float that was not measured is NaN (`null` in the file)."""
 
-    Attributes:
-        step: number of the step, 1 is the first.
-        time: when the step ended, seconds since the epoch.
-        wall_seconds: seconds from the end of the step before to the end of this one.
-        reward_mean: mean reward of the trajectories trained on, in units of the task's reward.
-        reward_std: their standard deviation.
-        heldout_score: share of held-out prompts answered exactly, 0 to 1; None when not evaluated.
-        response_length_mean: mean length of the completions, tokens.
-        response_length_max: length of the longest completion, tokens.
-        truncated_fraction: share of completions cut at the token limit, or by an observation without room, 0 to 1.
-        kl: mean per-token KL divergence of the policy from the reference, nats.
-        entropy: mean per-token entropy of the policy, nats.
-        clip_fraction: share of tokens whose importance ratio was clipped, 0 to 1.
-        loss: value of the loss, no unit.
-        grad_norm: norm of the gradient before clipping.
-        learning_rate: learning rate of this step.
-        ratio_mean: mean importance ratio of the policy to the policy before the step.
-        ratio_max: its maximum.
-        mismatch_kl: mean per-token KL divergence between the sampler's log-probs and the trainer's, nats.
-        value_loss: value of the critic's loss; like the next four NaN without a critic.
-        value_clip_fraction: share of tokens whose value left the clip range, 0 to 1.
-        explained_variance: share of the variance of the returns that the critic's values explain, at most 1.
-        value_mean: mean value of the sampled tokens, before the update.
-        return_mean: mean return of the sampled tokens.
-        staleness_mean: mean age of the groups trained on, weight versions.
-        staleness_max: age of the oldest, weight versions.
-        buffer_fill: groups in the buffer at the end of the step.
-        buffer_in_rate: groups put into the buffer per second during the step.
-        buffer_out_rate: groups taken from it per second during the step.
-        samplers: samplers that took part at the end of the step.
-        tokens_per_second: completion tokens trained on per second of wall time.
-        samples_per_second: trajectories trained on per second of wall time.
-        completion_tokens: completion tokens trained on in this step.
-        time_generate: seconds of the step spent generating (asynchronous: mean of samplers, parts overlap).
-        time_score: seconds spent scoring answers.
-        time_train: seconds spent in forward, backward and optimizer.
-        time_publish: seconds spent publishing weights to the samplers.
-        time_wait: seconds the learner waited for groups and nothing else of this list went on.
-        time_evaluate: seconds spent evaluating held-out prompts.
-        groups_trained: groups trained on since the start of the run.
-        groups_dropped: groups dropped since the start of the run, by reason.
-        zero_variance_groups: groups of this step whose rewards were all equal (advantage 0).
-        skipped_steps: steps skipped because the loss was not a number, since the start of the run.
-        prompts: indices of the prompts trained on in this step.
-        weight_version: version of the weights after this step.
-    """
-
-    step: int
-    time: float
-    wall_seconds: float
-    reward_mean: float
-    reward_std: float = NAN
-    heldout_score: float | None = None
-    response_length_mean: float = NAN
-    response_length_max: float = NAN
-    truncated_fraction: float = NAN
-    kl: float = NAN
-    entropy: float = NAN
-    clip_fraction: float = NAN
-    loss: float = NAN
-    grad_norm: float = NAN
-    learning_rate: float = NAN
-    ratio_mean: float = NAN
-    ratio_max: float = NAN
-    mismatch_kl: float = NAN
-    value_loss: float = NAN
-    value_clip_fraction: float = NAN
-    explained_variance: float = NAN
-    value_mean: float = NAN
-    return_mean: float = NAN
-    staleness_mean: float = NAN
-    staleness_max: float = NAN
-    buffer_fill: float = NAN
-    buffer_in_rate: float = NAN
-    buffer_out_rate: float = NAN
-    samplers: int = 0
-    tokens_per_second: float = NAN
-    samples_per_second: float = NAN
-    completion_tokens: int = 0
-    time_generate: float = NAN
-    time_score: float = NAN
-    time_train: float = NAN
-    time_publish: float = NAN
-    time_wait: float = NAN
-    time_evaluate: float = NAN
-    groups_trained: int = 0
+    step: int  # number of the step, 1 is the first
+    time: float  # when the step ended, seconds since the epoch
+    # Seconds from the end of the step before to the end of this one.
+    wall_seconds: float = _curve("speed/step_seconds", dataclasses.MISSING)
+    # Mean reward of the trajectories trained on, in units of the task's reward.
+    reward_mean: float = _curve("reward/mean", dataclasses.MISSING)
+    reward_std: float = _curve("reward/std")  # their standard deviation
+    # Share of held-out prompts answered exactly, 0 to 1; None when not evaluated.
+    heldout_score: float | None = _curve("reward/heldout_score", None)
+    response_length_mean: float = _curve("response/length_mean")  # mean length of the completions, tokens
+    response_length_max: float = _curve("response/length_max")  # length of the longest completion, tokens
+    # Share of completions cut at the token limit, or by an observation without room, 0 to 1.
+    truncated_fraction: float = _curve("response/truncated_fraction")
+    kl: float = _curve("policy/kl")  # mean per-token KL divergence of the policy from the reference, nats
+    entropy: float = _curve("policy/entropy")  # mean per-token entropy of the policy, nats
+    # Share of tokens whose importance ratio was clipped, 0 to 1.
+    clip_fraction: float = _curve("policy/clip_fraction")
+    loss: float = _curve("optimizer/loss")  # value of the loss, no unit
+    grad_norm: float = _curve("optimizer/grad_norm")  # norm of the gradient before clipping
+    learning_rate: float = _curve("optimizer/learning_rate")  # learning rate of this step
+    # Mean importance ratio of the policy to the policy before the step.
+    ratio_mean: float = _curve("policy/ratio_mean")
+    ratio_max: float = _curve("policy/ratio_max")  # its maximum
+    # Mean per-token KL divergence between the sampler's log-probs and the trainer's, nats.
+    mismatch_kl: float = _curve("policy/mismatch_kl")
+    # Value of the critic's loss; like the next four NaN without a critic.
+    value_loss: float = _curve("critic/value_loss")
+    # Share of tokens whose value left the clip range, 0 to 1.
+    value_clip_fraction: float = _curve("critic/value_clip_fraction")
+    # Share of the variance of the returns that the critic's values explain, at most 1.
+    explained_variance: float = _curve("critic/explained_variance")
+    value_mean: float = _curve("critic/value_mean")  # mean value of the sampled tokens, before the update
+    return_mean: float = _curve("critic/return_mean")  # mean return of the sampled tokens
+    # Mean age of the groups trained on, weight versions.
+    staleness_mean: float = _curve("flow/staleness_mean")
+    staleness_max: float = _curve("flow/staleness_max")  # age of the oldest, weight versions
+    buffer_fill: float = _curve("flow/buffer_fill")  # groups in the buffer at the end of the step
+    # Groups put into the buffer per second during the step.
+    buffer_in_rate: float = _curve("flow/buffer_in_rate")
+    buffer_out_rate: float = _curve("flow/buffer_out_rate")  # groups taken from it per second during the step
+    samplers: int = _curve("flow/samplers", 0)  # samplers that took part at the end of the step
+    # Completion tokens trained on per second of wall time.
+    tokens_per_second: float = _curve("speed/tokens_per_second")
+    # Trajectories trained on per second of wall time.
+    samples_per_second: float = _curve("speed/samples_per_second")
+    completion_tokens: int = 0  # completion tokens trained on in this step
+    # Seconds of the step spent generating (asynchronous: mean of samplers, parts overlap).
+    time_generate: float = _curve("time/generate")
+    time_score: float = _curve("time/score")  # seconds spent scoring answers
+    time_train: float = _curve("time/train")  # seconds spent in forward, backward and optimizer
+    time_publish: float = _curve("time/publish")  # seconds spent publishing weights to the samplers
+    # Seconds the learner waited for groups and nothing else of this list went on.
+    time_wait: float = _curve("time/wait")
+    time_evaluate: float = _curve("time/evaluate")  # seconds spent evaluating held-out prompts
+    groups_trained: int = 0  # groups trained on since the start of the run
+    # Groups dropped since the start of the run, by reason.
     groups_dropped: dict[str, int] = dataclasses.field(default_factory=dict)
-    zero_variance_groups: int = 0
-    skipped_steps: int = 0
+    # Groups of this step whose rewards were all equal (advantage 0).
+    zero_variance_groups: int = _curve("reward/zero_variance_groups", 0)
+    # Steps skipped because the loss was not a number, since the start of the run.
+    skipped_steps: int = _curve("optimizer/skipped_steps", 0)
+    # Indices of the prompts trained on in this step.
     prompts: list[int] = dataclasses.field(default_factory=list)
-    weight_version: int = 0
+    weight_version: int = 0  # version of the weights after this step
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(StepRecord))
 FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if field.type == "float")
-# One TensorBoard group per question a person asks; what is not listed stays in metrics.jsonl only.
-TENSORBOARD_TAGS = {
-    "reward/mean": "reward_mean",
-    "reward/std": "reward_std",
-    "reward/heldout_score": "heldout_score",
-    "reward/zero_variance_groups": "zero_variance_groups",
-    "response/length_mean": "response_length_mean",
-    "response/length_max": "response_length_max",
-    "response/truncated_fraction": "truncated_fraction",
-    "policy/kl": "kl",
-    "policy/entropy": "entropy",
-    "policy/clip_fraction": "clip_fraction",
-    "policy/ratio_mean": "ratio_mean",
-    "policy/ratio_max": "ratio_max",
-    "policy/mismatch_kl": "mismatch_kl",
-    "critic/value_loss": "value_loss",
-    "critic/value_clip_fraction": "value_clip_fraction",
-    "critic/explained_variance": "explained_variance",
-    "critic/value_mean": "value_mean",
-    "critic/return_mean": "return_mean",
-    "optimizer/loss": "loss",
-    "optimizer/grad_norm": "grad_norm",
-    "optimizer/learning_rate": "learning_rate",
-    "optimizer/skipped_steps": "skipped_steps",
-    "flow/staleness_mean": "staleness_mean",
-    "flow/staleness_max": "staleness_max",
-    "flow/buffer_fill": "buffer_fill",
-    "flow/buffer_in_rate": "buffer_in_rate",
-    "flow/buffer_out_rate": "buffer_out_rate",
-    "flow/samplers": "samplers",
-    "speed/tokens_per_second": "tokens_per_second",
-    "speed/samples_per_second": "samples_per_second",
-    "speed/step_seconds": "wall_seconds",
-    "time/generate": "time_generate",
-    "time/score": "time_score",
-    "time/train": "time_train",
-    "time/publish": "time_publish",
-    "time/wait": "time_wait",
-    "time/evaluate": "time_evaluate",
-}
+TENSORBOARD_TAGS = {f.metadata["tag"]: f.name for f in dataclasses.fields(StepRecord) if f.metadata}
 
 
 class MetricsWriter:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import yaml
 from rl_api.errors import RLTrainError
 from rl_trainer.observe import fragments
 from rl_trainer.observe.charts import (
+    ASSETS,
     PART_COLOURS,
     SECTIONS,
     Chart,
     Columns,
     build_columns,
-    chart_data,
     outcome_charts,
     visible,
 )
@@ -131,7 +130,7 @@ def render(run: RunData) -> str:
     view = timeline_view(run.spans)
     data = {
         "columns": {name: _rounded(column) for name, column in _used(columns, sections).items()},
-        "sections": {title: [chart_data(chart) for chart in charts] for title, charts in sections},
+        "sections": {title: [asdict(chart) for chart in charts] for title, charts in sections},
         "marks": {"resumed": resumed},
         "timeline": view,
     }
@@ -240,7 +239,7 @@ def _inline(value: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("rl_trainer.observe") / "assets" / name).read_text(encoding="utf-8").rstrip()
+    return (ASSETS / name).read_text(encoding="utf-8").rstrip()
 
 
 def _at(value: Any, *keys: str) -> Any:

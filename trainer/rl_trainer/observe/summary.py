@@ -23,7 +23,6 @@ def summarize(
     stop_reason: str,
     resumed_from: int | None = None,
     wall_seconds: float | None = None,
-    extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the summary of a run from its step records and its (step, held-out score) pairs.
 
@@ -34,7 +33,7 @@ def summarize(
     all steps), `completion_tokens`, `wall_seconds` (given, or the sum over steps), `time_breakdown` (seconds
     by part of the loop), `groups_trained`, `groups_dropped` (by reason), `zero_variance_groups`,
     `skipped_steps`, `max_staleness_seen` (weight versions), `resumed_from` (step of the checkpoint, null for
-    a run in one go), and those of `extra`. What was not measured is null.
+    a run in one go). What was not measured is null.
     """
     step_seconds = _total(record.wall_seconds for record in records)
     tokens = sum(record.completion_tokens for record in records)
@@ -68,7 +67,7 @@ def summarize(
         ),
         "resumed_from": resumed_from,
     }
-    return {key: finite(value) for key, value in (summary | (extra or {})).items()}
+    return {key: finite(value) for key, value in summary.items()}
 
 
 def write_summary(
@@ -79,7 +78,6 @@ def write_summary(
     stop_reason: str,
     resumed_from: int | None = None,
     wall_seconds: float | None = None,
-    extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write `summary.json` of a run folder from its `metrics.jsonl`, and return it (see `summarize`).
 
@@ -99,7 +97,6 @@ def write_summary(
         stop_reason=stop_reason,
         resumed_from=resumed[-1] if resumed_from is None and resumed else resumed_from,
         wall_seconds=wall_seconds,
-        extra=extra,
     )
     write_atomic(folder / SUMMARY_FILE, dump_json(summary, indent=2) + "\n")
     return summary

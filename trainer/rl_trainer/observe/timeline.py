@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,34 +186,6 @@ class TimelineWriter:
 def read_timeline(path: Path | str) -> list[Span]:
     """Return the spans of a `timeline.json` in the order written; none without a file, or past a torn end."""
     return _read(Path(path))[1]
-
-
-def dropped_spans(path: Path | str) -> int:
-    """Return how many older spans were dropped from a `timeline.json` to keep it small."""
-    return _read(Path(path))[2]
-
-
-def time_breakdown(spans: Iterable[Span], actor: str | None = None) -> dict[str, float]:
-    """Return seconds by span name, of one actor or of all together, longest first.
-
-    A span inside another one of the same actor counts for itself only: the seconds of an actor add up to
-    the time in which it did something.
-    """
-    by_actor: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        if actor in (None, span.actor) and span.name != DROPPED:
-            by_actor[span.actor].append(span)
-    seconds: dict[str, float] = defaultdict(float)
-    for own in by_actor.values():
-        open_spans: list[Span] = []
-        for span in sorted(own, key=lambda span: (span.start, -span.end)):
-            while open_spans and open_spans[-1].end <= span.start:
-                open_spans.pop()
-            if open_spans:
-                seconds[open_spans[-1].name] -= min(span.end, open_spans[-1].end) - span.start
-            seconds[span.name] += span.end - span.start
-            open_spans.append(span)
-    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _plain(value: Any) -> Any:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 
 from rl_api import RunSpec
+from rl_api.errors import PlacementError
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
 
 
 def bundles(
-    spec: RunSpec, gpus: float = 0.0, marked: Container[str] = (), samplers: int | None = None
+    spec: RunSpec,
+    gpus: float = 0.0,
+    marked: Container[str] = (),
+    samplers: int | None = None,
+    gpus_of: Mapping[str, float] | None = None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> list[Bundle]:
     """One bundle per actor, named as in messages.
 
     Args:
         spec: the run.
-        gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers, where there are enough
-            for all of a role and `sampler.resources.accelerators` does not say otherwise.
+        gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers where there are enough for
+            all of them and `sampler.resources.accelerators` does not say otherwise. Where there is none, CPUs do.
         marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
             resource of that name. Where the head has one, the others get them too, if only later.
         samplers: how many; None: `sampler.replicas`.
+        gpus_of: of the nodes that are marked for a role, where there are such: the role has these and no others.
+        warn: told, in a sentence, where samplers get no GPU because there are too few.
+
+    Raises:
+        PlacementError: there are GPUs, but too few for all learners.
     """
 
     def mark(role: str) -> str | None:
@@ -28,10 +39,23 @@ def bundles(
     learners = spec.learner.replicas
     samplers = spec.sampler.replicas if samplers is None else samplers
     resources = spec.sampler.resources
-    learner_gpus = 1.0 if gpus >= learners else 0.0
-    sampler_gpus = 1.0 if gpus >= learners + samplers else 0.0
+    own = gpus_of or {}
+    for_learners = own.get("learner", gpus)
+    if 0 < for_learners < learners:
+        raise PlacementError(
+            f"placement: {learners} learners need a GPU each, and found {for_learners:g}; set learner.replicas to "
+            f"{for_learners:g}, add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
+        )
+    learner_gpus = 1.0 if for_learners else 0.0
+    for_samplers = own.get("sampler", gpus - learners * learner_gpus)
+    sampler_gpus = 1.0 if for_samplers >= samplers else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
+    elif own.get("sampler", gpus) and not sampler_gpus:
+        warn(
+            f"sampling is on CPUs: samplers would take {samplers} GPUs, one each, and {for_samplers:g} are left for them; "
+            "add GPUs, lower sampler.replicas, or set sampler.resources.accelerators to 0 if that is what you want"
+        )
     sampler_cpus = resources.cpu if resources is not None and resources.cpu else spec.sampler.threads
     share = WHOLE_PLACE if mark("sampler") else ROLE_SHARE
     return [

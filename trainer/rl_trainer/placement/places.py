@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import ray
@@ -83,19 +83,20 @@ class Placement:
         self.reservation.release()
 
 
-def place_run(spec: RunSpec) -> Placement:
+def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
     """Reserves what the run begins with, all or nothing: everything, or where nodes are marked for samplers, the buffer,
-    the learners and `sampler.minReplicas` samplers, and what else there is for samplers already.
+    the learners and `sampler.minReplicas` samplers, and what else there is for samplers already. `warn`: see `bundles`.
 
     Raises:
-        PlacementError: the cluster cannot hold it within `placement.timeout`.
+        PlacementError: the cluster cannot hold it within `placement.timeout`, or see `bundles`.
     """
     offered = ray.cluster_resources()
     gpus, strategy, timeout = offered.get("GPU", 0.0), spec.placement.strategy, spec.placement.timeout.seconds
     if "sampler" not in offered and "head" not in offered:
-        return Placement(reserve(bundles(spec, gpus, offered), strategy, timeout), {}, None)
+        wanted = bundles(spec, gpus, offered, gpus_of=_gpus_of_roles(), warn=warn)
+        return Placement(reserve(wanted, strategy, timeout), {}, None)
     least = spec.sampler.min_replicas
-    wanted = bundles(spec, gpus, offered, samplers=least)
+    wanted = bundles(spec, gpus, offered, least, _gpus_of_roles(), warn)
     sampler = replace(wanted[-1], name="sampler")
     # An operator gives an attempt exactly the nodes that it is to use; elsewhere the run says how many.
     most = None if "RLTRAIN_ATTEMPT" in os.environ else spec.sampler.replicas
@@ -110,6 +111,13 @@ def place_run(spec: RunSpec) -> Placement:
             break
         places[rank] = more
     return Placement(reservation, places, Elasticity(sampler, least, most, timeout))
+
+
+def _gpus_of_roles() -> dict[str, float]:
+    """GPUs of the nodes that are marked for learners and for samplers, where there are such."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    found = {role: [node for node in nodes if role in node] for role in ("learner", "sampler")}
+    return {role: sum(node.get("GPU", 0.0) for node in its) for role, its in found.items() if its}
 
 
 def _reserve_elastic(

@@ -30,7 +30,7 @@ from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
-from rl_trainer.tasks import Prompt, Score, load_task
+from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
 from rl_trainer.weights.payload import WeightsPayload, unpack_weights
@@ -58,19 +58,6 @@ def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
     return frozenset(found)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One held-out prompt answered. `error`: why it has no score, where such prompts are dropped."""
-
-    index: int
-    prompt: str
-    expected: str
-    text: str
-    reward: float
-    exact: bool
-    error: str | None = None
-
-
 @dataclass
 class _Evaluation:
     prompts: list[Prompt]
@@ -90,16 +77,16 @@ class SamplerActor:
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
-        folder = model.open()
-        tokenizer = load_tokenizer(folder)
-        self.engine = create_engine(
-            folder,
-            kind=spec.sampler.engine,
-            slots=spec.sampler.max_sequences,
-            dtype=getattr(torch, spec.model.dtype),
-            device="cuda" if ray.get_gpu_ids() else "cpu",
-            cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
-        )
+        with model.opened() as folder:
+            tokenizer = load_tokenizer(folder)
+            self.engine = create_engine(
+                folder,
+                kind=spec.sampler.engine,
+                slots=spec.sampler.max_sequences,
+                dtype=getattr(torch, spec.model.dtype),
+                device="cuda" if ray.get_gpu_ids() else "cpu",
+                cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
+            )
         chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
         stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
@@ -291,7 +278,8 @@ class SamplerActor:
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._score_seconds += group.score_seconds
         self._close_span()
-        return Group.of(ticket.group_id, group.trajectories(), spans=self.spans.drain())
+        priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0
+        return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
 
     def _answered(self, group: GroupRollout) -> None:
         member = group.members[0]

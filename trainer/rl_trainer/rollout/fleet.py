@@ -15,11 +15,11 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
-from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.places import Place, Placement, nodes_of
-from rl_trainer.rollout.actor import Answer, SamplerActor
-from rl_trainer.tasks import Prompt
+from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.weights.payload import WeightsPayload
 
 # To load model and task; vLLM compiles for minutes before it answers.
@@ -62,14 +62,15 @@ class Samplers:
 
         Args:
             spec: the run.
-            model: model folder every sampler opens.
+            model: model folder every sampler opens; those that come later get it anew, so that the object store need not
+                keep it.
             buffer: where tickets come from.
             placement: bundles named `sampler 0`, `sampler 1`, ..., or a place for each.
             search: folder from which reward modules are imported.
             tell: told, in a sentence, of every sampler that joins.
             warn: told, in a sentence, of every sampler that was lost.
         """
-        self._spec, self._model, self._buffer = spec, model, buffer
+        self._spec, self._model, self._buffer = spec, model.path, buffer
         self._reservation, self._search, self._tell, self._warn = placement.reservation, search, tell, warn
         self._elasticity = placement.elasticity
         self._places = placement.places
@@ -80,7 +81,9 @@ class Samplers:
         self._few_since: float | None = None
         self._next_look = 0.0
         nodes = nodes_of(self._places) if self._elasticity else {}
-        self._samplers = {rank: self._launch(rank, nodes.get(rank)) for rank in range(placement.samplers)}
+        self._samplers = {
+            rank: self._launch(rank, nodes.get(rank), model) for rank in range(placement.samplers)
+        }
 
     @property
     def ready(self) -> list[int]:
@@ -200,13 +203,13 @@ class Samplers:
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
-    def _launch(self, rank: int, node: str | None) -> _Sampler:
+    def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
         options = (
             self._places[rank].options if self._elasticity else self._reservation.options(f"sampler {rank}")
         )
         # Three threads: the loop, and two calls of the driver.
         remote = ray.remote(SamplerActor).options(max_concurrency=3, **options)
-        actor = remote.remote(rank, self._spec, self._model, self._buffer, self._search)
+        actor = remote.remote(rank, self._spec, model, self._buffer, self._search)
         ready = actor.ready.remote()
         return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
 
@@ -232,7 +235,7 @@ class Samplers:
             f"sampler {rank} died and was replaced; its {unfinished} unfinished groups are sampled again"
         )
         self._failures[rank] = self._failures.get(rank, 0) + 1
-        self._samplers[rank] = self._launch(rank, node)
+        self._samplers[rank] = self._launch(rank, node, share_folder(self._model))
         if self._elasticity is None:
             # It is asked at once, and answers when it has loaded everything.
             self._samplers[rank].ready = None
@@ -264,8 +267,9 @@ class Samplers:
             )
         for rank in plan.crashed:
             self._replace(rank, nodes[rank])
-        for rank in plan.start:
-            self._samplers[rank] = self._launch(rank, nodes[rank])
+        if plan.start:
+            model = share_folder(self._model)
+            self._samplers |= {rank: self._launch(rank, nodes[rank], model) for rank in plan.start}
         for rank in plan.give_back:
             self._places.pop(rank).give_back()
         if plan.ask:

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, how it is gathered from the actors, and how they get it back.
+"""What a checkpoint of a run holds, and how it is written and read; `Actors.state` gathers it.
 
 One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot.
 Killed at any time, a resumed run goes on from the newest one: weights, optimizer and counters as they were,
@@ -23,29 +23,24 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.checkpoint.remote import fetch, mirror
-from rl_trainer.checkpoint.state import LearnerState, pack_groups, unpack_groups
+from rl_trainer.checkpoint.state import Arrays, LearnerState, RunState, pack_groups, unpack_groups
 from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from rl_trainer.error_text import RESUME_HINT, reason
 from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
-from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.tasks.split import heldout_count
-
-if TYPE_CHECKING:  # these import torch
-    from rl_trainer.learner.actor import Learners
 
 OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
 # What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
@@ -99,24 +94,24 @@ class Checkpoints:
     def save(
         self,
         counters: Counters,
-        learners: Learners,
-        buffer: Buffer,
+        state: RunState,
         metrics: MetricsWriter,
         model_folder: Path,
     ) -> CheckpointStatus:
-        """Writes the checkpoint of `counters.step`.
+        """Writes the checkpoint of `counters.step`, in which the actors were as `state` says.
 
         Raises:
             CheckpointError: it cannot be written; the one before is untouched.
             RunFolderBusy: a later attempt has taken the run folder over, or the one in the object store.
         """
         self.folder.check_owner()
-        snapshot, payloads = buffer.snapshot()
-        learned = learners.state()
-        generators = {f"rng/rank-{rank}.json": data for rank, data in enumerate(learners.random_states())}
-        state = {
+        learned = state.learners
+        generators = {
+            f"rng/rank-{rank}.json": data for rank, data in enumerate(state.random_states) if data is not None
+        }
+        metadata = {
             "counters": counters.dump(),
-            "buffer": snapshot,
+            "buffer": state.buffer,
             "optimizer_steps": learned.optimizer_steps,
             "metrics_position": metrics.position(),
             "fixed": self._fixed(),
@@ -127,11 +122,13 @@ class Checkpoints:
                 "model": lambda target: write_folder(learned.weights, model_folder, target),
                 OPTIMIZER: lambda target: save_file(dict(learned.optimizer), target),
                 **self._optional(learned),
-                "groups.npz": pack_groups([{"payload": np.frombuffer(data, np.uint8)} for data in payloads]),
+                "groups.npz": pack_groups(
+                    [{"payload": np.frombuffer(data, np.uint8)} for data in state.payloads]
+                ),
                 **generators,
                 **self._lost_with_a_disk(metrics),
             },
-            state,
+            metadata,
         )
         place = str(info.path)
         if self.remote is not None:
@@ -158,7 +155,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
             ) from error
-        if self._needs_initial() and not folder.initial.exists():
+        if self.initial is not None and not self.initial.exists():
             use = (
                 "that LoRA's adapters belong to, and it is missing; bring it back"
                 if self.spec.learner.lora is not None
@@ -167,10 +164,8 @@ class Checkpoints:
             raise CheckpointError(f"{folder.initial}: this folder holds the policy {use}")
         return model
 
-    def restore(
-        self, checkpoint: Checkpoint, learners: Learners, buffer: Buffer, metrics: MetricsWriter
-    ) -> Counters:
-        """Gives learners, buffer and metrics back what `save` took of them; the model comes from the folder itself."""
+    def read(self, checkpoint: Checkpoint) -> RunState:
+        """What `save` was given of the actors, but for the weights, which the model folder holds."""
         state, files = checkpoint.metadata, checkpoint.info.files
         adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
         learned = LearnerState(
@@ -183,20 +178,21 @@ class Checkpoints:
         ranks = range(self.spec.learner.replicas)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in files else None for name in names]
-        initial = share_folder(self.folder.initial) if self._needs_initial() else None
-        learners.restore(learned, initial, generators)
         payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
-        buffer.restore(state["buffer"], payloads)
-        metrics.truncate(state["metrics_position"])
-        return Counters.load(state["counters"])
+        return RunState(learned, generators, state["buffer"], payloads)
 
-    def export(self, learners: Learners, model_folder: Path, target: Path) -> None:
-        """Writes the policy as it is now as a Hugging Face folder.
+    @property
+    def initial(self) -> Path | None:
+        """The policy that the run began with, where training needs it: as KL reference, or as the base of LoRA."""
+        needed = self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
+        return self.folder.initial if needed else None
+
+    def export(self, weights: Arrays, model_folder: Path, target: Path) -> None:
+        """Writes these weights as a Hugging Face folder.
 
         Raises:
             CheckpointError: it cannot be written.
         """
-        weights = learners.weights()
         try:
             write_folder(weights, model_folder, target)
         except Exception as error:  # OSError, and safetensors' own
@@ -211,7 +207,7 @@ class Checkpoints:
         examples = self.folder.path / EXAMPLES_FILE
         if examples.exists():
             files[EXAMPLES_FILE] = lambda target: _copy(examples, target)
-        if self._needs_initial():
+        if self.initial is not None:
             files["initial"] = lambda target: _copy(self.folder.initial, target)
         return files
 
@@ -224,10 +220,6 @@ class Checkpoints:
         if critic is not None:
             files[CRITIC] = lambda target: save_file(dict(critic), target)
         return files
-
-    def _needs_initial(self) -> bool:
-        """Whether training needs the policy that it began with: as KL reference, or as the base of LoRA's adapters."""
-        return self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
 
     def _fixed(self) -> dict[str, Any]:
         """Path in spec -> value, for all that is fixed."""

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from rl_api.errors import InvalidConfig, PortInUse
-from rl_api.progress import CheckpointStatus, Progress
+from rl_api.progress import WISH_HEADER, CheckpointStatus, Progress
 from rl_trainer.observe.metrics import StepRecord
 from rl_trainer.run.status_metrics import Reading
 
@@ -38,7 +38,9 @@ class StatusServer:
 
     `GET /status` answers the contract's `Progress` (camelCase) with one more key, `checkpoint`: the newest
     good one or null. `GET /metrics` is Prometheus text. `POST /checkpoint` asks the driver for a checkpoint
-    and answers when it is complete; an optional body `{"timeoutSeconds": 30}` shortens the wait.
+    and answers when it is complete; an optional body `{"timeoutSeconds": 30}` shortens the wait. With the header
+    `Idempotency-Key` the same request may be brought again, after a lost connection or by another operator: the driver is
+    asked once, and what it has written for it is the answer, which carries the key as `id`.
     `GET /healthz` answers without a token, for probes. Errors are JSON: `{"error": "a sentence"}`.
     """
 
@@ -75,6 +77,10 @@ class StatusServer:
         self._acknowledged = threading.Condition()
         self._acknowledgements = 0
         self._failure: tuple[int, str] | None = None  # HTTP status and sentence
+        self._wish: str | None = None  # key of the request that the driver was asked for last
+        self._granted: tuple[str, dict[str, Any]] | None = (
+            None  # key and answer of the last one that it wrote
+        )
         self._closing = False
         self._last_read = -math.inf
         self.reading = 0  # counts what was shown
@@ -161,15 +167,26 @@ class StatusServer:
         """Return what `/metrics` answers."""
         return generate_latest(self._registry)
 
-    def request_checkpoint(self, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
-        """Ask the driver for a checkpoint and wait for it; returns HTTP status and answer."""
+    def request_checkpoint(
+        self, timeout: float | None = None, wish: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Ask the driver for a checkpoint and wait for it; returns HTTP status and answer.
+
+        Args:
+            timeout: seconds to wait at most; None: as long as the server does.
+            wish: key of the request; one that was brought before is not brought again, None: it has none.
+        """
         if self._on_checkpoint is None:
             return 409, {"error": "this run keeps no checkpoints to ask for; set spec.checkpoint"}
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         deadline = time.monotonic() + seconds
         with self._acknowledged:
-            before = self._acknowledgements
-        self._on_checkpoint()
+            if self._granted is not None and wish == self._granted[0]:
+                return 200, self._granted[1]
+            before, known = self._acknowledgements, wish is not None and wish == self._wish
+            self._wish = wish or self._wish
+        if not known:
+            self._on_checkpoint()
         with self._acknowledged:
             while self._acknowledgements == before and not self._closing:
                 if not self._acknowledged.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
@@ -181,11 +198,16 @@ class StatusServer:
                 return 503, {"error": "the run is ending; its last checkpoint is in the run folder"}
             if self._failure is not None:
                 return self._failure[0], {"error": self._failure[1]}
+            if self._granted is not None and wish == self._granted[0]:
+                return 200, self._granted[1]
         return 200, {"checkpoint": self.status()["checkpoint"]}
 
     def _acknowledge(self, failure: tuple[int, str] | None) -> None:
         with self._acknowledged:
             self._acknowledgements += 1
+            if failure is None and self._wish is not None:
+                self._granted = self._wish, {"checkpoint": self.status()["checkpoint"], "id": self._wish}
+            self._wish = None
             self._failure = failure
             self._acknowledged.notify_all()
 
@@ -240,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self.send_error(400, 'the body must be empty or {"timeoutSeconds": a number of seconds > 0}')
             return
-        self._json(*self.server.owner.request_checkpoint(timeout))
+        self._json(*self.server.owner.request_checkpoint(timeout, self.headers.get(WISH_HEADER)))
 
     def _path(self, method: str) -> str | None:
         """Return the path when it may be answered; else answer why not and return None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rl_trainer.model.chat import Chat
+from rl_trainer.run.evaluation import exact_share
 from rl_trainer.run.session import Session
 from rl_trainer.tasks import Prompt, Task
 from rl_trainer.trajectory import Trajectory
@@ -24,16 +25,16 @@ def warm_start(session: Session) -> None:
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
-            solution_sample(session.task, session.task.prompt(index), session.chat)
+            solution_sample(session.inputs.task, session.inputs.task.prompt(index), session.inputs.chat)
             for index in range(first, first + spec.batch_size)
         ]
-        loss = session.learners.supervise(samples, spec.learning_rate)
+        loss = session.actors.learners.supervise(samples, spec.learning_rate)
         last = step == spec.max_steps
         score: float | None = None
         if spec.until_score is not None and (step % SCORE_EVERY == 0 or last):
-            score = session.sampled_score(label=step)
+            score = exact_share(session.actors.sampled_answers(session.inputs.heldout, -1 - step))
         session.console.warm_start(step, spec.max_steps, loss, score)
-        session.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
+        session.recorder.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
         if spec.until_score is not None and score is not None and score >= spec.until_score:
             return
 

@@ -2,6 +2,7 @@
 
 from rl_trainer.tasks.loading import load_task
 from rl_trainer.tasks.types import (
+    Answer,
     Environment,
     Message,
     Prompt,
@@ -11,4 +12,14 @@ from rl_trainer.tasks.types import (
     Task,
 )
 
-__all__ = ["Environment", "Message", "Prompt", "Score", "Segment", "StepResult", "Task", "load_task"]
+__all__ = [
+    "Answer",
+    "Environment",
+    "Message",
+    "Prompt",
+    "Score",
+    "Segment",
+    "StepResult",
+    "Task",
+    "load_task",
+]

@@ -156,13 +156,8 @@ class FiniteSplit:
         self._seed = seed
         self._orders: dict[int, list[int]] = {}
 
-    @property
-    def epoch_length(self) -> int:
-        """Number of training items."""
-        return len(self._training)
-
     def training(self, index: int) -> int:
-        """The item of a training index: place `index % epoch_length` of epoch `index // epoch_length`."""
+        """The item of a training index: of n training items, place `index % n` of epoch `index // n`."""
         epoch, place = divmod(index, len(self._training))
         return self._order(epoch)[place]
 

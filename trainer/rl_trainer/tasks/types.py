@@ -6,9 +6,12 @@ same task gets the same prompts, whatever it asked for before, so a prompt trave
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
+
+from rl_api.errors import TaskError
 
 Message: TypeAlias = dict[str, str]
 """One message of a chat: {"role": ..., "content": ...}."""
@@ -40,6 +43,20 @@ class Prompt:
     def content(self) -> str | Sequence[Message]:
         """The messages of a chat, else the text."""
         return self.messages if self.messages is not None else self.text
+
+    @property
+    def priority(self) -> float:
+        """The item's field `priority`, for `buffer.order: priority`; 0 where it has none.
+
+        Raises:
+            TaskError: it is no finite number.
+        """
+        found = self.item.get("priority", 0.0)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise TaskError(
+                f"buffer.order is priority: found {found!r:.60} as priority of prompt {self.index}, allowed: a finite number"
+            )
+        return float(found)
 
 
 HELDOUT_INDEX = 1_000_000_000_000
@@ -80,6 +97,19 @@ class StepResult:
     done: bool = False
     delay_seconds: float = 0.0
     score: Score | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One held-out prompt answered. `error`: why it has no score, where such prompts are dropped."""
+
+    index: int
+    prompt: str
+    expected: str
+    text: str
+    reward: float
+    exact: bool
+    error: str | None = None
 
 
 @dataclass(frozen=True)

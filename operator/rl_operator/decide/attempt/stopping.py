@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from rl_api.progress import Attempt
+from rl_api.progress import Attempt, CheckpointRequest
 from rl_operator.decide.attempt.ending import end_attempt
 from rl_operator.decide.attempt.outcome import SUSPENDED, Outcome, outcome
 from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal
@@ -30,7 +30,8 @@ def deleted(look: Look, since: datetime) -> Decision:
     ray = look.world.ray(attempt.number) if attempt else None
     if attempt is None or ray is None or ray.deleting or outcome(look.world, attempt.number) is not None:
         return look.decide(requeue=IDLE, finalizer=False)
-    look, ready = look.answering(ray), ready_to_stop(look, attempt, ray, since)
+    look = _wishing(look.answering(ray), attempt)
+    ready = ready_to_stop(look, attempt, ray, since)
     if isinstance(ready, Wait):
         decision = look.decide("Stopping", QUICK, ask=ready.ask)
     else:
@@ -40,6 +41,7 @@ def deleted(look: Look, since: datetime) -> Decision:
 
 def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
     """Suspend an attempt: a checkpoint first, then its RayJob goes."""
+    look = _wishing(look, attempt)
     since = look.conditions.since("Suspended", "Unknown") or look.now
     if ray.deleting:
         if _stuck(look, since):
@@ -56,6 +58,12 @@ def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
     return look.decide("Stopping", QUICK, delete=removal(ray))
 
 
+def _wishing(look: Look, attempt: Attempt) -> Look:
+    """With the wish for a last checkpoint, which lasts until the attempt ends or goes on."""
+    fresh = CheckpointRequest(id=f"{attempt.number}-{look.now:%Y%m%dT%H%M%SZ}", time=look.now)
+    return replace(look, request=look.old.checkpoint_request or fresh)
+
+
 def _stuck(look: Look, since: datetime) -> bool:
     return look.now - since > timedelta(seconds=look.grace) + STUCK_POD
 
@@ -67,8 +75,10 @@ def ready_to_stop(look: Look, attempt: Attempt, ray: Ray, since: datetime) -> st
     reading = world.reading is not None and world.reading.attempt == attempt.number
     if head is None or not (reading or look.conditions.holds("Training")):
         return "no training was under way"
-    if ask is not None and ask.attempt != attempt.number:
-        ask = None
+    if ask is not None and (
+        look.request is None or (ask.attempt, ask.id) != (attempt.number, look.request.id)
+    ):
+        ask = None  # an answer to an earlier wish is none
     if ask is not None and ask.state == "done":
         return "the checkpoint is written"
     if ask is not None and ask.state == "refused":

@@ -32,6 +32,21 @@ def test_a_queue_admits() -> None:
     assert condition(decision, "Admitted") == ("True", "Admitted", "the queue has admitted the run")
 
 
+def test_without_kueue_nobody_has_admitted_the_run() -> None:
+    story = Story({"scheduling": {"queue": "team-a"}})
+    begun = story.begin()
+    held = make_ray(held=begun.create[-1]["spec"]["suspend"], deployment_status="Suspended")
+    decision = story.settled(rays=(held,), kueue=False)
+    for kind in ("Admitted", "ClusterReady", "Training"):
+        found = condition(decision, kind)
+        assert found is not None
+        assert found[:2] == ("False", "KueueMissing")
+        assert found[2].startswith("nobody admits the run to queue team-a: this cluster has no Kueue")
+    assert [note.reason for note in story.last.notes if story.last] == []
+    decision = story.look(kueue=True)
+    assert condition(decision, "Admitted") == ("False", "Queued", "the run waits in its queue for quota")
+
+
 QUEUED: dict[str, Any] = {
     "scheduling": {"queue": "team-a"},
     "sampler": {"replicas": 1},

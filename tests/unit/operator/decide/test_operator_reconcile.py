@@ -17,7 +17,7 @@ from operator_worlds import (
 )
 
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.model.seen import Ask, World
+from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import plan
 
@@ -120,8 +120,8 @@ def test_an_interactive_cluster_in_which_somebody_trained() -> None:
     # A checkpoint is asked for all the same: it may be busy. Where nobody listens, nobody has one to write.
     story.delete()
     assert story.look().ask == 120.0
-    assert story.look(ask=Ask(1, "failed", "no answer within 3 s")).finalizer is None
-    assert story.look(ask=Ask(1, "absent", "no connection")).finalizer is False
+    assert story.answered("failed", "no answer within 3 s").finalizer is None
+    assert story.answered("absent", "no connection").finalizer is False
 
 
 class TestBlocked:
@@ -205,3 +205,75 @@ class TestBlocked:
         found = condition(decision, "ClusterReady")
         assert found is not None
         assert found[1] == "KubeRayNotReacting"
+
+
+class TestDeadline:
+    def test_waiting_for_a_node_is_no_training(self) -> None:
+        """Three hours in Pending of a run that may train for one: it fails neither then nor for that later."""
+        story = Story({"stop": {"maxDuration": "1h"}})
+        story.begin()
+        story.look(rays=(make_ray(),))
+        for _ in range(2):
+            story.wait(4 * 3600)
+            assert condition(story.look(), "Failed") is None
+        decision = story.train()
+        assert decision.status.attempts[0].ready_time == story.now
+        story.wait(3 * 3600)
+        assert condition(story.look(), "Failed") is None
+        assert story.look().status.attempts[0].ready_time == decision.status.attempts[0].ready_time, (
+            "it stays"
+        )
+        story.wait(60)
+        found = condition(story.look(), "Failed")
+        assert found is not None
+        assert found[1] == "DeadlineExceeded"
+
+    def test_attempts_that_never_had_their_pods_count_nothing(self) -> None:
+        story = Story({"stop": {"maxDuration": "1s"}, "retry": {"limit": 9}})
+        story.begin()
+        story.wait(5 * 3600)
+        story.fail(CRASH)
+        story.wait(3600)
+        assert condition(story.look(rays=()), "Failed") is None
+
+    def test_an_attempt_that_an_older_version_began_counts_since_its_pods_were_there(self) -> None:
+        story = Story({"stop": {"maxDuration": "1h"}})
+        story.begin()
+        story.wait(4 * 3600)
+        story.train()
+        story.run["status"]["attempts"][0].pop("readyTime")
+        decision = story.settled()
+        assert decision.status.attempts[0].ready_time is None, "nothing of what it has written changes"
+        story.wait(3 * 3600 + 60)
+        found = condition(story.look(), "Failed")
+        assert found is not None
+        assert found[1] == "DeadlineExceeded"
+
+
+class TestAttemptKeeps:
+    def test_what_it_began_with_and_the_next_says_what_changed(self) -> None:
+        story = Story(profiles=[make_profile(default=True, images={"cpu": "old:1"})])
+        begun = story.begin().status.attempts[0]
+        assert (begun.image, begun.spec_hash) == ("old:1", story.last.status.effective_spec_hash)
+        story.train()
+        story.profiles = [make_profile(default=True, images={"cpu": "new:2"})]
+        assert story.look().status.attempts[0].model_copy(update={"ready_time": None}) == begun
+        story.fail(CRASH)
+        story.wait(60)
+        decision = story.look(rays=())
+        second = decision.status.attempts[1]
+        assert (second.image, second.profile_hash != begun.profile_hash) == ("new:2", True)
+        (note,) = (note for note in decision.notes if note.reason == "AttemptStarted")
+        assert note.message == (
+            "attempt 2 begins at step 5 as sums-2, with image new:2 instead of old:1 and a changed profile "
+            "and a changed effective spec"
+        )
+
+    def test_the_same_again_says_nothing_of_it(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.fail(CRASH)
+        story.wait(60)
+        (note,) = (note for note in story.look(rays=()).notes if note.reason == "AttemptStarted")
+        assert note.message == "attempt 2 begins at step 5 as sums-2"

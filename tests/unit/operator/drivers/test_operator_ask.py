@@ -27,10 +27,10 @@ class OneDriver(Drivers):
     def __init__(self, answer: CheckpointStatus | Exception | None) -> None:
         super().__init__("http://{service}.{namespace}:{port}", Metrics())
         self.answer, self.let = answer, asyncio.Event()
-        self.asked: list[tuple[str, str, float]] = []
+        self.asked: list[tuple[str, str, str, float]] = []
 
-    async def checkpoint(self, url: str, token: str, seconds: float) -> CheckpointStatus | None:
-        self.asked.append((url, token, seconds))
+    async def checkpoint(self, url: str, token: str, wish: str, seconds: float) -> CheckpointStatus | None:
+        self.asked.append((url, token, wish, seconds))
         await self.let.wait()
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -46,29 +46,29 @@ def ask(answer: CheckpointStatus | Exception | None) -> tuple[Memory, OneDriver]
         woken = asyncio.Event()
         asks = Asks(driver, lambda key: woken.set(), pause=0.0)
         for _ in range(2):
-            asks.ask(KEY, PULL, 60.0, memory)
+            asks.ask(KEY, PULL, "w", 60.0, memory)
             await asyncio.sleep(0)
-            assert memory.ask == Ask(3, "running")
+            assert memory.ask == Ask("w", 3, "running")
         driver.let.set()
         await woken.wait()
         asks.close()
 
     run_async(work)
-    assert driver.asked == [("http://svc.team-a:8090", "secret", 60.0)]
+    assert driver.asked == [("http://svc.team-a:8090", "secret", "w", 60.0)]
     return memory, driver
 
 
 def test_a_checkpoint_is_known_at_once() -> None:
     kept = CheckpointStatus(step=9, uri="u")
     memory, _ = ask(kept)
-    assert memory.ask == Ask(3, "done")
+    assert memory.ask == Ask("w", 3, "done")
     assert memory.reading is not None
     assert (memory.reading.checkpoint, memory.reading.progress.step) == (kept, 7)
 
 
 def test_a_driver_that_does_not_say_which_changes_no_reading() -> None:
     memory, _ = ask(None)
-    assert memory.ask == Ask(3, "done")
+    assert memory.ask == Ask("w", 3, "done")
     assert memory.reading == make_reading(attempt=3)
 
 
@@ -77,7 +77,7 @@ def test_a_driver_that_does_not_say_which_changes_no_reading() -> None:
     [(DriverRefused("no"), "refused"), (DriverAbsent("no"), "absent"), (DriverError("no"), "failed")],
 )
 def test_every_failure_has_its_word(error: Exception, state: Any) -> None:
-    assert ask(error)[0].ask == Ask(3, state, "no")
+    assert ask(error)[0].ask == Ask("w", 3, state, "no")
 
 
 def test_a_run_that_is_gone_waits_for_nothing() -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_is_gone_waits_for_nothing() -> None:
 
     async def work() -> None:
         asks = Asks(driver, woken.append)
-        asks.ask(KEY, PULL, 60.0, memory)
+        asks.ask(KEY, PULL, "w", 60.0, memory)
         await asyncio.sleep(0)
         asks.leave(KEY)
         driver.let.set()
@@ -96,3 +96,21 @@ def test_a_run_that_is_gone_waits_for_nothing() -> None:
     run_async(work)
     assert len(driver.asked) == 1
     assert woken == []
+
+
+def test_another_wish_does_not_wait_for_the_answer_to_the_first() -> None:
+    driver, memory = OneDriver(CheckpointStatus(step=9, uri="u")), Memory("u", token="secret")
+
+    async def work() -> None:
+        woken = asyncio.Event()
+        asks = Asks(driver, lambda key: woken.set(), pause=0.0)
+        for wish in ("first", "second"):
+            asks.ask(KEY, PULL, wish, 60.0, memory)
+            await asyncio.sleep(0)
+        assert memory.ask == Ask("second", 3, "running")
+        driver.let.set()
+        await woken.wait()
+
+    run_async(work)
+    assert [wish for _, _, wish, _ in driver.asked] == ["first", "second"]
+    assert memory.ask == Ask("second", 3, "done")

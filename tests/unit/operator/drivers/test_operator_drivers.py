@@ -108,15 +108,23 @@ class TestDrivers:
 
         async def answer(request: web.Request) -> web.StreamResponse:
             bodies.append(await request.json())
-            return web.json_response({"checkpoint": {"step": 4, "uri": "u"}})
+            wish = request.headers["Idempotency-Key"]
+            return web.json_response({"id": wish, "checkpoint": {"step": 4, "uri": "u"}})
 
         async def work() -> None:
             drivers = Drivers("x", Metrics())
             async with FakeDriver(answer) as url:
-                found = await drivers.checkpoint(url, "t", 30)
+                found = await drivers.checkpoint(url, "t", "w", 30)
+            async with answering(
+                200, {"checkpoint": {"step": 4, "uri": "u"}}
+            ) as url:  # one that knows no ids
+                assert await drivers.checkpoint(url, "t", "w", 30) == found
+            async with answering(200, {"id": "v", "checkpoint": {"step": 4, "uri": "u"}}) as url:
+                with pytest.raises(DriverError, match="its answer is to another request"):
+                    await drivers.checkpoint(url, "t", "w", 30)
             async with answering(409, {"error": "this run keeps no checkpoints"}) as url:
                 with pytest.raises(DriverRefused, match="this run keeps no checkpoints"):
-                    await drivers.checkpoint(url, "t", 30)
+                    await drivers.checkpoint(url, "t", "w", 30)
             await drivers.close()
             assert found is not None
             assert found.step == 4
@@ -152,7 +160,7 @@ class TestDrivers:
             body = {"checkpoint": {"step": 4, "uri": "u", "time": "2026-03-01T12:00:00"}}
             drivers = Drivers("x", Metrics())
             async with answering(200, body) as url:
-                assert await drivers.checkpoint(url, "t", 30) == CheckpointStatus(step=4, uri="u")
+                assert await drivers.checkpoint(url, "t", "w", 30) == CheckpointStatus(step=4, uri="u")
             await drivers.close()
 
         run_async(work)
@@ -162,7 +170,7 @@ class TestDrivers:
             drivers = Drivers("x", Metrics())
             async with answering(409, '{"error": "\\ud800' + "x" * 5000 + '"}') as url:
                 with pytest.raises(DriverRefused) as caught:
-                    await drivers.checkpoint(url, "t", 30)
+                    await drivers.checkpoint(url, "t", "w", 30)
             await drivers.close()
             assert Condition(type="Suspended", status="Unknown", message=str(caught.value))
             assert len(str(caught.value)) == 300

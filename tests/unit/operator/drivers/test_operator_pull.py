@@ -47,12 +47,12 @@ def follow(*answers: Answer) -> tuple[list[tuple[int, str]], Memory, ScriptedDri
     drivers, heard = ScriptedDrivers(list(answers)), Memory("u", token="secret")
     told: list[tuple[int, str]] = []
 
-    def wake(key: tuple[str, str]) -> None:
-        assert key == KEY
+    def wake(key: tuple[str, str], seconds: float) -> None:
+        assert (key, seconds) == (KEY, 0.0)
         told.append((heard.reading.progress.step if heard.reading else -1, heard.reading_error))
 
     async def work() -> None:
-        pulls = Pulls(drivers, wake, lambda old, new: old != new, seconds=0.0)
+        pulls = Pulls(drivers, wake, lambda old, new: 0.0 if old != new else None, seconds=0.0)
         pulls.follow(KEY, PULL, heard)
         await drivers.said_all.wait()
         pulls.close()
@@ -90,7 +90,7 @@ def test_one_driver_of_a_run_is_asked() -> None:
     drivers, heard = ScriptedDrivers([]), Memory("u")
 
     async def work() -> list[str]:
-        pulls = Pulls(drivers, lambda key: None, lambda old, new: True)
+        pulls = Pulls(drivers, lambda key, seconds: None, lambda old, new: None)
         for pull in (PULL, PULL, replace(PULL, attempt=2, service="other")):
             pulls.follow(KEY, pull, heard)
             await asyncio.sleep(0)

@@ -1,18 +1,31 @@
+"""What the watches have seen: found by run, newest first, and forgotten when it is gone."""
+
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from operator_worlds import (
-    KEY,
-    OWNED,
-    make_profile,
-    make_run,
-    stored,
-)
+import pytest
+from operator_worlds import make_profile, make_run
 
+from rl_operator.kube import cache
 from rl_operator.kube.cache import Store
-from rl_operator.model.parse import parse_group, parse_ray
-from rl_operator.model.seen import SamplerGroup
+
+
+def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "team-a",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
+        **parts.pop("metadata", {}),
+    }
+    return {"kind": kind, "metadata": metadata, **parts}
+
+
+OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
+KEY = ("team-a", "sums")
 
 
 class TestStore:
@@ -31,16 +44,22 @@ class TestStore:
         store.put(stored("Pod", "p", 5, status={"phase": "Running"}))
         assert store.put(stored("Pod", "p", 4, status={"phase": "Pending"})) == []
         assert store.put(stored("Pod", "p", 5)) == []
-        assert store.version("Pod", ("team-a", "p"), "u") == 5
-        assert store.version("Pod", ("team-a", "p"), "other") is None
+        ((_, seen),) = store.of_run(KEY)
+        assert (seen.uid, seen.version) == ("u", 5)
+
+    def test_late_news_of_an_older_object_does_not_replace_the_newer_one_of_its_name(self) -> None:
+        store = Store()
+        store.put(stored("RayJob", "sums-1", 5, "old", metadata=OWNED))
+        store.put(stored("RayJob", "sums-1", 9, "new", metadata=OWNED))
+        assert store.put(stored("RayJob", "sums-1", 7, "old", metadata=OWNED)) == []
+        assert store.drop(stored("RayJob", "sums-1", 8, "old", metadata=OWNED)) == []
+        assert [(seen.uid, seen.version) for _, seen in store.of_run(KEY)] == [("new", 9)]
 
     def test_what_was_deleted_does_not_come_back(self) -> None:
         store = Store()
-        pod = stored("Pod", "p", 5)
-        store.put(pod)
-        assert store.drop(pod) == [KEY]
-        assert store.put(stored("Pod", "p", 9)) == []
-        assert store.was_deleted("u")
+        store.put(stored("Pod", "p", 5))
+        assert store.drop(stored("Pod", "p", 9)) == [KEY]
+        assert store.put(stored("Pod", "p", 8)) == []
         assert list(store.of_run(KEY)) == []
         store.put(stored("Pod", "p", 10, "another"))
         assert store.drop(stored("Pod", "p", 11)) == [], "another pod has the name by now"
@@ -68,60 +87,55 @@ class TestStore:
         ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "OOMKilled"}}}]}
         store.put(stored("Pod", "p", 5, status=ended))
         store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
-        assert store.known("RayJob") == {("team-a", "sums-1"): ("r", 6)}
-        assert store.gone("RayJob", ("team-a", "sums-1"), "another") == [], "not the one that is known"
-        assert store.gone("RayJob", ("team-a", "sums-1"), "r") == [KEY]
-        assert store.gone("Pod", ("team-a", "p"), "u") == [KEY]
+        assert store.listed("RayJob", None, {"r"}, 10) == []
+        assert store.listed("RayJob", None, set(), 5) == [], "it was made after the list"
+        assert store.listed("RayJob", "team-b", set(), 10) == [], "of another namespace"
+        assert store.listed("RayJob", "team-a", {"another"}, 10) == [KEY]
+        assert store.listed("Pod", None, set(), 10) == [KEY]
         assert list(store.of_run(KEY)) == []
         assert [pod.containers[0].ended for pod in store.ended_pods(KEY)] == ["OOMKilled"]
         assert store.put(stored("RayJob", "sums-1", 7, "r", metadata=OWNED)) == [], "it does not come back"
 
+    def test_a_label_that_was_taken_away_and_is_back_brings_the_object_back(self) -> None:
+        store = Store()
+        store.put(stored("PodDisruptionBudget", "sums", 5, metadata=OWNED))
+        store.drop(
+            stored("PodDisruptionBudget", "sums", 6, metadata=OWNED)
+        )  # what a watch by label says then
+        assert store.put(stored("PodDisruptionBudget", "sums", 7, metadata=OWNED)) == [KEY]
+
+    def test_a_kind_that_the_cluster_does_not_know(self) -> None:
+        store = Store()
+        store.put(make_run())
+        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
+        assert store.serves("RayJob")
+        assert store.listed("RayJob", None, None, 0) == [KEY, KEY], "the run, and for its RayJob"
+        assert not store.serves("RayJob")
+        assert list(store.of_run(KEY)) == []
+        assert store.listed("RayJob", None, set(), 9) == [KEY], (
+            "KubeRay is there: runs that wait for it may begin"
+        )
+        assert store.serves("RayJob")
+
+    def test_pods_that_outlive_their_run_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, now = Store(), time.monotonic()
+        monkeypatch.setattr(cache.time, "monotonic", lambda: now)
+        ended = {"containerStatuses": [{"name": "ray", "state": {"terminated": {"reason": "Error"}}}]}
+        for number in range(100):
+            labels = {"labels": {"rltrain.dev/run": f"run-{number}"}}
+            store.put(stored("Pod", f"p-{number}", 5, f"u-{number}", metadata=labels))
+            store.drop(stored("Pod", f"p-{number}", 6, f"u-{number}", metadata=labels, status=ended))
+            now += 60.0
+        assert len(store._ended) <= 11
+        assert store.ended_pods(("team-a", "run-99"))
+        assert store.ended_pods(("team-a", "run-0")) == []
+
+    def test_a_label_that_changes_takes_the_object_to_another_run(self) -> None:
+        store = Store()
+        store.put(stored("Pod", "p", 5))
+        other = {"labels": {"rltrain.dev/run": "other"}}
+        assert store.put(stored("Pod", "p", 6, metadata=other)) == [("team-a", "other")]
+        assert list(store.of_run(KEY)) == []
+
     def test_objects_without_our_label_concern_nobody(self) -> None:
         assert Store().put(stored("Pod", "p", 5, metadata={"labels": {}})) == []
-
-
-def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
-    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
-
-
-def cluster_document(**metadata: Any) -> dict[str, Any]:
-    names = ("learner", "sampler")
-    return {
-        "kind": "RayCluster",
-        "metadata": {
-            "name": "sums-1-abcde",
-            "namespace": "team-a",
-            "uid": "cluster-1",
-            "resourceVersion": "5",
-            "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
-            "ownerReferences": [{"kind": "RayJob", "uid": "ray-1", "controller": True}],
-            **metadata,
-        },
-        "spec": {
-            "workerGroupSpecs": [{"groupName": name, "replicas": 1, "maxReplicas": 2} for name in names]
-        },
-    }
-
-
-class TestSamplerGroup:
-    def test_the_cluster_of_a_job_is_known_for_its_samplers(self) -> None:
-        assert parse_group(cluster_document()) == group()
-        store = Store()
-        assert store.put(cluster_document()) == [("team-a", "sums")]
-        assert [seen.view for _, seen in store.of_run(("team-a", "sums"))] == [group()]
-        assert store.put(cluster_document(resourceVersion="6")) == [], "nothing that matters has changed"
-        changed = cluster_document(resourceVersion="7")
-        changed["spec"]["workerGroupSpecs"][1]["replicas"] = 2
-        assert store.put(changed) == [("team-a", "sums")]
-
-    def test_a_cluster_of_the_run_itself_is_read_for_both(self) -> None:
-        owners = [{"kind": "RLTrainingRun", "uid": "12345678-90ab", "controller": True}]
-        ray = parse_ray(cluster_document(ownerReferences=owners))
-        assert ray.samplers is not None
-        assert (ray.kind, ray.samplers.replicas, ray.samplers.index) == ("RayCluster", 1, 1)
-
-    def test_a_cluster_without_samplers_is_none_of_ours(self) -> None:
-        document = cluster_document()
-        del document["spec"]["workerGroupSpecs"][1]
-        assert parse_group(document) is None
-        assert Store().put(document) == []

@@ -34,4 +34,4 @@ class TestCluster:
         cluster = ray_cluster(effective, 1)
         assert cluster["kind"] == "RayCluster"
         assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
-        assert cluster["spec"] == ray_job(effective, 1)["spec"]["rayClusterSpec"]
+        assert cluster["spec"] == {"suspend": True, **ray_job(effective, 1)["spec"]["rayClusterSpec"]}

@@ -10,6 +10,14 @@ from rl_operator.render.rayjob import ray_job
 DATA = Path(__file__).parent / "data"
 
 
+def test_a_job_waits_for_its_queue_and_one_without_a_queue_for_nobody() -> None:
+    """Whatever else is in the cluster: no pod of a queue's run starts until somebody has admitted it."""
+    assert ray_job(make_plan({"scheduling": {"queue": "team-a"}}), 1)["spec"]["suspend"] is True
+    profile = make_profile(default=True, queue="shared")
+    assert ray_job(make_plan(profile=profile), 1)["spec"]["suspend"] is True
+    assert "suspend" not in ray_job(make_plan(), 1)["spec"]
+
+
 class TestSnapshot:
     def test_one_rayjob_as_yaml(self) -> None:
         """After a change that is meant: write `text` into the file, and read the difference."""

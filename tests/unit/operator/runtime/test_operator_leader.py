@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from rl_operator.kube.client import Api, ApiError
+from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError
 from rl_operator.runtime.leader import Leader, LeaderLost, Times
 
 FAST = Times(lease=0.3, renew=0.2, retry=0.02)
@@ -32,21 +33,16 @@ class Leases:
         await self._answer()
         return copy.deepcopy(self.lease)
 
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        if self.lease is not None:
-            raise ApiError(409, "AlreadyExists", "there is one")
-        manifest["metadata"]["resourceVersion"] = 1
-        self.lease = copy.deepcopy(manifest)
-        return manifest
-
-    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def apply(self, manifest: dict[str, Any], *, new: bool) -> dict[str, Any]:
         await self._answer()
-        assert self.lease is not None
-        if manifest["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+        manifest = copy.deepcopy(manifest)
+        version = 0 if self.lease is None else self.lease["metadata"]["resourceVersion"]
+        if version != (0 if new else manifest["metadata"]["resourceVersion"]):
             raise ApiError(409, "Conflict", "it has changed")
-        manifest["metadata"]["resourceVersion"] += 1
-        self.lease = copy.deepcopy(manifest)
-        self.lease["spec"]["leaseDurationSeconds"] = FAST.lease  # whole seconds are too long for a test
+        manifest["metadata"]["resourceVersion"] = version + 1
+        self.lease = manifest
+        if not new:
+            self.lease["spec"]["leaseDurationSeconds"] = FAST.lease  # whole seconds are too long for a test
         return manifest
 
     @property
@@ -116,5 +112,22 @@ def test_a_lease_that_was_lost_is_not_given_up_again() -> None:
         leases.lease["spec"]["holderIdentity"] = "b"
         await first.release()
         assert leases.holder == "b"
+
+    asyncio.run(work())
+
+
+def test_what_is_left_of_a_lease_counts_from_before_it_was_asked_for() -> None:
+    async def work() -> None:
+        leases, now = Leases(), 1000.0
+        leader = Leader(cast(Api, leases), "rltrain-system", "operator", "a", Times(), lambda: now)
+        assert leader.left <= 0, "it was never held"
+        await leader.acquire()
+        assert leader.left == 15.0
+        now += 14.0
+        assert leader.left == 1.0
+        now += 1.5
+        assert leader.left <= 0, "somebody else may hold it"
+        await leader.release()
+        assert leader.left <= 0
 
     asyncio.run(work())

@@ -7,9 +7,10 @@ nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,33 +78,34 @@ class GenerationResult:
     finish_reason: FinishReason
 
 
-class Engine(Protocol):
-    """What a sampler needs of an inference engine."""
+class Engine(ABC):
+    """What a sampler needs of an inference engine.
+
+    Attributes:
+        slots: the largest number of sequences in flight.
+        version: the weight version that the next step samples with.
+        vocab_size: ids that a prompt may hold, from 0 on.
+        context: most tokens of a sequence, its prompt included.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, context: int, max_length: int | None = None) -> None:
+        """`context`: the model's; `max_length`: a lower bound of sequences, where there is one."""
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        self.slots = slots
+        self.version = 0
+        self.vocab_size = vocab_size
+        self.context = min(max_length or context, context)
 
     @property
-    def slots(self) -> int:
-        """The largest number of sequences in flight."""
-        ...
-
-    @property
+    @abstractmethod
     def active(self) -> int:
         """Sequences in flight now."""
-        ...
 
     @property
+    @abstractmethod
     def waiting(self) -> int:
         """Requests that have no slot yet."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """The most tokens of a sequence, its prompt among them."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """The weight version that the next step samples with."""
-        ...
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, first in first out.
@@ -111,12 +113,19 @@ class Engine(Protocol):
         Raises TaskError when a prompt is empty, holds an id outside the vocabulary, or leaves no room for a
         token in the model's context; then none of `requests` is queued.
         """
-        ...
+        for request in requests:
+            check_request(request, self.vocab_size, self.context)
+        self._queue_up(requests)
 
+    @abstractmethod
+    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
+        """Let checked requests wait."""
+
+    @abstractmethod
     def step(self) -> list[GenerationResult]:
         """Refill free slots, then sample one token for every active sequence; returns the sequences that ended."""
-        ...
 
+    @abstractmethod
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry
         `version`.
@@ -124,11 +133,10 @@ class Engine(Protocol):
         Raises ModelError when a tensor is missing, unknown or of another shape; then the weights are as
         before.
         """
-        ...
 
+    @abstractmethod
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""
-        ...
 
 
 def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:

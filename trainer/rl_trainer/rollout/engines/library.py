@@ -16,28 +16,22 @@ import numpy as np
 import torch
 
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, check_request
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
 from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
 
 
-class LibraryEngine:
+class LibraryEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine` with `generate`."""
 
-    def __init__(
-        self, model: LibraryModel, *, slots: int, max_length: int | None = None, version: int = 0
-    ) -> None:
+    def __init__(self, model: LibraryModel, *, slots: int, max_length: int | None = None) -> None:
         """`slots` sequences per batch, each of at most `max_length` tokens with its prompt."""
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; an engine needs at least 1")
+        super().__init__(slots, model.vocab_size, model.max_positions, max_length)
         from transformers import GenerationConfig
 
         self._model = model.requires_grad_(False).eval()
         # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters
         # say.
         model.model.generation_config = GenerationConfig()
-        self._slots = slots
-        self._context = min(max_length or model.max_positions, model.max_positions)
-        self._version = version
         self._queue: deque[GenerationRequest] = deque()
 
     @classmethod
@@ -54,11 +48,6 @@ class LibraryEngine:
         return cls(LibraryModel.open(folder, dtype, device), slots=slots, max_length=max_length)
 
     @property
-    def slots(self) -> int:
-        """The largest number of sequences in one batch."""
-        return self._slots
-
-    @property
     def active(self) -> int:
         """Always 0 between steps: a batch ends in the step that began it."""
         return 0
@@ -68,26 +57,13 @@ class LibraryEngine:
         """Requests that have not been generated yet."""
         return len(self._queue)
 
-    @property
-    def context(self) -> int:
-        """The most tokens of a sequence, its prompt among them."""
-        return self._context
-
-    @property
-    def version(self) -> int:
-        """The weight version that the next step samples with."""
-        return self._version
-
-    def add(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests; see `Engine.add` for the errors."""
-        for request in requests:
-            check_request(request, self._model.vocab_size, self._context)
+    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
         self._queue.extend(requests)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Copy weights in place; see `Engine.load_weights`."""
         self._model.load_hf_state_dict(tensors, where=f"weights of version {version}")
-        self._version = version
+        self.version = version
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget waiting requests."""
@@ -97,7 +73,7 @@ class LibraryEngine:
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         """Generate the next batch to its end."""
-        batch = [self._queue.popleft() for _ in range(min(self._slots, len(self._queue)))]
+        batch = [self._queue.popleft() for _ in range(min(self.slots, len(self._queue)))]
         if not batch:
             return []
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -109,7 +85,7 @@ class LibraryEngine:
         for row, request in enumerate(batch):  # the library continues on the right: padding goes to the left
             tokens[row, longest - len(request.prompt) :] = request.prompt
             mask[row, longest - len(request.prompt) :] = 1
-        choice = _Choice(batch, self._context, self._model.vocab_size, device)
+        choice = _Choice(batch, self.context, self.vocab_size, device)
         self._model.model.generate(
             input_ids=torch.from_numpy(tokens).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
@@ -119,7 +95,7 @@ class LibraryEngine:
             logits_processor=LogitsProcessorList([choice]),
             stopping_criteria=StoppingCriteriaList([choice.stopped]),
         )
-        return choice.results(self._version)
+        return choice.results(self.version)
 
 
 class _Choice:

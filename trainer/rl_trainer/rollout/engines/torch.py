@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rl_trainer.model.decoder import Decoder, load_decoder
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, check_request
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prefill import prefill
@@ -44,20 +44,14 @@ class _Prefix:
     entry: int
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
 
-    def __init__(
-        self, decoder: Decoder, *, slots: int, max_length: int | None = None, version: int = 0
-    ) -> None:
+    def __init__(self, decoder: Decoder, *, slots: int, max_length: int | None = None) -> None:
         """`slots` sequences at once, each of at most `max_length` tokens with its prompt (default: the model's context)."""
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; an engine needs at least 1")
-        self._decoder = decoder.requires_grad_(False).eval()
         config = decoder.config
-        self._slots = slots
-        self._context = min(max_length or config.max_positions, config.max_positions)
-        self._version = version
+        super().__init__(slots, config.vocab_size, config.max_positions, max_length)
+        self._decoder = decoder.requires_grad_(False).eval()
         self._device = decoder.embed.device
         self._cache = KVCache(config, slots, decoder.embed.dtype, self._device)
         self._step = DecodeStep(decoder, self._cache)
@@ -106,11 +100,6 @@ class TorchEngine:
         return cls(load_decoder(folder, dtype, device), slots=slots, max_length=max_length)
 
     @property
-    def slots(self) -> int:
-        """The largest number of sequences in flight."""
-        return self._slots
-
-    @property
     def active(self) -> int:
         """Sequences in flight now."""
         return self._used - len(self._holes)
@@ -120,20 +109,7 @@ class TorchEngine:
         """Requests that have no slot yet."""
         return len(self._queue)
 
-    @property
-    def context(self) -> int:
-        """The most tokens of a sequence, its prompt among them."""
-        return self._context
-
-    @property
-    def version(self) -> int:
-        """The weight version that the next step samples with."""
-        return self._version
-
-    def add(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests; see `Engine.add` for the errors."""
-        for request in requests:
-            check_request(request, self._decoder.config.vocab_size, self._context)
+    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             waiting = _Waiting(request, np.ascontiguousarray(request.prompt, np.int32).tobytes())
             self._queue.append(waiting)
@@ -142,7 +118,7 @@ class TorchEngine:
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Copy weights in place; sequences in flight go on with the keys and values they have."""
         self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
-        self._version = version
+        self.version = version
         self._prefixes.clear()
         if self._tainted:
             self._cache.clear()
@@ -185,7 +161,7 @@ class TorchEngine:
         self._out_logprobs[index, counts] = drawn
         # Weights that are not finite leave values in the cache that would spoil every later sequence, masked or not.
         self._tainted = self._tainted or bool(np.isnan(drawn).any())
-        self._out_versions[index, counts] = self._version
+        self._out_versions[index, counts] = self.version
         self._tokens[:used] = tokens
         self._positions[:used] += 1
         counts += 1
@@ -221,7 +197,7 @@ class TorchEngine:
         """
         changed = bool(self._holes)
         admitted: list[tuple[int, _Prefix]] = []
-        count = min(len(self._queue), self._slots - self.active)
+        count = min(len(self._queue), self.slots - self.active)
         if count:
             changed = True
             beyond = range(self._used, self._used + max(0, count - len(self._holes)))
@@ -236,7 +212,7 @@ class TorchEngine:
                 self._temperatures[: self._used],
                 self._top_k[: self._used],
                 self._top_p[: self._used],
-                self._decoder.config.vocab_size,
+                self.vocab_size,
                 self._device,
             )
         return admitted
@@ -274,7 +250,7 @@ class TorchEngine:
         self._tokens[slot] = request.prompt[-1]
         self._positions[slot] = length - 1
         self._counts[slot] = 0
-        self._limits[slot] = min(params.max_new_tokens, self._context - length)
+        self._limits[slot] = min(params.max_new_tokens, self.context - length)
         self._seeds[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
         self._temperatures[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -286,7 +262,7 @@ class TorchEngine:
         """Grow the cache and the output arrays to the longest admitted sequence."""
         lengths = [len(item.request.prompt) for item in admitted]
         limits = [
-            min(item.request.params.max_new_tokens, self._context - length)
+            min(item.request.params.max_new_tokens, self.context - length)
             for item, length in zip(admitted, lengths, strict=True)
         ]
         longest = max(length + limit for length, limit in zip(lengths, limits, strict=True))

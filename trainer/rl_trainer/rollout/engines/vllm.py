@@ -26,10 +26,10 @@ from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
 from rl_trainer.rollout.engines.base import (
+    Engine,
     GenerationRequest,
     GenerationResult,
     SamplingParams,
-    check_request,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version, has_cuts
@@ -47,7 +47,7 @@ _SETTINGS = {
 }
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
 
     def __init__(
@@ -61,14 +61,12 @@ class VllmEngine:
     ) -> None:
         """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
         model = engine.vllm_config.model_config
+        # The context: what fits into the memory for keys and values, which vLLM has found out by now.
+        super().__init__(slots, int(model.get_vocab_size()), model.max_model_len, max_length)
         self._cuts = cuts
         self._engine = engine
         self._check = check
         self._sequences = Sequences(slots)
-        self._vocab_size = int(model.get_vocab_size())
-        # What fits into the memory for keys and values, which vLLM has found out by now.
-        self._context = min(max_length or model.max_model_len, model.max_model_len)
-        self._version = 0
         self._loads = 0
         self._tainted = False
 
@@ -114,11 +112,6 @@ class VllmEngine:
         return opened
 
     @property
-    def slots(self) -> int:
-        """The largest number of sequences in flight."""
-        return self._sequences.slots
-
-    @property
     def active(self) -> int:
         """Sequences in flight now."""
         return self._sequences.active
@@ -128,20 +121,8 @@ class VllmEngine:
         """Requests that have no slot yet."""
         return self._sequences.waiting
 
-    @property
-    def context(self) -> int:
-        """The most tokens of a sequence, its prompt among them."""
-        return self._context
-
-    @property
-    def version(self) -> int:
-        """The weight version that the next step samples with."""
-        return self._version
-
-    def add(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests; see `Engine.add` for the errors."""
+    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
-            check_request(request, self._vocab_size, self._context)
             params = request.params
             wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
             if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`
@@ -166,7 +147,7 @@ class VllmEngine:
             piece = output.outputs[0]
             logprobs = piece.logprobs.logprobs if piece.logprobs is not None else []
             self._tainted = self._tainted or any(map(math.isnan, logprobs))
-            self._sequences.record(output.request_id, piece.token_ids, logprobs, self._version)
+            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version)
             if output.finished:
                 if piece.finish_reason not in ("stop", "length"):
                     raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
@@ -191,7 +172,7 @@ class VllmEngine:
                 if isinstance(cache := getattr(layer, "kv_cache", None), torch.Tensor):
                     cache.zero_()
             self._tainted = False
-        self._version = version
+        self.version = version
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting."""
@@ -207,7 +188,7 @@ class VllmEngine:
         from vllm import sampling_params as theirs
 
         return theirs.SamplingParams(
-            output_kind=theirs.RequestOutputKind.DELTA, **sampling_arguments(request, self._context)
+            output_kind=theirs.RequestOutputKind.DELTA, **sampling_arguments(request, self.context)
         )
 
 

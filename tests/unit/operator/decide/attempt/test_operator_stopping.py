@@ -32,9 +32,9 @@ class TestSuspend:
         assert decision.status.phase == "Stopping"
         assert decision.pull is not None, "the driver is still asked for its progress"
         story.wait(30)
-        decision = story.look(ask=Ask(1, "running"))
+        decision = story.answered("running")
         assert (decision.ask, decision.delete) == (None, ())
-        decision = story.look(ask=Ask(1, "done"), reading=make_reading(step=9, checkpoint=9, time=story.now))
+        decision = story.answered("done", reading=make_reading(step=9, checkpoint=9, time=story.now))
         assert deleted(decision) == [("RayJob", "sums-1")]
         decision = story.look(rays=(running_ray(deleting=True),))
         assert decision.delete == ()
@@ -55,7 +55,7 @@ class TestSuspend:
         story.begin()
         story.train()
         story.set({"suspend": True})
-        story.look(ask=Ask(1, "done"))
+        story.answered("done")
         story.look(rays=(), pods=())
         story.set({"suspend": False})
         decision = story.look(ask=None)
@@ -67,19 +67,35 @@ class TestSuspend:
     @pytest.mark.parametrize(
         ("ask", "seconds", "said"),
         [
-            (Ask(1, "refused", "this run keeps no checkpoints"), 0, "this run keeps no checkpoints"),
-            (Ask(1, "running"), 121, "no checkpoint came within the grace period of 120 s"),
-            (Ask(1, "failed", "no connection"), 121, "(no connection)"),
+            (
+                (
+                    "refused",
+                    "this run keeps no checkpoints",
+                ),
+                0,
+                "this run keeps no checkpoints",
+            ),
+            (("running",), 121, "no checkpoint came within the grace period of 120 s"),
+            (
+                (
+                    "failed",
+                    "no connection",
+                ),
+                121,
+                "(no connection)",
+            ),
         ],
     )
-    def test_the_wait_for_a_checkpoint_has_an_end(self, ask: Ask, seconds: float, said: str) -> None:
+    def test_the_wait_for_a_checkpoint_has_an_end(
+        self, ask: tuple[str, ...], seconds: float, said: str
+    ) -> None:
         story = Story()
         story.begin()
         story.train()
         story.set({"suspend": True})
         story.look()
         story.wait(seconds)
-        decision = story.look(ask=ask)
+        decision = story.answered(*ask)
         assert deleted(decision) == [("RayJob", "sums-1")]
         found = condition(decision, "Suspended")
         assert found is not None
@@ -92,7 +108,7 @@ class TestSuspend:
         story.set({"suspend": True})
         story.look()
         story.wait(20)
-        decision = story.look(ask=Ask(1, "failed", "no connection"))
+        decision = story.answered("failed", "no connection")
         assert decision.ask == 100.0
 
     def test_a_wish_of_an_earlier_attempt_does_not_count(self) -> None:
@@ -100,7 +116,31 @@ class TestSuspend:
         story.begin()
         story.train()
         story.set({"suspend": True})
-        assert story.look(ask=Ask(0, "done")).delete == ()
+        assert story.answered("done", attempt=0).delete == ()
+
+    def test_an_answer_to_an_earlier_wish_does_not_count(self) -> None:
+        story = Story()
+        story.begin()
+        story.train()
+        story.set({"suspend": True})
+        first = story.look().status.checkpoint_request
+        assert first is not None
+        assert (first.id, first.time) == ("1-20260301T120000Z", story.now)
+        story.wait(5)
+        assert story.look().status.checkpoint_request == first, "the same wish while it lasts"
+        story.set({"suspend": False})
+        answered = Ask(first.id, 1, "done")
+        assert story.look(ask=answered).status.checkpoint_request is None
+        story.wait(7200)
+        story.set({"suspend": True})
+        decision = story.look(reading=make_reading(time=story.now), ask=answered)
+        assert (decision.delete, decision.ask) == ((), 120.0)
+        assert decision.status.checkpoint_request is not None
+        assert decision.status.checkpoint_request.id != first.id
+        decision = story.look(ask=Ask(decision.status.checkpoint_request.id, 1, "done"))
+        assert deleted(decision) == [("RayJob", "sums-1")]
+        assert decision.status.checkpoint_request is not None, "until the RayJob is gone"
+        assert story.look(rays=(), pods=()).status.checkpoint_request is None
 
     def test_nothing_trained_nothing_to_keep(self) -> None:
         story = Story()
@@ -123,7 +163,7 @@ class TestSuspend:
         story.set({"suspend": True})
         story.look()
         story.set({"suspend": False})
-        decision = story.look(ask=Ask(1, "running"))
+        decision = story.answered("running")
         assert condition(decision, "Suspended") == ("False", "Resumed", "the wish to suspend was taken back")
         assert decision.status.phase == "Training"
 
@@ -132,7 +172,7 @@ class TestSuspend:
         story.begin()
         story.train()
         story.set({"suspend": True})
-        story.look(ask=Ask(1, "done"))
+        story.answered("done")
         story.set({"suspend": False})
         story.look(rays=(running_ray(deleting=True),))
         decision = story.look(rays=(), pods=())
@@ -145,7 +185,7 @@ class TestSuspend:
         story.begin()
         story.train()
         story.set({"suspend": True})
-        story.look(ask=Ask(1, "done"))
+        story.answered("done")
         story.wait(301)
         decision = story.look(rays=(running_ray(deleting=True),))
         found = condition(decision, "Suspended")
@@ -178,15 +218,16 @@ class TestDelete:
         assert (decision.ask, decision.finalizer) == (120.0, None)
         assert decision.pull is not None
         assert decision.status.phase == "Stopping"
-        assert story.look(ask=Ask(1, "done")).finalizer is False
+        assert story.answered("done").finalizer is False
 
     def test_it_does_not_wait_for_ever(self) -> None:
         story = Story()
         story.begin()
         story.train()
         story.delete()
+        story.look()
         story.wait(121)
-        assert story.look(ask=Ask(1, "running")).finalizer is False
+        assert story.answered("running").finalizer is False
 
     @pytest.mark.parametrize("rays", [(), (make_ray(),), (running_ray(deleting=True),), (failed_ray("x"),)])
     def test_nothing_trains(self, rays: tuple[Any, ...]) -> None:

@@ -1,0 +1,96 @@
+"""What one node holds for others, how long, and what becomes of it with the node; see `two_nodes`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import ray
+from two_nodes import FIRST, SECOND, in_a_process, two_nodes
+
+from rl_api import RunSpec
+from rl_trainer.buffer.actor import Buffer, fetch_payloads
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.shared_folder import share_folder
+from rl_trainer.placement.places import place_run
+from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.trajectory import Group, Trajectory
+
+LARGE = 20_000  # tokens of a payload that travels by reference
+
+
+class Sampler:
+    """Hands in a group for every ticket."""
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
+        buffer.register(0)
+
+    def sample(self, count: int) -> list[int]:
+        """Group ids."""
+        tickets = self.buffer.acquire(0, count, 10.0).tickets
+        for ticket in tickets:
+            tokens = np.full(LARGE, ticket.group_id, np.int32)
+            logprobs, versions = np.zeros(LARGE - 1, np.float32), np.zeros(LARGE - 1, np.int32)
+            made = Trajectory(tokens, np.arange(LARGE) > 0, logprobs, versions)
+            assert self.buffer.put(0, Group.of(ticket.group_id, [made])).accepted
+        return [ticket.group_id for ticket in tickets]
+
+
+def lose_the_samplers_node() -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with two_nodes() as end_the_second:
+        buffer = Buffer.create(BufferConfig(groups_per_step=4, max_staleness=1), **FIRST)
+        buffer.publish(0, None)
+        sampler = ray.remote(Sampler).options(**SECOND).remote(buffer)
+        assert ray.get(sampler.sample.remote(4), timeout=120) == [0, 1, 2, 3]
+        end_the_second()
+        assert buffer.release(0) == []
+        batch = buffer.take(10.0)
+        for taken, payload in zip(
+            batch.groups, fetch_payloads([one.payload for one in batch.groups]), strict=True
+        ):
+            assert isinstance(taken.payload, ray.ObjectRef)
+            (made,) = taken.trajectories(payload)
+            assert made.tokens.tolist() == [taken.group_id] * LARGE
+
+
+def load_on_the_second(folder: Path, temporary: Path) -> None:
+    os.environ |= {"TMPDIR": str(temporary), "RAY_TMPDIR": "/tmp"}  # Ray's sockets need short names
+    spec = RunSpec.model_validate(
+        {
+            "model": {"source": str(folder)},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "algorithm": {"promptsPerStep": 2},
+        }
+    )
+    with two_nodes():
+        buffer = Buffer.create(BufferConfig(groups_per_step=2), **FIRST)
+        shared = share_folder(folder)
+        files = {reference.hex() for _, reference in shared.files}
+        assert files
+        learner = ray.remote(LearnerActor).options(**SECOND).remote(0, 1, spec)
+        ray.get(learner.start.remote(shared, None), timeout=120)
+        assert list((temporary / "rltrain-models").iterdir()) == []
+        samplers = Samplers(spec, shared, buffer, place_run(spec, print), None, print, print)
+        del shared
+        samplers.wait_ready()
+        core, deadline = ray._private.worker.global_worker.core_worker, time.monotonic() + 60
+        while files & {one.hex() for one in core.get_all_reference_counts()}:
+            assert time.monotonic() < deadline, "the object store keeps the model"
+            time.sleep(0.1)
+
+
+def test_a_model_that_is_loaded_is_kept_neither_in_the_object_store_nor_on_the_disk(tmp_path: Path):
+    folder = resolve_model("tiny", tmp_path / "models")
+    (tmp_path / "tmp").mkdir()
+    in_a_process(load_on_the_second, folder, tmp_path / "tmp")
+
+
+def test_ready_groups_outlive_the_node_of_their_sampler():
+    in_a_process(lose_the_samplers_node)

@@ -1,0 +1,90 @@
+"""What a conflict leads to, and what is remembered of events: a controller over an API server of values."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from operator_worlds import make_run
+
+from rl_operator.kube.cache import Store
+from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError
+from rl_operator.model.settings import Settings
+from rl_operator.runtime import cluster as module
+from rl_operator.runtime.cluster import Cluster
+from rl_operator.runtime.controller import Controller
+from rl_operator.runtime.metrics import Metrics
+
+KEY = ("team-a", "sums")
+
+
+class Server:
+    """Has a run, refuses with a conflict, and lists no events."""
+
+    def __init__(self, run: dict[str, Any] | None) -> None:
+        self.run = run
+        self.found: list[str] = []
+
+    async def find(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        self.found.append(f"{kind} {name}")
+        return self.run
+
+    async def list(self, kind: str, namespace: str, *, fields: str) -> list[dict[str, Any]]:
+        return []
+
+
+def stored(version: int, uid: str = "12345678-90ab") -> dict[str, Any]:
+    return make_run(resourceVersion=str(version), uid=uid)
+
+
+@pytest.mark.parametrize(
+    ("now", "waits"),
+    [(stored(9), False), (stored(9, "another"), True), (None, True)],
+    ids=["it has changed", "it is another one", "it is gone"],
+)
+def test_after_a_conflict_the_run_is_looked_at_as_it_is(now: dict[str, Any] | None, waits: bool) -> None:
+    async def work() -> None:
+        server = Server(now)
+        controller = Controller(cast(Api, server), Settings(), Metrics())
+        controller.seen("RLTrainingRun", "ADDED", stored(5))
+
+        async def reconcile(key: Any) -> None:
+            controller._memory_of(key, "12345678-90ab")
+            raise ApiError(409, "Conflict", "it has been modified")
+
+        controller.reconcile = reconcile  # type: ignore[method-assign]
+        assert await controller.queue.get() == KEY
+        await controller.attend(KEY)
+        controller.queue.done(KEY)
+        assert server.found == ["RLTrainingRun sums"]
+        run = controller.store.run(KEY)
+        assert run is not None
+        assert run["metadata"]["resourceVersion"] == ("5" if waits else "9")
+        assert controller.queue.depth == (0 if waits else 1), (
+            "at once, where there is something new to look at"
+        )
+        for _ in range(4):  # what conflicts again and again has to wait
+            await controller.attend(KEY)
+        if not waits:
+            await controller.queue.get()
+            controller.queue.done(KEY)
+        await controller.attend(KEY)
+        assert controller.queue.depth == 0
+        controller.queue.forget(KEY)
+
+    asyncio.run(work())
+
+
+def test_events_of_namespaces_without_runs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: now)
+        cluster = Cluster(cast(Api, Server(None)), Store(), Settings())
+        for number in range(50):
+            await cluster._events(f"team-{number}", "type=Warning")
+            now += 1.0
+        assert len(cluster._known_events) <= 7
+
+    asyncio.run(work())

@@ -1,0 +1,162 @@
+"""The actors of one run: buffer, learners and samplers, started together; and how weights pass between them.
+
+Imported once Ray has started: it imports torch, which another thread does meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_api import RunSpec
+from rl_trainer.algorithms.value_targets import Advantage
+from rl_trainer.buffer.actor import Batch, Buffer
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.checkpoint.state import RunState
+from rl_trainer.learner.group import Learners
+from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.model.shared_folder import SharedFolder, share_folder
+from rl_trainer.observe.timeline import Span, SpanRecorder
+from rl_trainer.placement.places import Placement
+from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.tasks import Answer, Prompt
+
+# No batch for this long: samplers hang.
+STALL_SECONDS = 3600.0
+
+
+@dataclass
+class Actors:
+    """All actors of a run; `spans` is the driver's own record, to which theirs are added.
+
+    Weights have a version: 0 before the first step, +1 every `weightSync.everySteps` steps.
+    """
+
+    spec: RunSpec
+    buffer: Buffer
+    learners: Learners
+    samplers: Samplers
+    spans: SpanRecorder
+    _theirs: list[Span] = field(default_factory=list)
+    _weights: list[Any] = field(default_factory=list)  # a wrapped reference
+    _version: int = -1  # of `_weights`
+    _taking: Any = None
+
+    @classmethod
+    def start(
+        cls,
+        spec: RunSpec,
+        model: Path,
+        search: Path | None,
+        placement: Placement,
+        spans: SpanRecorder,
+        tell: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> Actors:
+        """Starts all of them; returns when they have loaded model and task."""
+        folder: SharedFolder = share_folder(model)
+        buffer = Buffer.create(
+            BufferConfig(
+                groups_per_step=spec.algorithm.prompts_per_step,
+                capacity=spec.buffer.capacity,
+                max_staleness=spec.buffer.max_staleness,
+                order=spec.buffer.order,
+                on_full=spec.buffer.on_full,
+                samplers=placement.samplers,
+                steps_per_version=spec.weight_sync.every_steps,
+                max_refills=spec.algorithm.dynamic_sampling.max_refills * spec.algorithm.prompts_per_step,
+            ),
+            **placement.reservation.options("buffer"),
+        )
+        learners = Learners.launch(spec, placement.reservation, search)
+        samplers = Samplers(spec, folder, buffer, placement, search, tell=tell, warn=warn)
+        learners.start(folder)
+        samplers.wait_ready()
+        return cls(spec, buffer, learners, samplers, spans)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def next_batch(self) -> Batch:
+        """The next batch of scored groups, as the admission rule lets it be."""
+        with self.spans.span("wait"):
+            call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
+            batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
+        for group in batch.groups:
+            self._theirs.extend(group.spans)
+        return batch
+
+    def token_estimates(self, batch: Batch) -> TokenEstimates:
+        """See `Learners.token_estimates`."""
+        found, spans = self.learners.token_estimates(batch.groups)
+        self._theirs.extend(spans)
+        return found
+
+    def update(self, batch: Batch, advantages: Sequence[Advantage], step: int) -> UpdateResult:
+        """Training step number `step`, counted from 0. The weights come along if it is their turn."""
+        every = self.spec.weight_sync.every_steps
+        version = None if (step + 1) % every else (step + 1) // every
+        result, weights, spans = self.learners.update(batch.groups, advantages, step, version)
+        if version is not None:
+            self._weights, self._version = weights, version
+        self._theirs.extend(spans)
+        return result
+
+    def finish_step(self, batch: Batch, step: int) -> dict[str, Any]:
+        """The batch will never be trained on again, and the samplers get weights if there are newer ones after `step` steps.
+
+        Returns:
+            What the buffer says of itself.
+        """
+        version = self._version if step % self.spec.weight_sync.every_steps == 0 else None
+        with self.spans.span("publish", version=self._version):
+            said = self.buffer.finish_step(batch.step, version, self._weights)
+        self._taking = self.buffer.actor.take.remote(STALL_SECONDS)  # on its way while this step is recorded
+        return said
+
+    def begin_sampling(self, step: int) -> None:
+        """Starts the samplers with the weights after `step` steps."""
+        self.publish(step)
+        with self.spans.span("publish", version=self._version):
+            self.buffer.publish(self._version, self._weights)
+        self.samplers.begin()
+
+    def publish(self, step: int) -> None:
+        """Puts the learners' weights after `step` steps into the object store, once per version."""
+        version = step // self.spec.weight_sync.every_steps
+        if version != self._version:
+            with self.spans.span("publish", version=version):
+                self._weights, spans = self.learners.publish(version)
+            self._theirs.extend(spans)
+            self._version = version
+
+    def answers(self, prompts: Sequence[Prompt], max_new_tokens: int | None) -> list[Answer]:
+        """Greedy answers with the published weights."""
+        with self.spans.span("evaluate"):
+            return self.samplers.evaluate(
+                prompts, self._weights, self._version, max_new_tokens=max_new_tokens
+            )
+
+    def sampled_answers(self, prompts: Sequence[Prompt], label: int) -> list[Answer]:
+        """Answers at the run's temperature with the weights as they are now, known by `label`, which is below -1."""
+        weights, _ = self.learners.publish(label)
+        return self.samplers.evaluate(prompts, weights, label, greedy=False)
+
+    def drain_spans(self) -> list[Span]:
+        """What driver and actors did since the last call."""
+        found, self._theirs = [*self._theirs, *self.spans.drain()], []
+        return found
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state(self) -> RunState:
+        """All that a checkpoint holds of them. One moment: the buffer's is one snapshot, and no step is under way."""
+        snapshot, payloads = self.buffer.snapshot()
+        return RunState(self.learners.state(), self.learners.random_states(), snapshot, payloads)
+
+    def restore(self, state: RunState, initial: Path | None) -> None:
+        """The inverse of `state`; the weights came with the model folder. `initial`: see `Learner.resume`."""
+        shared = None if initial is None else share_folder(initial)
+        self.learners.restore(state.learners, shared, state.random_states)
+        self.buffer.restore(state.buffer, state.payloads)
