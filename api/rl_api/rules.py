@@ -34,6 +34,13 @@ TEMPLATE_KEYS: Final = ("question", "answer", "metadata")
 """What `task.promptTemplate` and `task.answerTemplate` may refer to."""
 
 
+TEMPLATE_ARGUMENTS: Final = (
+    *("conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"),
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+)
+"""What `task.chatTemplateKwargs` may not set: arguments of `apply_chat_template` that are the trainer's."""
+
+
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -268,6 +275,18 @@ def templates(spec: RunSpec) -> Iterator[Problem]:
                 yield spec_problem(path, f"found {f'{{{name}}}'!r}, allowed: {keys}; write {{{{ for a brace")
 
 
+def template_arguments(spec: RunSpec) -> Iterator[Problem]:
+    """`task.chatTemplateKwargs` holds none of the arguments that a chat template gets from the trainer."""
+    given = spec.given_task.chat_template_kwargs if spec.given_task is not None else {}
+    for name in TEMPLATE_ARGUMENTS:
+        if name in given:
+            yield spec_problem(
+                f"task.chatTemplateKwargs.{name}",
+                "allowed: arguments that the model's chat template knows, such as enable_thinking; this one comes "
+                "from the trainer (tools stand in task.tools)",
+            )
+
+
 def critic_of_gae(spec: RunSpec) -> Iterator[Problem]:
     """`algorithm.critic` is set with `algorithm.advantage.estimator` gae only."""
     algorithm = spec.algorithm
@@ -368,6 +387,7 @@ RULES: Final[tuple[Rule, ...]] = (
     reward_patterns,
     own_scorer,
     templates,
+    template_arguments,
     one_storage,
 )
 """Rules that hold everywhere."""

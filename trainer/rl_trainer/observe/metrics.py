@@ -44,7 +44,7 @@ class StepRecord:
     heldout_score: float | None = _curve("reward/heldout_score", None)
     response_length_mean: float = _curve("response/length_mean")  # mean length of the completions, tokens
     response_length_max: float = _curve("response/length_max")  # length of the longest completion, tokens
-    # Share of completions cut at the token limit, 0 to 1.
+    # Share of completions cut at the token limit, or by an observation without room, 0 to 1.
     truncated_fraction: float = _curve("response/truncated_fraction")
     kl: float = _curve("policy/kl")  # mean per-token KL divergence of the policy from the reference, nats
     entropy: float = _curve("policy/entropy")  # mean per-token entropy of the policy, nats
