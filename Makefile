@@ -60,7 +60,7 @@ manifests: $(INSTALLED) ## regenerate the CRDs in the chart, and manifests/ from
 	@scripts/tools helm
 	@scripts/manifests
 
-lint: $(INSTALLED) ## ruff, mypy --strict on the contract and the pure modules, import-linter
+lint: $(INSTALLED) ## ruff, mypy --strict, import-linter
 	@scripts/lint
 
 bench: $(INSTALLED) ## measure against peers; tables on screen, JSON in bench/results

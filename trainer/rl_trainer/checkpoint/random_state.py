@@ -22,7 +22,7 @@ def capture_rng() -> bytes:
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
         "torch": _encode(torch.get_rng_state()),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = [_encode(each) for each in torch.cuda.get_rng_state_all()]
     return json.dumps(state).encode()
 

@@ -196,7 +196,7 @@ class ChannelActor:
         return metrics
 
 
-@ray.remote(num_cpus=0, max_retries=0)
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
 def _look_at(path: str) -> tuple[bool, int]:
     return look_at(path)
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
@@ -48,9 +49,11 @@ class LearnerActor:
         self._store = self._open_store(ray.util.get_node_ip_address(), 0)
         return self._store.host, self._store.port
 
-    def _open_store(self, host: str, port: int) -> dist.TCPStore:
+    def _open_store(self, host: str, port: int) -> Any:  # a dist.TCPStore, which has no types
         first = self.rank == 0
-        return dist.TCPStore(host, port, self.ranks, first, COLLECTIVE_TIMEOUT, wait_for_workers=False)
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, self.ranks, first, COLLECTIVE_TIMEOUT, wait_for_workers=False
+        )
 
     def start(self, folder: SharedFolder, address: tuple[str, int] | None) -> None:
         """Loads the model and joins the other ranks."""

@@ -94,7 +94,7 @@ class Learner:
         # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
         self.model: nn.Module = load_model(folder, torch.float32, self.device)
         if spec.learner.activation_checkpointing:
-            self.model.checkpoint_activations()  # type: ignore[operator]
+            self.model.checkpoint_activations()
         self.reference: nn.Module | None = None
         self.critic: Critic | None = None
         self._loss = policy_loss_config(spec, objective)

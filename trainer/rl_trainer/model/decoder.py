@@ -102,13 +102,13 @@ class Block(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same from the projections [..., (heads + 2 kv_heads) D]."""
         config = self.config
-        heads = qkv.unflatten(-1, (-1, config.head_dim))
+        heads = qkv.unflatten(-1, (-1, config.head_dim))  # type: ignore[no-untyped-call]
         turned, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = turned.split((config.heads, config.kv_heads), dim=-2)
             q, k = rms_norm(q, self.q_norm, config.norm_eps), rms_norm(k, self.k_norm, config.norm_eps)
             turned = torch.cat((q, k), dim=-2)
-        q, k = rotate(turned, rotations).split((config.heads, config.kv_heads), dim=-2)
+        q, k = rotate(turned, rotations).split((config.heads, config.kv_heads), dim=-2)  # type: ignore[no-untyped-call]
         return q, k, v
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:

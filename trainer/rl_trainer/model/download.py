@@ -168,7 +168,7 @@ def _told(progress: Progress) -> type:
     """What the hub's library takes for the class of its progress bars: ours draw nothing."""
     from tqdm import tqdm
 
-    class Told(tqdm):  # type: ignore[type-arg, unused-ignore]
+    class Told(tqdm):  # type: ignore[type-arg, unused-ignore, misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **{**options, "file": io.StringIO()})
 
@@ -177,6 +177,6 @@ def _told(progress: Progress) -> type:
             if self.unit == "B" and not str(self.desc).startswith("Downloading"):
                 progress.total = float(self.total or 0)
                 progress.add(n or 0)
-            return super().update(n)
+            return super().update(n)  # type: ignore[no-any-return]
 
     return Told

@@ -50,7 +50,7 @@ def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device)
 
 def rotate(heads: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
     """Rotary positions for interleaved heads: [..., N, D] times complex [..., 1, D / 2]; returns a new tensor."""
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))  # type: ignore[no-untyped-call]
     return torch.view_as_real(pairs * rotations).flatten(-2).to(heads.dtype)
 
 
@@ -79,14 +79,14 @@ class _RMSNorm(torch.autograd.Function):
 def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last dimension, kept: [..., H] -> [..., 1]."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()  # type: ignore[no-any-return]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm with weight over the last dimension: [..., H] -> [..., H]."""
     if x.device.type == "cpu" and x.dtype == torch.float32:
         if torch.is_grad_enabled():
-            return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+            return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
         return (x * inverse_rms(x, eps)).mul_(weight)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
@@ -115,6 +115,6 @@ class _SwiGLU(torch.autograd.Function):
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up: [..., 2 I] -> [..., I]."""
     if torch.is_grad_enabled() and gate_up.requires_grad:
-        return _SwiGLU.apply(gate_up)  # type: ignore[no-any-return]
+        return _SwiGLU.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -40,7 +40,7 @@ class LibraryModel(nn.Module):
         """Open a folder with the library, without running code from it; ModelError when the library cannot either."""
         import transformers
 
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
         except Exception as error:  # every family raises its own kinds

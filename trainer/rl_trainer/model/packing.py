@@ -60,7 +60,7 @@ class Packing:
     def spread(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of tokens [N, H] at all their places, [B, T, H]."""
         spread: torch.Tensor = _Spread.apply(tokens, self)  # type: ignore[no-untyped-call]
-        return spread.unflatten(0, self.shape)
+        return spread.unflatten(0, self.shape)  # type: ignore[no-untyped-call, no-any-return]
 
     def gather(self, places: torch.Tensor) -> torch.Tensor:
         """Rows of the tokens among those of all places: [B, T, H] -> [N, H]."""

@@ -21,7 +21,7 @@ import torch
 from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired, Buffer
-from rl_trainer.buffer.state import Ticket
+from rl_trainer.buffer.groups import Ticket
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer

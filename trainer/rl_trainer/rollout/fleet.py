@@ -151,7 +151,7 @@ class Samplers:
         """
 
         def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
-            return self._samplers[rank].actor.evaluate.remote(  # type: ignore[no-any-return]
+            return self._samplers[rank].actor.evaluate.remote(
                 list(part),
                 weights,
                 version,

@@ -137,7 +137,7 @@ class RemoteFolder:
     @cached_property
     def _place(self) -> tuple[Any, str]:
         """File system and path there, opened on first use: what is wrong with it is said by `within`."""
-        import fsspec  # type: ignore[import-untyped]  # slow to import, and only needed here
+        import fsspec  # slow to import, and only needed here
 
         files, root = fsspec.core.url_to_fs(self.uri)
         return files, root.rstrip("/")
@@ -155,7 +155,7 @@ class RemoteFolder:
             self._files.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
 
     def _callback(self) -> Any:
-        from fsspec.callbacks import Callback  # type: ignore[import-untyped]
+        from fsspec.callbacks import Callback
 
         def moved(*_: object, **__: object) -> None:
             self._moved = time.monotonic()

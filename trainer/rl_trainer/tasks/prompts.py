@@ -87,7 +87,7 @@ def _read(file: str, search: Path | None) -> bytes:
 
 def _read_remote(uri: str) -> bytes:
     def read() -> bytes:
-        import fsspec  # type: ignore[import-untyped]  # slow, and only needed here
+        import fsspec  # slow, and only needed here
 
         with fsspec.open(uri, "rb") as opened:
             return bytes(opened.read())

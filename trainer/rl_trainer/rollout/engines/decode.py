@@ -126,8 +126,8 @@ class DecodeStep:
     def _rotate(self, heads: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
         """Rotary positions of [n, N, D] heads into `out`."""
         if self._in_place:
-            pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
-            torch.mul(pairs, rotations, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
+            pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))  # type: ignore[no-untyped-call]
+            torch.mul(pairs, rotations, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))  # type: ignore[no-untyped-call]
         else:
             out.copy_(rotate(heads, rotations))
 

@@ -31,7 +31,7 @@ class LibraryEngine(Engine):
         self._model = model.requires_grad_(False).eval()
         # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters
         # say.
-        model.model.generation_config = GenerationConfig()
+        model.model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         self._queue: deque[GenerationRequest] = deque()
 
     @classmethod
@@ -89,7 +89,7 @@ class LibraryEngine(Engine):
         self._model.model.generate(
             input_ids=torch.from_numpy(tokens).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
-            generation_config=GenerationConfig(
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
                 do_sample=False, max_new_tokens=int(choice.limits.max()), pad_token_id=0, eos_token_id=None
             ),
             logits_processor=LogitsProcessorList([choice]),

@@ -51,7 +51,7 @@ def prefill(decoder: Decoder, prompts: Sequence[npt.NDArray[np.int32]]) -> torch
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer, Block)
         q, k, v = layer.project(rms_norm(x, layer.attention_norm, config.norm_eps), rotations)
-        heads = torch.cat((q, k, v), dim=1).index_select(0, to_padded).unflatten(0, (count, longest))
+        heads = torch.cat((q, k, v), dim=1).index_select(0, to_padded).unflatten(0, (count, longest))  # type: ignore[no-untyped-call]
         q, k, v = heads.transpose(1, 2).split((config.heads, config.kv_heads, config.kv_heads), dim=1)
         stored[index, 0].copy_(k)
         stored[index, 1].copy_(v)

@@ -329,7 +329,7 @@ class TorchEngine(Engine):
                 self._prefixes[key] = _Prefix(batch, entry)
 
 
-def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:  # type: ignore[type-arg]
+def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:
     wide = np.full((array.shape[0], width), fill, array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
