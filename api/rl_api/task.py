@@ -99,6 +99,21 @@ class TaskSpec(Model):
     system_prompt: Text | None = Field(
         default=None, description="System message before the prompt; null: none."
     )
+    tools: tuple[dict[str, Any], ...] = Field(
+        default=(),
+        strict=False,
+        description="Tools that the model's chat template shows to the model, each as a JSON schema {type: "
+        "function, function: {name, description, parameters}}.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="More arguments of the model's chat template, passed on as they are, such as "
+        "enable_thinking: false.",
+    )
+    observation_role: Literal["user", "tool"] = Field(
+        default="user",
+        description="Role of what an environment says in the model's chat template (tool-use only).",
+    )
     rewards: tuple[RewardRule, ...] = Field(
         default=(RewardRule(),),
         min_length=1,

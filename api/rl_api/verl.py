@@ -34,6 +34,9 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "task.promptTemplate": (None,),
     "task.answerTemplate": (None,),
     "task.systemPrompt": (None,),
+    "task.tools": ([],),
+    "task.chatTemplateKwargs": ({},),
+    "task.observationRole": ("user",),
     "task.onRewardError": ("stop",),
     "task.toolLatency": (None,),
     "task.evaluation": (None,),
@@ -124,8 +127,9 @@ def _refusal(path: str, found: object, allowed: str) -> Problem:
 
 
 def _words(value: object) -> str:
-    if value is None or value == []:
-        return "null" if value is None else "an empty list"
+    for empty, words in ((None, "null"), ([], "an empty list"), ({}, "an empty object")):
+        if value == empty:
+            return words
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict | list):

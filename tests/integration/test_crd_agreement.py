@@ -54,6 +54,9 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("task", "file"): ["a.jsonl", None],
     ("task", "name"): ["chain_sum", None],
     ("task", "promptField"): ["", "q"],
+    ("task", "tools"): [[], [{}], [5], [{"type": "function"}]],
+    ("task", "chatTemplateKwargs"): [{"enable_thinking": False}, {}, 5],
+    ("task", "observationRole"): ["user", "tool", "system"],
     ("task", "evaluation"): [None, {}, {"maxNewTokens": 64}, {"maxNewTokens": 600}],
     ("task", "rewards"): [
         [{"rule": "regex"}],

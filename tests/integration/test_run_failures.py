@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from training_runs import PROMPTS, RunFiles, actors, until
 
+from rl_trainer.tasks.types import HELDOUT_INDEX
+
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 HINT = "add --resume to the same command to go on from the last checkpoint"
@@ -121,6 +123,58 @@ def test_a_reward_that_fails_drops_the_group_where_that_is_wanted(tmp_path: Path
     assert trained == [index for index in range(6 * PROMPTS + 3) if index not in moods]
     assert "24 trained; dropped 3 (reward error 3)" in outcome.out
     files.assert_nothing_lost_or_twice()
+
+
+def test_held_out_prompts_whose_reward_fails_are_left_out_where_that_is_wanted(tmp_path: Path):
+    evaluation = {"everySteps": 2, "samples": 3}
+    files = RunFiles(tmp_path, task={"onRewardError": "drop", "evaluation": evaluation}, stop={"maxSteps": 2})
+    files.feel({HELDOUT_INDEX + 1: "raise"})
+    outcome = files.run().assert_well()
+    told = (
+        "1 of 3 held-out prompts are left out of the evaluation: reward moody_reward:reward raised ValueError"
+    )
+    assert outcome.out.count(told) == 2, "before the first step and after the last"
+    assert files.summary["heldout_end"] is not None
+    assert files.summary["groups_dropped"] == {}
+
+    files = RunFiles(tmp_path / "none", task={"onRewardError": "drop", "evaluation": evaluation})
+    files.feel({HELDOUT_INDEX + number: "raise" for number in range(3)})
+    outcome = files.run()
+    assert outcome.code == 3
+    assert outcome.sentence.startswith("no held-out prompt has a score: reward moody_reward:reward raised")
+
+    files = RunFiles(tmp_path / "stop", task={"evaluation": evaluation})
+    files.feel({HELDOUT_INDEX + 1: "raise"})
+    outcome = files.run()
+    assert outcome.code == 3
+    assert outcome.sentence.startswith("reward moody_reward:reward raised ValueError: no reward today")
+
+
+TALKER = """
+from rl_trainer.tasks import StepResult
+
+class Talker:
+    def __init__(self, item, args): self.item = item
+    @staticmethod
+    def generate(rng, args): return {"answer": "1", "question": f"ask {rng.randint(0, 9999)}"}
+    def reset(self): return self.item["question"]
+    def step(self, completion): return StepResult("1" * 100_000, reward=1.0)
+"""
+
+
+def test_observations_longer_than_the_context_end_their_dialogues_and_are_not_trained_on(tmp_path: Path):
+    task = {"environment": "tool-use", "name": "talker:Talker", "file": None, "rewards": [{"rule": "task"}]}
+    files = RunFiles(
+        tmp_path,
+        task=task,
+        sampler={"maxNewTokens": 14, "stop": list("0123456789abcdefghijklmnopqrstuvwxyz")},
+        stop={"maxSteps": 3},
+    )
+    (tmp_path / "talker.py").write_text(TALKER)
+    files.run().assert_well()
+    assert len(files.steps) == 3
+    assert all(record.truncated_fraction == 1 for record in files.steps)
+    assert all(record.reward_mean > 0 for record in files.steps)
 
 
 def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_end_the_run(tmp_path: Path):

@@ -42,7 +42,6 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.algorithms.value_targets": {"rl_trainer.algorithms.gae", "torch"},
         "rl_trainer.run.inputs": {"rl_trainer.model.loader"},
         "rl_trainer.run.session": {"rl_trainer.run.actors"},
-        "rl_trainer.run.warm_start": {"rl_trainer.rollout.loop"},
     },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {
         "rl_trainer.run.local_ray.fork_server": {

@@ -178,6 +178,7 @@ def test_stop_tokens_end_a_sequence_and_nothing_else_does(engine: VllmEngine):
 
 
 def test_the_context_ends_a_sequence(engine: VllmEngine):
+    assert engine.context == CONTEXT
     text = np.full(CONTEXT - 3, 5, np.int32)
     engine.add([GenerationRequest("long", text, SamplingParams(10))])
     assert len(drain(engine)["long"].tokens) == 3

@@ -48,6 +48,13 @@ def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
         ),
         ("model.revision", "main", "found main, allowed with trainer.kind verl: null"),
         ("task.promptTemplate", "{question}", "found {question}, allowed with trainer.kind verl: null"),
+        ("task.tools", [{}], "spec.task.tools: found a list, allowed with trainer.kind verl: an empty list"),
+        (
+            "task.chatTemplateKwargs",
+            {"a": 1},
+            "found an object, allowed with trainer.kind verl: an empty object",
+        ),
+        ("task.observationRole", "tool", "found tool, allowed with trainer.kind verl: user"),
         (
             "task.evaluation",
             {},

@@ -82,6 +82,7 @@ def test_weights_versions_abort_and_bounds(family_folder):
         assert set(result.versions.tolist()) == {3}
         assert len(result.tokens) == min(4 + 2 * index, 24 - len(work()[index].prompt))
     assert engine.step() == []
+    assert engine.context == 24
     with pytest.raises(TaskError, match="the context holds 24"):
         engine.add([GenerationRequest(0, np.full(24, 3, np.int32), SamplingParams(1))])
     with pytest.raises(ModelError, match="weights of version 4: tensor"):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_api.errors import RewardError, TaskError
+from rl_api.errors import ModelError, RewardError, TaskError
+from rl_trainer.model.chat import Chat
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, encode_prompt
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
 from rl_trainer.tasks import Prompt, Score, StepResult
 
 EOS = 0
@@ -19,20 +20,17 @@ PARAMS = SamplingParams(max_new_tokens=8, stop_token_ids=frozenset({EOS}))
 
 
 class Letters:
-    """One token per character; 0 ends a text."""
+    """One token per character; 0 ends a text, and 1 begins one."""
 
     has_chat_template = False
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        if "\u2603" in text:
+            raise ModelError("there is no token for a snowman")
         return [ord(c) for c in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(i) for i in ids if i)
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        return self.encode("|".join(m["role"][0] + ":" + m["content"] for m in messages))
 
 
 @dataclass
@@ -84,19 +82,23 @@ class ScriptedEngine:
 class Dialogue:
     """Says `=4` after the first turn and is done after the second."""
 
-    def __init__(self, delay: float):
-        self.delay, self.turns = delay, 0
+    def __init__(self, task: FakeTask, prompt: Prompt):
+        self.task, self.prompt, self.turns = task, prompt, 0
 
     def reset(self) -> str:
-        return "q"
+        if self.prompt.index in self.task.no_reset:
+            raise RewardError("reset raised")
+        return self.prompt.text
 
     def step(self, completion: str) -> StepResult:
         self.turns += 1
         if self.turns == 2:
             return StepResult(done=True, score=Score(1.0 if completion == "4" else 0.0, completion == "4"))
-        return StepResult("=4", delay_seconds=self.delay)
+        return StepResult(self.task.says.get(self.prompt.index, "=4"), delay_seconds=self.task.delay or 0.0)
 
     def final_score(self) -> Score:
+        if self.prompt.index in self.task.no_final_score:
+            raise RewardError("the final score raised")
         return Score(-1.0, False)
 
 
@@ -104,6 +106,9 @@ class Dialogue:
 class FakeTask:
     delay: float | None = None
     fails_on: str | None = None
+    says: dict[int, str] = field(default_factory=dict)
+    no_reset: tuple[int, ...] = ()
+    no_final_score: tuple[int, ...] = ()
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         if completion == self.fails_on:
@@ -111,7 +116,7 @@ class FakeTask:
         return Score(float(completion == prompt.answer), completion == prompt.answer)
 
     def environment(self, prompt: Prompt, member: int = 0) -> Dialogue | None:
-        return None if self.delay is None else Dialogue(self.delay)
+        return None if self.delay is None else Dialogue(self, prompt)
 
 
 def prompt(index: int = 7, text: str = "q") -> Prompt:
@@ -119,7 +124,7 @@ def prompt(index: int = 7, text: str = "q") -> Prompt:
 
 
 def rollouts(engine: ScriptedEngine, task: FakeTask, **options: object) -> Rollouts:
-    return Rollouts(engine, Letters(), task, **options)  # type: ignore[arg-type]
+    return Rollouts(engine, Chat(Letters()), task, **options)  # type: ignore[arg-type]
 
 
 def test_a_group_is_complete_when_all_members_are_scored():
@@ -190,13 +195,26 @@ def test_max_turns_and_the_token_budget_end_a_dialogue_with_its_final_score():
     assert group.members[0].score == Score(-1.0, False)
 
 
-def test_an_observation_that_fills_the_context_ends_the_dialogue():
-    engine = ScriptedEngine({"q": ["2+2"]}, context=6)
-    flow = rollouts(engine, FakeTask(delay=0.0), max_turns=4)
+@pytest.mark.parametrize("context", [6, 7, 8])
+def test_an_observation_that_fills_the_context_ends_the_dialogue_and_stays_out(context):
+    engine = ScriptedEngine({"q": ["2+2"]}, context=context)
+    flow = rollouts(engine, FakeTask(delay=0.0, says={7: "=" * (context - 5)}), max_turns=4)
     flow.start("t", prompt(), 1, PARAMS, seed=0)
     (group,) = flow.advance()
     assert group.members[0].truncated
     assert group.members[0].score == Score(-1.0, False)
+    (trajectory,) = group.trajectories()
+    assert trajectory.tokens.tolist() == [ord(c) if c != "\0" else EOS for c in "q2+2\0"]
+    assert trajectory.truncated
+
+
+def test_an_observation_that_leaves_room_for_one_token_is_read():
+    engine = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]}, context=8)
+    flow = rollouts(engine, FakeTask(delay=0.0), max_turns=4)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    assert flow.advance() == []
+    (group,) = flow.advance()
+    assert group.members[0].score.exact
 
 
 def test_a_failing_reward_gives_up_its_group_only():
@@ -213,6 +231,65 @@ def test_a_failing_reward_gives_up_its_group_only():
     assert flow.groups == 0
 
 
+def dialogues(task: FakeTask, context: int = 64) -> tuple[Rollouts, list[float]]:
+    """Prompts 1 and 2 (of texts q and r), both of which wait five seconds for a first answer."""
+    now, script = [0.0], {"q": ["2+2"], "r": ["2+2"], "q2+2\0=4": ["4"], "r2+2\0=4": ["4"], "s": ["2+2"]}
+    flow = rollouts(ScriptedEngine(script, context=context), task, max_turns=4, clock=lambda: now[0])
+    flow.start("one", prompt(1, "q"), 1, PARAMS, seed=0)
+    flow.start("two", prompt(2, "r"), 1, PARAMS, seed=0)
+    assert flow.advance() == []
+    return flow, now
+
+
+def test_a_final_score_that_raises_gives_up_its_group_only():
+    flow, now = dialogues(FakeTask(delay=5.0, says={1: "=" * 60}, no_final_score=(1,)))
+    now[0] = 5.0
+    failure, group = flow.advance()
+    assert isinstance(failure, GroupFailure)
+    assert (failure.key, str(failure.error)) == ("one", "the final score raised")
+    assert isinstance(group, GroupRollout)
+    assert (group.key, group.members[0].score) == ("two", Score(1.0, True))
+    assert (flow.groups, flow.waiting_for_tools, flow.members_in_engine) == (0, 0, 0)
+
+
+def test_a_final_score_that_raises_while_another_group_is_answered_is_not_blamed_on_that():
+    flow, now = dialogues(FakeTask(delay=5.0, says={1: "=" * 60}, no_final_score=(1,)))
+    flow.start("three", prompt(3, "s"), 1, PARAMS, seed=0)
+
+    class Late(ScriptedEngine):
+        """The answers of the first two become due while the third is scored."""
+
+        def step(self) -> list[GenerationResult]:
+            now[0] = 5.0
+            return super().step()
+
+    flow.engine.__class__ = Late
+    (failure,) = flow.advance()
+    assert isinstance(failure, GroupFailure)
+    assert failure.key == "one"
+    assert (flow.groups, flow.members_in_engine, flow.waiting_for_tools) == (2, 1, 1)
+    (group,) = flow.advance()
+    assert isinstance(group, GroupRollout)
+    assert group.key == "two"
+
+
+def test_an_observation_without_a_token_gives_up_its_group_only():
+    flow, now = dialogues(FakeTask(delay=5.0, says={2: "\u2603"}))
+    now[0] = 5.0
+    failure, group = flow.advance()
+    assert (failure.key, str(failure.error)) == ("two", "there is no token for a snowman")
+    assert (group.key, group.members[0].score) == ("one", Score(1.0, True))
+
+
+def test_an_environment_that_does_not_begin_gives_up_its_group_only():
+    flow = rollouts(ScriptedEngine({}), FakeTask(delay=0.0, no_reset=(1,)))
+    flow.start("one", prompt(1), 2, PARAMS, seed=0)
+    assert flow.reply_is_due
+    (failure,) = flow.advance()
+    assert (failure.key, str(failure.error)) == ("one", "reset raised")
+    assert (flow.groups, flow.reply_is_due) == (0, False)
+
+
 def test_a_prompt_that_does_not_fit_is_refused_and_leaves_nothing_behind():
     flow = rollouts(ScriptedEngine({}, context=4), FakeTask())
     with pytest.raises(TaskError, match="longer than the context"):
@@ -220,16 +297,11 @@ def test_a_prompt_that_does_not_fit_is_refused_and_leaves_nothing_behind():
     assert flow.groups == 0
 
 
-def test_abort_forgets_everything():
+def test_abort_forgets_what_is_unwanted():
     flow = rollouts(ScriptedEngine({"q": ["yes"]}), FakeTask())
-    flow.start("t", prompt(), 2, PARAMS, seed=0)
-    assert flow.abort() == ["t"]
-    assert (flow.groups, flow.members_in_engine) == (0, 0)
-
-
-def test_system_prompts_and_messages_go_through_the_chat_template():
-    letters = Letters()
-    assert encode_prompt(letters, "hi", None) == letters.encode("hi")
-    assert encode_prompt(letters, "hi", "be brief") == letters.encode("s:be brief|u:hi")
-    chat = [{"role": "user", "content": "hi"}]
-    assert encode_prompt(letters, chat, "be brief") == letters.encode("s:be brief|u:hi")
+    for key in ("a", "b"):
+        flow.start(key, prompt(), 2, PARAMS, seed=0)
+    flow.abort(lambda key: key == "a")
+    assert (flow.groups, flow.members_in_engine) == (1, 2)
+    (group,) = flow.advance()
+    assert group.key == "b"

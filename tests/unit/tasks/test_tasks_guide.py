@@ -42,7 +42,7 @@ def test_examples(folder, fields):
 
 
 def test_all_examples_were_found():
-    assert len(TASKS) == 9
+    assert len(TASKS) == 10
 
 
 def test_the_players_of_the_guessing_game(folder):

@@ -206,6 +206,9 @@ class Decoder(nn.Module):
         x = self._run(self.layers[-1], x, rotations, None, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
+    states_at = hidden_at
+    """What a value head reads."""
+
     def checkpoint_activations(self) -> None:
         """From now on the backward pass computes each layer again: only the input of every layer is kept for it.
 
@@ -260,16 +263,6 @@ class Decoder(nn.Module):
     def hidden_size(self) -> int:
         """H, the width of the hidden states."""
         return self.config.hidden_size
-
-    def states_at(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        places: torch.Tensor,
-        shared: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The hidden states [M, H] that a value head reads: those of `hidden_at`."""
-        return self.hidden_at(input_ids, attention_mask, places, shared)
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a model folder's `tokenizer.json`, without importing the library."""
+"""Text to token ids and back, from a model folder's `tokenizer.json`; the library is imported for chat templates only."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Tokenizer:
         *,
         stop_ids: frozenset[int],
         pad_id: int,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
         where: str = "tokenizer",
     ) -> None:
         self._backend = backend
-        self._template: Any = None
+        self._with_template: Any = None
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
         self._where = where
@@ -70,62 +70,52 @@ class Tokenizer:
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
     ) -> str:
-        """Messages ({"role", "content"}) as the model's chat template writes them.
+        """Messages ({"role", "content"}) as the model's chat template writes them, with the library's `apply_chat_template`.
 
         Without a template: the contents, one per line. Raises ModelError when the template refuses the
         messages.
         """
         if self._chat_template is None:
             return "\n".join(message["content"] for message in messages)
-        from jinja2 import TemplateError
+        from jinja2 import TemplateSyntaxError
 
         try:
             return str(
-                self._compiled().render(
-                    messages=[dict(message) for message in messages],
+                self._library().apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
                     add_generation_prompt=add_generation_prompt,
-                    **self._special_tokens,
+                    tokenize=False,
+                    **template_kwargs,
                 )
             )
-        except TemplateError as error:
+        except TemplateSyntaxError as error:
+            raise ModelError(f"{self._where}: the chat template does not compile ({error})") from None
+        except Exception as error:  # whatever a template does with what it is given
             roles = [message.get("role") for message in messages]
             raise ModelError(
                 f"{self._where}: the chat template refuses messages of roles {roles} ({error})"
             ) from None
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
         """Token ids of `render_chat`; a template writes its own special tokens, so none are added then."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, special_tokens=self._chat_template is None)
+        return self.encode(self.render_chat(messages, **options), special_tokens=self._chat_template is None)
 
-    def _compiled(self) -> Any:
-        if self._template is None:
-            from jinja2 import TemplateError
-            from jinja2.ext import loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def _library(self) -> Any:
+        if self._with_template is None:
+            from transformers import PreTrainedTokenizerFast  # slow, and only for models with a template
 
-            def refuse(message: str) -> None:
-                raise TemplateError(message)
-
-            def to_json(value: Any, indent: int | None = None) -> str:
-                return json.dumps(value, ensure_ascii=False, indent=indent)
-
-            # A template comes with the model: it is run in the sandbox, with what the library offers it.
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            self._with_template = PreTrainedTokenizerFast(
+                tokenizer_object=self._backend, chat_template=self._chat_template, **self._special_tokens
             )
-            environment.filters["tojson"] = to_json
-            environment.globals["raise_exception"] = refuse
-            environment.globals["strftime_now"] = _now
-            try:
-                self._template = environment.from_string(self._chat_template or "")
-            except TemplateError as error:
-                raise ModelError(f"{self._where}: the chat template does not compile ({error})") from None
-        return self._template
+        return self._with_template
 
 
 def byte_letter(value: int) -> str:
@@ -143,12 +133,6 @@ def _missing_bytes(backend: tokenizers.Tokenizer) -> frozenset[int]:
         return frozenset()
     vocabulary = description["model"].get("vocab", {})
     return frozenset(value for value in range(256) if byte_letter(value) not in vocabulary)
-
-
-def _now(pattern: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(pattern)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -240,12 +224,11 @@ def _pad_id(
     return min(stop, default=0)
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates: the one called default is meant for chats
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+    if isinstance(template, list):  # several by name: `default`, and `tool_use` where there are tools
+        return {entry["name"]: entry["template"] for entry in template if isinstance(entry, dict)} or None
     return template if isinstance(template, str) else None

@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.observe.tensorboard_events import EventWriter
-from rl_trainer.storage.files import Closes, cannot_write, dump_json
+from rl_trainer.storage.files import Closes, dump_json, writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -44,7 +44,7 @@ class StepRecord:
     heldout_score: float | None = _curve("reward/heldout_score", None)
     response_length_mean: float = _curve("response/length_mean")  # mean length of the completions, tokens
     response_length_max: float = _curve("response/length_max")  # length of the longest completion, tokens
-    # Share of completions cut at the token limit, 0 to 1.
+    # Share of completions cut at the token limit, or by an observation without room, 0 to 1.
     truncated_fraction: float = _curve("response/truncated_fraction")
     kl: float = _curve("policy/kl")  # mean per-token KL divergence of the policy from the reference, nats
     entropy: float = _curve("policy/entropy")  # mean per-token entropy of the policy, nats
@@ -114,13 +114,11 @@ class MetricsWriter(Closes):
             RLTrainError: the files cannot be written.
         """
         self.path = Path(run_folder) / METRICS_FILE
-        try:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
             self._cut(self.position())
             self._events = EventWriter(Path(run_folder) / TENSORBOARD_FOLDER)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def write(self, record: StepRecord) -> None:
         """Append one step and flush it, so that whoever reads the files now sees it.
@@ -151,7 +149,7 @@ class MetricsWriter(Closes):
 
         Where the curves are lost, as on another node's disk, they are drawn anew from the lines that are left.
         """
-        try:
+        with writing(self.path):
             self._cut(position)
             lines = list(_lines(self.path))
             if self._events.is_empty:
@@ -159,8 +157,6 @@ class MetricsWriter(Closes):
                     self._draw(line)
             else:
                 self._events.purge(max((line["step"] for line in lines), default=0) + 1)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the files. Writing afterwards is an error of the caller."""
@@ -168,17 +164,13 @@ class MetricsWriter(Closes):
         self._events.close()
 
     def _append(self, line: dict[str, Any]) -> None:
-        try:
+        with writing(self.path):
             self._file.write(dump_json(line).encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def _add_to_curves(self, line: dict[str, Any]) -> None:
-        try:
+        with writing(self.path.parent / TENSORBOARD_FOLDER):
             self._draw(line)
-        except OSError as error:
-            raise cannot_write(self.path.parent / TENSORBOARD_FOLDER, error) from error
 
     def _draw(self, line: dict[str, Any]) -> None:
         """The points of a line of metrics.jsonl."""

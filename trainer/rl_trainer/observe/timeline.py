@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_api.errors import RLTrainError
-from rl_trainer.storage.files import Closes, cannot_write, dump_json, write_atomic
+from rl_trainer.storage.files import Closes, dump_json, write_atomic, writing
 
 TIMELINE_FILE = "timeline.json"
 DROPPED = "spans dropped"
@@ -111,7 +111,7 @@ class TimelineWriter(Closes):
         new = [line for span in spans for line in self._lines(span)]
         if not new:
             return
-        try:
+        with writing(self.path):
             # Over the old end of the file, in one write: a reader sees valid JSON before and after.
             separator = b",\n" if self._size > len(_HEAD) else b""
             block = separator + ",\n".join(new).encode()
@@ -119,8 +119,6 @@ class TimelineWriter(Closes):
             self._file.write(block + _TAIL)
             self._file.flush()
             self._size += len(block)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; it is complete."""
@@ -168,10 +166,8 @@ class TimelineWriter(Closes):
         body = _HEAD + ",\n".join(lines + spans).encode()
         write_atomic(self.path, (body + _TAIL).decode())
         self._size = len(body)
-        try:
+        with writing(self.path):
             self._file = self.path.open("r+b")
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
 
 def read_timeline(path: Path | str) -> list[Span]:

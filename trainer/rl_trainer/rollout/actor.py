@@ -22,6 +22,7 @@ from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.state import Ticket
+from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
@@ -29,7 +30,7 @@ from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
-from rl_trainer.tasks import Answer, Prompt, load_task
+from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
 from rl_trainer.weights.payload import WeightsPayload, unpack_weights
@@ -86,13 +87,8 @@ class SamplerActor:
                 device="cuda" if ray.get_gpu_ids() else "cpu",
                 cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
             )
-        self.rollouts = Rollouts(
-            self.engine,
-            tokenizer,
-            self.task,
-            max_turns=spec.task.max_turns,
-            system_prompt=spec.task.system_prompt,
-        )
+        chat = Chat.of(tokenizer, spec.task)
+        self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
         stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
         sampler = spec.sampler
         self.params = SamplingParams(
@@ -286,27 +282,35 @@ class SamplerActor:
         return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
 
     def _answered(self, group: GroupRollout) -> None:
-        job, i = cast(tuple[_Evaluation, int], group.key)
         member = group.members[0]
         assert member.score is not None
-        prompt = group.prompt
+        self._settle(group.key, member.text, member.score)
+
+    def _settle(self, key: object, text: str, score: Score, error: str | None = None) -> None:
+        """One held-out prompt is done with."""
+        job, i = cast(tuple[_Evaluation, int], key)
+        prompt = job.prompts[i]
         job.answers[i] = Answer(
-            prompt.index, prompt.text, prompt.answer, member.text, member.score.reward, member.score.exact
+            prompt.index, prompt.text, prompt.answer, text, score.reward, score.exact, error
         )
         if len(job.answers) == len(job.prompts):
             self._evaluation = None
             job.done.set()
 
     def _failed(self, failure: GroupFailure) -> None:
-        if not isinstance(failure.key, Ticket):
+        dropped = self.spec.task.on_reward_error == "drop"
+        if isinstance(failure.key, Ticket):
+            if not dropped:
+                raise failure.error
+            self.buffer.drop(self.rank, failure.key.group_id, "reward_error")
+        elif dropped:
+            self._settle(failure.key, "", Score(0.0, False), str(failure.error))
+        else:
             job, _ = cast(tuple[_Evaluation, int], failure.key)
+            self.rollouts.abort(lambda key: isinstance(key, tuple) and key[0] is job)
             self._evaluation = None
             job.error = failure.error
             job.done.set()
-        elif self.spec.task.on_reward_error == "drop":
-            self.buffer.drop(self.rank, failure.key.group_id, "reward_error")
-        else:
-            raise failure.error
 
     def _check_puts(self) -> None:
         for future in [future for future in self._puts if future.done()]:

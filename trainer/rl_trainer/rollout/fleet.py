@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, DeadlineExceeded
+from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
@@ -143,7 +143,12 @@ class Samplers:
         greedy: bool = True,
         max_new_tokens: int | None = None,
     ) -> list[Answer]:
-        """Answers to `prompts`, in order, by all samplers together."""
+        """Answers to `prompts`, in order, by all samplers together.
+
+        Raises:
+            RewardError: a reward failed; with `task.onRewardError: drop` such prompts are left out, and it is raised if
+                none is left.
+        """
 
         def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
             return self._samplers[rank].actor.evaluate.remote(  # type: ignore[no-any-return]
@@ -171,7 +176,15 @@ class Samplers:
                 ranks = self._wait_for_one()
                 asked = rank if rank in ranks else ranks[0]
                 one, call = self._samplers[asked], ask(asked, prompts[part])
-        return [one for one in found if one is not None]
+        answers = [one for one in found if one is not None]
+        errors = [one.error for one in answers if one.error is not None]
+        if errors:
+            if len(errors) == len(answers):
+                raise RewardError(f"no held-out prompt has a score: {errors[0]}")
+            self._warn(
+                f"{len(errors)} of {len(answers)} held-out prompts are left out of the evaluation: {errors[0]}"
+            )
+        return [one for one in answers if one.error is None]
 
     def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
         part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)

@@ -10,31 +10,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
-from rl_api.errors import RewardError, RLTrainError, TaskError
-from rl_trainer.model.tokenizer import Tokenizer
+from rl_api.errors import ModelError, RewardError, RLTrainError, TaskError
+from rl_trainer.model.chat import Chat
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
-from rl_trainer.tasks.types import Environment, Message, Prompt, Score, Task
+from rl_trainer.tasks.types import Environment, Prompt, Score, Task
 from rl_trainer.trajectory import Trajectory
 
-
-def encode_prompt(
-    tokenizer: Tokenizer, content: str | Sequence[Message], system_prompt: str | None
-) -> list[int]:
-    """Token ids of a prompt: plain text as it is, messages (or text under a system prompt) through the chat template."""
-    if isinstance(content, str):
-        if system_prompt is None and not tokenizer.has_chat_template:
-            return tokenizer.encode(content)
-        content = [{"role": "user", "content": content}]
-    messages = list(content)
-    if system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    return tokenizer.encode_chat(messages)
+# What a reward, an environment or its words can be the reason of.
+_OF_ONE_GROUP = (RewardError, TaskError, ModelError)
 
 
 @dataclass
@@ -97,10 +87,9 @@ class Rollouts:
     """
 
     engine: Engine
-    tokenizer: Tokenizer
+    chat: Chat
     task: Task
     max_turns: int = 1
-    system_prompt: str | None = None
     clock: Callable[[], float] = time.monotonic
     _groups: dict[int, GroupRollout] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -129,26 +118,13 @@ class Rollouts:
             TaskError: the prompt does not fit into the model's context.
         """
         number = next(self._numbers)
-        group = GroupRollout(key, prompt, params, [], self.clock(), members)
-        for m in range(members):
-            environment = self.task.environment(prompt, m)
-            opening = environment.reset() if environment else None
-            tokens = encode_prompt(self.tokenizer, opening or prompt.content, self.system_prompt)
-            keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
-            group.members.append(
-                Member(
-                    seed=int(keys[0] >> np.uint64(1)),
-                    tokens=list(tokens),
-                    sampled=[False] * len(tokens),
-                    environment=environment,
-                )
-            )
-        self._groups[number] = group
-        try:
-            self.engine.add([self._request(number, m) for m in range(members)])
-        except TaskError as error:
-            del self._groups[number]
-            raise TaskError(_refused(prompt, str(error))) from None
+        group = self._groups[number] = GroupRollout(key, prompt, params, [], self.clock(), members)
+        with self._alone(number, (RewardError,)):
+            group.members = [self._member(prompt, m, seed) for m in range(members)]
+            try:
+                self.engine.add([self._request(number, m) for m in range(members)])
+            except TaskError as error:
+                raise TaskError(_refused(prompt, str(error))) from None
 
     def advance(self) -> list[GroupRollout | GroupFailure]:
         """One engine step and all tool replies that are due; returns the groups that are complete, or failed."""
@@ -156,26 +132,35 @@ class Rollouts:
         if self.engine.active or self.engine.waiting:
             for result in self.engine.step():
                 self._take(result)
+            self._deliver_replies()
         finished, self._complete = self._complete, []
         return finished
 
     @property
     def reply_is_due(self) -> bool:
-        """Whether a tool's answer can be handed on now."""
-        return bool(self._due) and self._due[0][0] <= self.clock()
+        """Whether a tool's answer, or a group that failed as it began, can be handed on now."""
+        return bool(self._complete) or (bool(self._due) and self._due[0][0] <= self.clock())
 
     def seconds_to_next_reply(self) -> float | None:
         """How long until a tool answers, if any member waits for one."""
         return max(0.0, self._due[0][0] - self.clock()) if self._due else None
 
-    def abort(self) -> list[object]:
-        """Forgets everything under way; returns the keys."""
-        keys = [group.key for group in self._groups.values()]
-        for number, group in self._groups.items():
-            self.engine.abort([(number, m) for m in range(len(group.members))])
-        self._groups.clear()
-        self._due.clear()
-        return keys
+    def abort(self, unwanted: Callable[[object], bool]) -> None:
+        """Forgets the groups under way with such a key."""
+        for number in [number for number, group in self._groups.items() if unwanted(group.key)]:
+            self._forget(number)
+
+    def _member(self, prompt: Prompt, m: int, seed: int) -> Member:
+        environment = self.task.environment(prompt, m)
+        opening = environment.reset() if environment else None
+        tokens = self.chat.prompt(opening or prompt.content)
+        keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
+        return Member(
+            seed=int(keys[0] >> np.uint64(1)),
+            tokens=tokens,
+            sampled=[False] * len(tokens),
+            environment=environment,
+        )
 
     def _request(self, number: int, m: int) -> GenerationRequest:
         group = self._groups[number]
@@ -204,14 +189,23 @@ class Rollouts:
         member.turns += 1
         member.truncated = result.finish_reason == "length"
         stopped = count and int(result.tokens[-1]) in group.params.stop_token_ids
-        text = self.tokenizer.decode(result.tokens[: count - 1 if stopped else count].tolist())
+        text = self.chat.tokenizer.decode(result.tokens[: count - 1 if stopped else count].tolist())
         member.text += text
-        started = self.clock()
-        try:
+        with self._alone(number):
             self._score_or_continue(number, m, text)
-        except (RewardError, TaskError) as error:
+
+    @contextmanager
+    def _alone(self, number: int, errors: tuple[type[RLTrainError], ...] = _OF_ONE_GROUP) -> Iterator[None]:
+        """What goes wrong in the block is the end of this group and of no other; the time it takes counts as scoring."""
+        group, started = self._groups[number], self.clock()
+        try:
+            yield
+        except errors as error:
             self._forget(number)
             self._complete.append(GroupFailure(group.key, error))
+        except BaseException:
+            self._forget(number)
+            raise
         finally:
             group.score_seconds += self.clock() - started
 
@@ -227,25 +221,28 @@ class Rollouts:
             self._finish(number, member, reply.score or member.environment.final_score())
         else:
             heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
-            self._deliver_replies()
 
     def _deliver_replies(self) -> None:
         """Hands observations whose delay is over to their members and queues the next turn."""
         now = self.clock()
         while self._due and self._due[0][0] <= now:
             _, number, m, observation = heapq.heappop(self._due)
-            group = self._groups[number]
-            member = group.members[m]
-            tokens = self.tokenizer.encode(observation)
-            member.text += observation
-            member.tokens.extend(tokens)
-            member.sampled.extend([False] * len(tokens))
-            try:
-                self.engine.add([self._request(number, m)])
-            except TaskError:  # the observation fills the model's context: the dialogue ends here
-                member.truncated = True
-                assert member.environment is not None
-                self._finish(number, member, member.environment.final_score())
+            with self._alone(number):
+                self._observe(number, m, observation)
+
+    def _observe(self, number: int, m: int, observation: str) -> None:
+        member = self._groups[number].members[m]
+        tokens = self.chat.observation(observation, member.tokens[-1])
+        if len(member.tokens) + len(tokens) >= self.engine.context:
+            # No room for it and one more token: the dialogue ends with the model's last turn.
+            assert member.environment is not None
+            member.truncated = True
+            self._finish(number, member, member.environment.final_score())
+            return
+        member.text += observation
+        member.tokens.extend(tokens)
+        member.sampled.extend([False] * len(tokens))
+        self.engine.add([self._request(number, m)])
 
     def _finish(self, number: int, member: Member, score: Score) -> None:
         group = self._groups[number]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rl_api import RunSpec
 from rl_api.errors import ModelError
-from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
+from rl_trainer.model.chat import Chat
+from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.tasks import Prompt, Task, load_task
 from rl_trainer.tasks.functions import load_function
 from rl_trainer.tasks.split import heldout_count
@@ -20,13 +21,12 @@ class Inputs:
 
     Attributes:
         model: a local Hugging Face folder.
-        stop_token: the token that ends an answer in the warm start.
+        chat: how dialogues are written for the model.
         heldout: prompts that are never trained on.
     """
 
     model: Path
-    tokenizer: Tokenizer
-    stop_token: int
+    chat: Chat
     task: Task
     heldout: list[Prompt]
 
@@ -67,4 +67,4 @@ def load_inputs(
         raise ModelError(
             f"model folder {model}: no end-of-text token is configured, so no answer could ever end"
         )
-    return Inputs(model, tokenizer, min(tokenizer.stop_ids), task, heldout)
+    return Inputs(model, Chat.of(tokenizer, spec.task), task, heldout)

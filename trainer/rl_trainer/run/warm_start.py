@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rl_trainer.model.chat import Chat
 from rl_trainer.run.evaluation import exact_share
-from rl_trainer.run.inputs import Inputs
 from rl_trainer.run.session import Session
-from rl_trainer.tasks import Prompt
+from rl_trainer.tasks import Prompt, Task
 from rl_trainer.trajectory import Trajectory
 
 # Far from every prompt that reinforcement learning will see of an endless task.
@@ -25,9 +25,7 @@ def warm_start(session: Session) -> None:
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
-            solution_sample(
-                session.inputs, session.inputs.task.prompt(index), session.spec.task.system_prompt
-            )
+            solution_sample(session.inputs.task, session.inputs.task.prompt(index), session.inputs.chat)
             for index in range(first, first + spec.batch_size)
         ]
         loss = session.actors.learners.supervise(samples, spec.learning_rate)
@@ -41,22 +39,20 @@ def warm_start(session: Session) -> None:
             return
 
 
-def solution_sample(inputs: Inputs, prompt: Prompt, system_prompt: str | None) -> Trajectory:
+def solution_sample(task: Task, prompt: Prompt, chat: Chat) -> Trajectory:
     """The tokens of a solved prompt; what the model itself must write is marked as trained.
 
-    The stop token follows every trained segment: the model ends its turn there.
+    The token that ends a turn follows every trained segment: the model ends its turn there.
     """
-    from rl_trainer.rollout.loop import encode_prompt  # torch: not while Ray starts
-
-    task, tokenizer = inputs.task, inputs.tokenizer
     environment = task.environment(prompt)
     opening = environment.reset() if environment else prompt.content
-    tokens = encode_prompt(tokenizer, opening, system_prompt)
+    tokens = chat.prompt(opening)
     sampled = [False] * len(tokens)
     for segment in task.solution(prompt):
-        ids = tokenizer.encode(segment.text, special_tokens=False)
         if segment.trained:
-            ids = [*ids, inputs.stop_token]
+            ids = [*chat.tokenizer.encode(segment.text, special_tokens=False), chat.end_of_turn]
+        else:
+            ids = chat.observation(segment.text, tokens[-1])
         tokens.extend(ids)
         sampled.extend([segment.trained] * len(ids))
     count = sum(sampled)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,18 @@ class Closes:
         self.close()
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of `path` what the operating system refuses in the block. Raises RLTrainError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RLTrainError(
+            f"{path}: cannot be written ({reason}); free space or choose another folder with --out"
+        ) from error
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader, or a crash, sees the old file or the new one, never half.
 
@@ -32,25 +45,18 @@ def write_atomic(path: Path, text: str) -> None:
         RLTrainError: the folder cannot be written (disk full, no permission); the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> RLTrainError:
-    """Return the sentence for a file of the run folder that the operating system would not let us write."""
-    reason = error.strerror or str(error)
-    return RLTrainError(
-        f"{path}: cannot be written ({reason}); free space or choose another folder with --out"
-    )
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def read_json(path: Path) -> Any:

@@ -101,7 +101,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """One held-out prompt answered."""
+    """One held-out prompt answered. `error`: why it has no score, where such prompts are dropped."""
 
     index: int
     prompt: str
@@ -109,6 +109,7 @@ class Answer:
     text: str
     reward: float
     exact: bool
+    error: str | None = None
 
 
 @dataclass(frozen=True)
