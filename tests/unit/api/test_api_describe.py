@@ -99,10 +99,11 @@ def test_near_misses_are_found(name: str, expected: str | None) -> None:
 
 
 def test_numbers_and_choices_are_written_plainly() -> None:
-    assert [number(1.0), number(0.5), number(2**32 - 1), number(1e300)] == [
+    assert [number(1.0), number(0.5), number(2**32 - 1), number(2.0**53), number(1e300)] == [
         "1",
         "0.5",
         "4294967295",
+        "9007199254740992.0",
         "1e+300",
     ]
     assert [choice(["a"]), choice(["a", "b"]), choice(["a", "b", "c"])] == ["a", "a or b", "a, b or c"]

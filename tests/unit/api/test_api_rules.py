@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_api import RunSpec, check_document, check_rules
 from rl_api.paths import render_path
-from rl_api.rules import CLUSTER_RULES, RULES
+from rl_api.rules import CLUSTER_RULES, RULES, free_port
 
 GOOD: dict[str, Any] = {
     "apiVersion": "rltrain.dev/v1alpha1",
@@ -110,6 +110,17 @@ def test_patterns_are_refused_only_when_they_are_wrong_everywhere(pattern: str, 
 def test_every_rule_is_a_sentence() -> None:
     for rule in RULES + CLUSTER_RULES:
         assert (rule.__doc__ or "").endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("port", "free"),
+    [(0, True), (6379, False), (10001, False), (10002, False), (19999, False), (20000, True)],
+)
+def test_ports_of_ray_are_taken_on_a_cluster(port: int, free: bool) -> None:
+    document = GOOD | {"spec": GOOD["spec"] | {"server": {"port": port}}}
+    run, problems = check_document(document)
+    assert run is not None, problems
+    assert [render_path(problem.path) for problem in free_port(run.spec)] == ["spec.server.port"] * (not free)
 
 
 PLAIN: st.SearchStrategy[Any] = st.recursive(

@@ -105,6 +105,7 @@ def test_prompts_of_a_dead_sampler_come_first_under_the_same_ids():
     tickets = state.acquire(1, 3)
     assert ids(tickets) == [0, 1, 3]
     assert [ticket.reissued for ticket in tickets] == [True, True, False]
+    assert (state.counts["issued"], state.counts["reissued"], state.counts["released"]) == (6, 2, 2)
 
 
 def test_a_reissued_group_takes_the_slot_of_a_new_one():
@@ -276,7 +277,7 @@ def test_reject_when_full():
     state = make(max_staleness=9, capacity=2, on_full="reject")
     state.acquire(0, 5)
     results = [state.put(0, group(g)) for g in (3, 1, 0)]
-    assert [r.reason for r in results] == [None, None, "rejected"]
+    assert [(r.accepted, r.reason) for r in results] == [(True, None), (True, None), (False, "rejected")]
     assert state.drops == {"rejected": 1}
     assert batch_ids(state) == [3, 1]
 
