@@ -7,15 +7,14 @@ the same, and a test holds the two against each other.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
+from rl_api.crd_places import PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
-from rl_api.rules import FOLDER_ROOTS, FREE_PORTS, HUB_ID, S3_ADDRESS, TAKEN_PORTS, WORKER_PORTS
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
 from rl_api.trainer import OWN_VARIABLES
 from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
@@ -26,43 +25,16 @@ MUTABLE: Final = ("suspend", "sampler.replicas", "stop", "cleanup", "scheduling.
 _POSITIONS: Final = TinyModelSpec().max_positions
 
 
-def _rule(rule: str, field: str, message: str) -> Rule:
-    """A rule whose sentence is `message`, with values of the object between braces: `found {self.seed}, allowed: 1`.
-
-    `field` is relative to the object the rule looks at. The sentence is one call of `format`: joining texts would
-    be refused, as the API server takes the text of a number for endlessly long when it estimates costs.
-    """
-    pieces = re.split(r"\{(.*?)\}", message)
-    words, values = pieces[::2], pieces[1::2]
-    if not values:
-        return {"rule": rule, "message": message, "fieldPath": field}
-    text = cel_text("%s".join(word.replace("%", "%%") for word in words))
-    return {
-        "rule": rule,
-        "message": "…".join(words),  # where the expression cannot be computed
-        "messageExpression": f"{text}.format([{', '.join(values)}])",
-        "fieldPath": field,
-    }
-
-
-def _or(path: str, default: str) -> str:
-    """Value of a field that may be absent, or on the way to which something may be."""
-    return "self.?" + path.replace(".", ".?") + f".orValue({default})"
-
-
 def _loop_rule(rule: str, field: str, message: str) -> Rule:
     """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
-    return _rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
+    return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
 
 
 _SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
-_LEARNERS: Final = _or("learner.replicas", "1")
+_LEARNERS: Final = or_value("learner.replicas", "1")
 _SAMPLERS: Final = "self.sampler.replicas"
-_SOURCE: Final = _or("model.source", "''")
-_PORT: Final = _or("server.port", "0")
-_FOLDER: Final = f"^(({'|'.join(FOLDER_ROOTS)})/|[^/~])"
-_CLIMBS: Final = r"(^|/)[.][.](/|$)"
-_TINY_POSITIONS: Final = _or("model.tiny.maxPositions", str(_POSITIONS))
+_SOURCE: Final = or_value("model.source", "''")
+_TINY_POSITIONS: Final = or_value("model.tiny.maxPositions", str(_POSITIONS))
 _ROOM: Final = (
     f"found {{LENGTH}}, allowed: a whole number < model.tiny.maxPositions = {{{_TINY_POSITIONS}}}, "
     "which must hold prompt and answer"
@@ -110,14 +82,14 @@ SPEC_RULES: Final[list[Rule]] = [
         "found {self.buffer.capacity}, allowed: a whole number >= algorithm.promptsPerStep = "
         "{self.algorithm.promptsPerStep}, as the buffer must hold one step's groups",
     ),
-    _rule(
-        f"{_or('sampler.minReplicas', '1')} <= {_SAMPLERS}",
+    cel_rule(
+        f"{or_value('sampler.minReplicas', '1')} <= {_SAMPLERS}",
         ".sampler.minReplicas",
-        f"found {{{_or('sampler.minReplicas', '1')}}}, allowed: a whole number >= 1 and <= "
+        f"found {{{or_value('sampler.minReplicas', '1')}}}, allowed: a whole number >= 1 and <= "
         f"sampler.replicas = {{{_SAMPLERS}}}",
     ),
     *(
-        _rule(
+        cel_rule(
             f"!self.?{role}.?pools.hasValue() || "
             f"self.{role}.pools.all(one, self.{role}.pools.exists_one(other, other == one))",
             f".{role}.pools",
@@ -153,32 +125,27 @@ SPEC_RULES: Final[list[Rule]] = [
         ".algorithm.loss.dualClip",
         f"found {{self.algorithm.loss.dualClip}}, allowed: null with kind {{{_KIND}}}, as only ppoClip uses it",
     ),
-    _rule(
+    cel_rule(
         "!self.?checkpoint.?storage.hasValue() || [has(self.checkpoint.storage.persistentVolumeClaim), "
         "has(self.checkpoint.storage.s3), has(self.checkpoint.storage.path)].filter(set, set).size() == 1",
         ".checkpoint.storage",
         "allowed: exactly one of persistentVolumeClaim, s3 and path",
     ),
-    _rule(
-        f"!({_PORT} in [{', '.join(map(str, TAKEN_PORTS.values()))}]) && "
-        f"({_PORT} < {WORKER_PORTS[0]} || {_PORT} > {WORKER_PORTS[1]})",
-        ".server.port",
-        f"found {{{_PORT}}}, allowed: {FREE_PORTS}",
-    ),
+    PORT_RULE,
     *(
-        _rule(
+        cel_rule(
             f"has(self.{name}) || self.trainer.kind == 'command'",
             f".{name}",
             f"missing, required with trainer.kind {{self.trainer.kind}}: {needed}",
         )
         for name, needed in (("model", MODEL_NEEDED), ("task", TASK_NEEDED))
     ),
-    _rule(
+    cel_rule(
         "!has(self.warmStart) || self.trainer.kind == 'rltrain'",
         ".warmStart",
         "found an object, allowed: null with trainer.kind {self.trainer.kind}, as only rltrain has a warm start",
     ),
-    _rule(
+    cel_rule(
         "self.workload != 'Service'",
         ".workload",
         "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
@@ -186,52 +153,19 @@ SPEC_RULES: Final[list[Rule]] = [
 ]
 """Rules of a run's spec."""
 
-STORAGE_RULES: Final[list[Rule]] = [
-    _rule(
-        f"!has(self.s3) || self.s3.matches({cel_text(S3_ADDRESS)})",
-        ".s3",
-        "found '{self.s3}', allowed: s3://bucket/folder",
-    ),
-    _rule(
-        "!has(self.path) || !self.path.contains('://')",
-        ".path",
-        "found '{self.path}', allowed: a folder; s3://bucket/folder goes into checkpoint.storage.s3",
-    ),
-    _rule(
-        f"!has(self.path) || self.path.contains('://') || (self.path.matches({cel_text(_FOLDER)}) && "
-        f"!self.path.matches({cel_text(_CLIMBS)}))",
-        ".path",
-        "found '{self.path}', allowed on a cluster: a folder in the run folder, such as checkpoints, or one below "
-        f"{', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, without ..",
-    ),
-]
-"""Rules of `spec.checkpoint.storage`."""
-
 MODEL_RULES: Final[list[Rule]] = [
-    _rule(
-        f"!self.source.contains('://') || self.source.matches({cel_text(S3_ADDRESS)})",
-        ".source",
-        "found '{self.source}', allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or "
-        "s3://bucket/folder",
-    ),
-    _rule(
-        f"self.source.contains('://') || self.source.matches({cel_text(HUB_ID)}) || "
-        f"(self.source.startsWith('/') && !self.source.matches({cel_text(_CLIMBS)}))",
-        ".source",
-        "found '{self.source}', allowed on a cluster: tiny, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, "
-        "s3://bucket/folder or an absolute folder of the image, without ..",
-    ),
-    _rule(
+    *SOURCE_RULES,
+    cel_rule(
         "!has(self.tiny) || self.source == 'tiny'",
         ".tiny",
         "found an object, allowed: null, as model.source is '{self.source}', not the preset tiny",
     ),
-    _rule(
+    cel_rule(
         "!has(self.tiny) || self.tiny.hiddenSize % (2 * self.tiny.heads) == 0",
         ".tiny.hiddenSize",
         "found {self.tiny.hiddenSize}, allowed: a multiple of 2 * model.tiny.heads = {2 * self.tiny.heads}",
     ),
-    _rule(
+    cel_rule(
         "!has(self.tiny) || self.tiny.heads % self.tiny.kvHeads == 0",
         ".tiny.kvHeads",
         "found {self.tiny.kvHeads}, allowed: a divisor of model.tiny.heads = {self.tiny.heads}",
@@ -240,27 +174,27 @@ MODEL_RULES: Final[list[Rule]] = [
 """Rules of `spec.model`."""
 
 TASK_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         "self.environment != 'prompts' || has(self.file)",
         ".file",
         "missing, required with task.environment prompts: a JSONL file",
     ),
-    _rule(
+    cel_rule(
         "self.environment != 'reasoning-gym' || !has(self.file)",
         ".file",
         "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
     ),
-    _rule(
+    cel_rule(
         "self.environment != 'reasoning-gym' || has(self.name)",
         ".name",
         "missing, required with task.environment reasoning-gym: the generator, such as chain_sum",
     ),
-    _rule(
+    cel_rule(
         "self.environment != 'tool-use' || has(self.name)",
         ".name",
         "missing, required with task.environment tool-use: such as calculator",
     ),
-    _rule(
+    cel_rule(
         "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",
         ".rewards",
         "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
@@ -274,12 +208,12 @@ def _belongs_to(field: str, rule: str, what: str) -> list[Rule]:
     """`field` of a reward is set with `rule` and with no other."""
     name = f"__{field}__" if field == "function" else field  # a word of CEL's own
     return [
-        _rule(
+        cel_rule(
             f"self.rule != '{rule}' || has(self.{name})",
             f".{field}",
             f"missing, required with rule {rule}: {what}",
         ),
-        _rule(
+        cel_rule(
             f"self.rule == '{rule}' || !has(self.{name})",
             f".{field}",
             f"found '{{self.{name}}}', allowed: null with rule {{self.rule}}, as only rule {rule} uses it",
@@ -295,7 +229,7 @@ REWARD_RULES: Final[list[Rule]] = [
 
 
 # Where an object has a default, its rules look at that first, before its fields have theirs.
-_KIND_OF_TRAINER: Final = _or("kind", "'rltrain'")
+_KIND_OF_TRAINER: Final = or_value("kind", "'rltrain'")
 
 
 def _size(field: str) -> str:
@@ -304,7 +238,7 @@ def _size(field: str) -> str:
 
 def _only_command(field: str, given: str, found: str, none: str) -> Rule:
     """`field` of `spec.trainer` is set with kind command only."""
-    return _rule(
+    return cel_rule(
         f"{_KIND_OF_TRAINER} == 'command' || !({given})",
         f".{field}",
         f"found {found}, allowed: {none} with trainer.kind {{{_KIND_OF_TRAINER}}}, as only command uses it",
@@ -312,17 +246,17 @@ def _only_command(field: str, given: str, found: str, none: str) -> Rule:
 
 
 TRAINER_CEL_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         f"{_KIND_OF_TRAINER} != 'command' || {_size('command')} > 0",
         ".command",
         "missing, required with trainer.kind command: a program and its arguments, such as [python, train.py]",
     ),
-    _rule(
+    cel_rule(
         f"{_KIND_OF_TRAINER} == 'command' || {_size('command')} == 0",
         ".command",
         f"found a list, allowed: an empty list with trainer.kind {{{_KIND_OF_TRAINER}}}, which has its own program",
     ),
-    _rule(
+    cel_rule(
         f"{_KIND_OF_TRAINER} != 'rltrain' || {_size('env')} == 0",
         ".env",
         "found a list, allowed: an empty list with trainer.kind rltrain, as only command and verl use it",
@@ -331,7 +265,7 @@ TRAINER_CEL_RULES: Final[list[Rule]] = [
     _only_command("workers", f"{_size('workers')} > 0", "a list", "an empty list"),
     _only_command("pools", f"{_size('pools')} > 0", "a list", "an empty list"),
     _only_command("resources", "has(self.resources)", "an object", "null"),
-    _rule(
+    cel_rule(
         "!has(self.workers) || self.workers.all(one, self.workers.exists_one(other, other == one))",
         ".workers",
         "found a role twice, allowed: each at most once",
@@ -340,7 +274,7 @@ TRAINER_CEL_RULES: Final[list[Rule]] = [
 """Rules of `spec.trainer`."""
 
 ENV_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWN_VARIABLES),
         ".name",
         f"found '{{self.name}}', allowed: a name that does not begin with {' or '.join(OWN_VARIABLES)}, as rltrain "
@@ -350,7 +284,7 @@ ENV_RULES: Final[list[Rule]] = [
 """Rules of one item of `spec.trainer.env`."""
 
 POOL_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
         ".acceleratorResource",
         "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
@@ -359,12 +293,12 @@ POOL_RULES: Final[list[Rule]] = [
 """Rules of one pool of a profile."""
 
 TOLERATION_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         "has(self.key) || self.operator == 'Exists'",
         ".key",
         "missing, required with operator Equal: the key of a taint",
     ),
-    _rule(
+    cel_rule(
         "!has(self.value) || self.operator != 'Exists'",
         ".value",
         "found '{self.value}', allowed: null with operator Exists",
@@ -373,7 +307,7 @@ TOLERATION_RULES: Final[list[Rule]] = [
 """Rules of one toleration of a pool."""
 
 NAME_RULES: Final[list[Rule]] = [
-    _rule(
+    cel_rule(
         "size(self.metadata.name) <= 47 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         ".metadata.name",
         "found '{self.metadata.name}', allowed: 1 to 47 characters a-z, 0-9 and '-', the first a letter and the "
@@ -385,7 +319,7 @@ NAME_RULES: Final[list[Rule]] = [
 
 def _frozen(path: str) -> Rule:
     """A transition rule: the field at `path` stays as it is."""
-    return _rule(
+    return cel_rule(
         _same(path),
         f".{path}",
         f"{path} cannot be changed on a run that exists: only {', '.join(MUTABLE[:-1])} and {MUTABLE[-1]} can; "

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rl_api.base import Allowed, Duration, Model
+from rl_api.base import Duration, Model
 from rl_api.describe import Type, fields_of, type_of
 
 Schema = dict[str, Any]
@@ -127,15 +127,14 @@ class SchemaWriter:
         if kind.item.core is Any:
             return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         schema: Schema = {"type": "object", "additionalProperties": self._of(kind.item, f"{path}.*")}
-        pattern = _bounds(kind.key).get("pattern")
+        pattern = kind.key.bound("pattern")
         if pattern is not None:
-            words = next(c.text for c in kind.key.constraints if isinstance(c, Allowed))
             schema["maxProperties"] = _MOST_ITEMS
             schema["x-kubernetes-validations"] = [
                 {
                     "rule": f"self.all(key, size(key) <= {kind.key.bound('max_length')} && "
                     f"key.matches({cel_text(pattern)}))",
-                    "message": f"found a key that is not allowed, allowed: {words}",
+                    "message": f"found a key that is not allowed, allowed: {kind.key.words}",
                 }
             ]
         return schema
@@ -166,28 +165,17 @@ def _bounds(kind: Type) -> Schema:
             schema[key] = int(value) if float(value).is_integer() else value
             if exclusive is not None:
                 schema[exclusive] = True
-    pattern = next((c.pattern for c in kind.constraints if getattr(c, "pattern", None) is not None), None)
-    if pattern is None and kind.constraints:
-        pattern = next(
-            (m["pattern"] for c in kind.constraints if (m := _general(c)).get("pattern") is not None), None
-        )
-    if pattern is not None:
-        schema["pattern"] = pattern
+    if kind.bound("pattern") is not None:
+        schema["pattern"] = kind.bound("pattern")
         schema.setdefault("maxLength", 253)
     return schema
 
 
-def _general(constraint: Any) -> dict[str, Any]:
-    """Constraints for which pydantic has no class of their own, such as a pattern."""
-    return getattr(constraint, "__dict__", {})
-
-
 def _duration(kind: Type) -> Schema:
     """Text or a whole number of seconds: Kubernetes has no field of text or any number."""
-    words = next((c.text for c in kind.constraints if isinstance(c, Allowed)), Duration.ALLOWED)
-    words = ", allowed: " + words.replace("a number", "a whole number")
+    words = ", allowed: " + (kind.words or Duration.ALLOWED).replace("a number", "a whole number")
     quoted = "found '%s'"
-    positive = kind.constraints and any(isinstance(c, Allowed) for c in kind.constraints)
+    positive = kind.words is not None
     text = f"self.matches('{_DURATION_TEXT}')" + (" && self.matches('[1-9]')" if positive else "")
     number = "self > 0" if positive else "self >= 0"
     return {

@@ -79,8 +79,13 @@ class Type:
         arguments = get_args(self.core)
         return len(arguments) if get_origin(self.core) is tuple and Ellipsis not in arguments else None
 
+    @property
+    def words(self) -> str | None:
+        """What `Allowed` says of its values; None where types and bounds say enough."""
+        return next((c.text for c in self.constraints if isinstance(c, Allowed)), None)
+
     def bound(self, name: str) -> Any:
-        """Value of the constraint `name` (ge, gt, le, lt, min_length, max_length), or None."""
+        """Value of the constraint `name` (ge, gt, le, lt, min_length, max_length, pattern), or None."""
         return next((getattr(c, name) for c in self.constraints if getattr(c, name, None) is not None), None)
 
 
@@ -135,9 +140,8 @@ def allowed(kind: Type) -> str:
 
 
 def _allowed(kind: Type) -> str:
-    words = next((c.text for c in kind.constraints if isinstance(c, Allowed)), None)
-    if words is not None:
-        return str(words)
+    if kind.words is not None:
+        return kind.words
     if get_origin(kind.core) is Literal:
         return choice([str(option) for option in get_args(kind.core)])
     if kind.is_list:

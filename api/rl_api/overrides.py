@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
@@ -149,11 +147,3 @@ def _put(override: Override, index: int, container: Any, value: Any) -> None:
             f"allowed: 0 to {len(container)}"
         )
     container[part : part + 1] = [value]
-
-
-def apply_overrides(document: dict[str, Any], texts: Iterable[str]) -> dict[str, Any]:
-    """A copy of `document` with all changes of `texts`, in their order. Raises InvalidConfig."""
-    changed = deepcopy(document)
-    for text in texts:
-        apply_override(changed, parse_override(text))
-    return changed

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rl_api.base import Allowed, Duration, Model, StatusModel
+from rl_api.base import Duration, Model, StatusModel
 from rl_api.describe import Type, fields_of, range_words, type_of
 from rl_api.profile import PROFILE_RULES, RLTrainingProfile
 from rl_api.progress import RunStatus
@@ -64,14 +64,13 @@ _SCALARS = {
 
 
 def _range(kind: Type) -> str:
-    words = next((c.text for c in kind.constraints if isinstance(c, Allowed)), None)
     if kind.core is Duration:
-        return "> 0" if words else ">= 0"
+        return "> 0" if kind.words else ">= 0"
     if kind.is_list and kind.bound("min_length"):
         return "one or more items"
     if kind.is_list and kind.fixed_length is not None:
         return f"each {range_words(kind.item)}"
-    return str(words) if words else range_words(kind)
+    return kind.words or range_words(kind)
 
 
 def _default(field: FieldInfo) -> str:

@@ -13,6 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
+from rl_api.place_rules import (
+    FOLDER_OR_ADDRESS,
+    S3_ADDRESS,
+    free_port,
+    model_address,
+    model_on_a_cluster,
+    storage_folder,
+)
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.task import RewardRule
@@ -26,25 +34,6 @@ TEMPLATE_KEYS: Final = ("question", "answer", "metadata")
 """What `task.promptTemplate` and `task.answerTemplate` may refer to."""
 
 
-S3_ADDRESS: Final = r"^s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^:]*)?$"
-"""A bucket, and perhaps a folder in it. Nothing that fsspec would take for several addresses in one (`::`)."""
-
-HUB_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
-
-FOLDER_ROOTS: Final = ("/data", "/home", "/mnt", "/srv", "/tmp", "/var/lib", "/workspace")
-"""Where in a pod checkpoints may be kept, besides its run folder."""
-
-TAKEN_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "agent": 52365}
-"""Ports that Ray takes on a node of a cluster by KubeRay."""
-
-WORKER_PORTS: Final = (10002, 19999)
-"""The first and the last of those that Ray's workers take."""
-
-FREE_PORTS: Final = (
-    f"a port that Ray does not use: {', '.join(f'{port} ({name})' for name, port in TAKEN_PORTS.items())}, "
-    f"{WORKER_PORTS[0]} to {WORKER_PORTS[1]} (workers)"
-)
-
 TEMPLATE_ARGUMENTS: Final = (
     *("conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"),
     *("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
@@ -54,10 +43,6 @@ TEMPLATE_ARGUMENTS: Final = (
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _climbs(path: str) -> bool:
-    return ".." in path.split("/")
 
 
 def group_of_two(spec: RunSpec) -> Iterator[Problem]:
@@ -158,17 +143,6 @@ def tiny_shape(spec: RunSpec) -> Iterator[Problem]:
             "model.tiny.kvHeads",
             f"found {tiny.kv_heads}, allowed: a divisor of model.tiny.heads = {tiny.heads}",
             "model.tiny.heads",
-        )
-
-
-def model_address(spec: RunSpec) -> Iterator[Problem]:
-    """An address in `model.source` is s3://bucket/folder: no other scheme is opened."""
-    source = spec.given_model.source if spec.given_model is not None else ""
-    if "://" in source and not re.search(S3_ADDRESS, source):
-        yield spec_problem(
-            "model.source",
-            f"found {source!r}, allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or "
-            "s3://bucket/folder",
         )
 
 
@@ -374,10 +348,7 @@ def one_storage(spec: RunSpec) -> Iterator[Problem]:
     if storage.s3 is not None and not re.search(S3_ADDRESS, storage.s3):
         yield spec_problem("checkpoint.storage.s3", f"found {storage.s3!r}, allowed: s3://bucket/folder")
     if storage.path is not None and "://" in storage.path:
-        yield spec_problem(
-            "checkpoint.storage.path",
-            f"found {storage.path!r}, allowed: a folder; s3://bucket/folder goes into checkpoint.storage.s3",
-        )
+        yield spec_problem("checkpoint.storage.path", f"found {storage.path!r}, {FOLDER_OR_ADDRESS}")
 
 
 def storage_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
@@ -388,40 +359,6 @@ def storage_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
             "missing, required on a cluster, whose pods lose their disks: persistentVolumeClaim, s3 or path "
             "(or checkpoint: null)",
         )
-
-
-def storage_folder(spec: RunSpec) -> Iterator[Problem]:
-    """On a cluster, `checkpoint.storage.path` is in the run folder, or where folders of data are."""
-    storage = spec.checkpoint.storage if spec.checkpoint is not None else None
-    path = storage.path if storage is not None else None
-    if path is None or "://" in path:
-        return
-    below = not path.startswith("/") or path.startswith(tuple(f"{root}/" for root in FOLDER_ROOTS))
-    if not below or path.startswith("~") or _climbs(path):
-        yield spec_problem(
-            "checkpoint.storage.path",
-            f"found {path!r}, allowed on a cluster: a folder in the run folder, such as checkpoints, or one below "
-            f"{', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, without ..",
-        )
-
-
-def model_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
-    """On a cluster, `model.source` is tiny, a hub id, s3://bucket/folder or an absolute folder of the image."""
-    source = spec.given_model.source if spec.given_model is not None else "tiny"
-    if "://" in source or re.search(HUB_ID, source) or (source.startswith("/") and not _climbs(source)):
-        return
-    yield spec_problem(
-        "model.source",
-        f"found {source!r}, allowed on a cluster: tiny, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, s3://bucket/folder "
-        "or an absolute folder of the image, without ..",
-    )
-
-
-def free_port(spec: RunSpec) -> Iterator[Problem]:
-    """On a cluster, `server.port` is none of those that Ray uses."""
-    port, (first, last) = spec.server.port, WORKER_PORTS
-    if port in TAKEN_PORTS.values() or first <= port <= last:
-        yield spec_problem("server.port", f"found {port}, allowed: {FREE_PORTS}")
 
 
 Rule = Callable[[RunSpec], Iterator[Problem]]

@@ -266,15 +266,6 @@ def validate_files(paths: Iterable[str], target: Target = "local") -> list[Check
     return list(report.valid)
 
 
-def parse_run(document: object, source: str = "document", target: Target = "local") -> RLTrainingRun:
-    """The run that plain data (of a ConfigMap, a checkpoint, a test) stands for. Raises InvalidDocuments."""
-    resource, problems = check_document(document, target)
-    if not isinstance(resource, RLTrainingRun):
-        problems = problems or [Problem(("kind",), "found 'RLTrainingProfile', allowed: RLTrainingRun")]
-        raise InvalidDocuments([_sentence(source, problem) for problem in problems])
-    return resource
-
-
 def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target = "local") -> RLTrainingRun:
     """The one RLTrainingRun of a file, with the changes of `--set` texts.
 

@@ -120,12 +120,13 @@ def main() -> None:
             sys.exit(f"mutants: {' '.join(args.only)}: nothing of {', '.join(PURE)} begins so")
         chosen = random.Random(args.seed).sample(everything, min(args.count, len(everything)))
         print(f"{len(chosen)} of {len(everything)} possible changes, seed {args.seed}", flush=True)
-        survivors = list(_survivors(chosen, unchanged, trees))
-        for mutant, asked in survivors:
+        survivors = 0
+        for mutant, asked in _survivors(chosen, unchanged, trees):
+            survivors += 1
             print(f"\n\n{mutant.path}:{mutant.first}: {mutant.kind} ({asked})")
-            print(mutant.diff((unchanged / mutant.path).read_text()))
-    noticed = 1 - len(survivors) / len(chosen)
-    print(f"\n\nnoticed: {len(chosen) - len(survivors)} of {len(chosen)}, {noticed:.1%}")
+            print(mutant.diff((unchanged / mutant.path).read_text()), flush=True)
+    noticed = 1 - survivors / len(chosen)
+    print(f"\n\nnoticed: {len(chosen) - survivors} of {len(chosen)}, {noticed:.1%}")
     sys.exit(noticed < ENOUGH)
 
 
@@ -148,8 +149,9 @@ def _survivors(
     ]
     with ProcessPoolExecutor(len(trees), FORK, _begin, (free,)) as pool:
         for one, noticed in zip(work, pool.map(_notices, work), strict=True):
-            print("." if noticed else "S", end="", flush=True)
-            if not noticed:
+            if noticed:
+                print(".", end="", flush=True)
+            else:
                 tests = one.tests
                 asked = (
                     "all tests" if tests is None else f"{len(tests)} tests" if tests else "no test runs it"

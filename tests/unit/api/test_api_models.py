@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -22,7 +23,6 @@ from rl_api import (
     TaskSpec,
     check_document,
     dump_yaml,
-    parse_run,
 )
 from rl_api.base import StatusModel
 from rl_api.describe import fields_of
@@ -35,6 +35,12 @@ MINIMAL = {
     "metadata": {"name": "minimal"},
     "spec": {"model": {"source": "tiny"}, "task": {"environment": "reasoning-gym", "name": "chain_sum"}},
 }
+
+
+def parse_run(document: dict[str, Any]) -> RLTrainingRun:
+    run, problems = check_document(document)
+    assert isinstance(run, RLTrainingRun), problems
+    return run
 
 
 def all_fields() -> list[tuple[str, FieldInfo]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_api import InvalidConfig, apply_overrides, check_document
-from rl_api.overrides import parse_override
+from rl_api import InvalidConfig, check_document
+from rl_api.overrides import apply_override, parse_override
 
 GOOD: dict[str, Any] = {
     "apiVersion": "rltrain.dev/v1alpha1",
@@ -20,6 +21,13 @@ GOOD: dict[str, Any] = {
         "warmStart": None,
     },
 }
+
+
+def apply_overrides(document: dict[str, Any], texts: Iterable[str]) -> dict[str, Any]:
+    changed = deepcopy(document)
+    for text in texts:
+        apply_override(changed, parse_override(text))
+    return changed
 
 
 def get(document: Any, *path: str | int) -> Any:

@@ -11,7 +11,8 @@ import rl_api.recipes
 from rl_api.algorithm import AlgorithmSpec, CriticSpec, DynamicSamplingSpec
 from rl_api.describe import fields_of
 from rl_api.recipes import RECIPE_GROUPS, RECIPES, recipe
-from rl_api.validation import parse_run
+from rl_api.run import RLTrainingRun
+from rl_api.validation import check_document
 
 FOLDER = Path(rl_api.recipes.__file__).parent
 
@@ -23,7 +24,9 @@ def algorithm(**fields: Any) -> AlgorithmSpec:
         "algorithm": fields,
     }
     document = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": {"name": "x"}}
-    return parse_run({**document, "spec": spec}).spec.algorithm
+    run, problems = check_document({**document, "spec": spec})
+    assert isinstance(run, RLTrainingRun), problems
+    return run.spec.algorithm
 
 
 def test_the_recipes_are_the_files() -> None:

@@ -14,7 +14,6 @@ from rl_api import (
     RLTrainingProfile,
     check_files,
     load_run,
-    parse_run,
     validate_files,
 )
 from rl_api.cli import add_validate_parser, run_validate
@@ -202,24 +201,6 @@ def test_a_problem_is_said_of_the_option_that_made_it(file: Any) -> None:
 def test_changes_to_what_is_no_object(file: Any) -> None:
     assert problems(load_run, file("f.yaml", "5"), ["seed=1"]) == [
         "f.yaml: found 5, allowed: an object with apiVersion, kind, metadata and spec"
-    ]
-
-
-def test_a_run_of_plain_data() -> None:
-    metadata = "metadata: missing, required: an object with name, namespace, labels and annotations"
-    assert problems(parse_run, {"kind": "RLTrainingRun"}, "configmap") == [
-        "configmap: apiVersion: missing, required: rltrain.dev/v1alpha1",
-        f"configmap: {metadata}",
-        "configmap: spec: missing, required: an object",
-    ]
-    document = {
-        "apiVersion": "rltrain.dev/v1alpha1",
-        "kind": "RLTrainingProfile",
-        "metadata": {"name": "a"},
-        "spec": {"pools": [{"name": "a"}]},
-    }
-    assert problems(parse_run, document) == [
-        "document: kind: found 'RLTrainingProfile', allowed: RLTrainingRun"
     ]
 
 

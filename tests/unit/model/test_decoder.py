@@ -140,24 +140,6 @@ def test_padding_before_the_tokens_changes_nothing():
     torch.testing.assert_close(padded[0], model(tokens[:1])[0])
 
 
-def test_packed_segments_do_not_see_each_other():
-    model = small()
-    first, second, third = (torch.randint(2, 50, (1, length)) for length in (5, 9, 3))
-    segments = torch.tensor([[4] * 5 + [1] * 9 + [2] * 3])
-    packed = model(torch.cat((first, second, third), 1), segment_ids=segments)[0]
-    expected = torch.cat([model(part)[0] for part in (first, second, third)])
-    torch.testing.assert_close(packed, expected)
-
-
-def test_given_positions_replace_the_computed_ones():
-    model = small()
-    tokens = torch.randint(2, 50, (1, 6))
-    shifted = model(tokens, position_ids=torch.arange(6)[None] + 40)
-    # Rotary positions are relative: a common shift changes nothing, uneven steps do.
-    torch.testing.assert_close(shifted, model(tokens), atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(model(tokens, position_ids=torch.arange(6)[None] * 3), model(tokens), atol=1e-3)
-
-
 def test_head_on_chosen_positions_equals_forward():
     model = small(tied_embeddings=False)
     tokens = torch.randint(2, 50, (2, 8))

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from rl_api.errors import RewardError
 
-Estimator = Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized"]
 Floats = npt.NDArray[np.float64]
 
 # Rewards that differ by less than this, relative to the largest, differ by rounding of the same sum.

@@ -162,38 +162,21 @@ class Decoder(nn.Module):
                 else:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [B, T, V] of every position; arguments as for `hidden`."""
-        return self.lm_head(self.hidden(input_ids, attention_mask, position_ids, segment_ids))
+        return self.lm_head(self.hidden(input_ids, attention_mask))
 
-    def hidden(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Final hidden states after the last norm, [B, T, H].
 
         `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding: padding after the
-        tokens costs nothing, padding before them a mask. `segment_ids` int [B, T] marks packed sequences
-        (equal id = same sequence, ids run consecutively): tokens see their own segment only and positions
-        restart with each. Rows at padding are arbitrary but finite. `position_ids` [B, T] overrides the
-        positions that follow from these.
+        tokens costs nothing, padding before them a mask. Rows at padding are arbitrary but finite.
         """
-        mask, positions = _mask_and_positions(input_ids, attention_mask, segment_ids)
-        if position_ids is not None:
-            positions = position_ids
-        rotations = self.rotations(input_ids.shape[1] if positions is None else int(positions.max()) + 1)
-        rotations = (
-            rotations[: input_ids.shape[1]].unsqueeze(0) if positions is None else rotations[positions]
-        )
+        length = input_ids.shape[1]
+        mask, rotations = None, self.rotations(length)[:length].unsqueeze(0)
+        if attention_mask is not None and not _pads_come_last(attention_mask):
+            mask, positions = _mask_and_positions(attention_mask)
+            rotations = rotations[0, positions]
         x = F.embedding(input_ids, self.embed)
         for layer in self.layers:
             x = self._run(layer, x, rotations.unsqueeze(-2), mask)
@@ -222,6 +205,9 @@ class Decoder(nn.Module):
             x = self._run(layer, x, rotations, None, packing)
         x = self._run(self.layers[-1], x, rotations, None, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
+
+    states_at = hidden_at
+    """What a value head reads."""
 
     def checkpoint_activations(self) -> None:
         """From now on the backward pass computes each layer again: only the input of every layer is kept for it.
@@ -278,16 +264,6 @@ class Decoder(nn.Module):
         """H, the width of the hidden states."""
         return self.config.hidden_size
 
-    def states_at(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        places: torch.Tensor,
-        shared: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The hidden states [M, H] that a value head reads: those of `hidden_at`."""
-        return self.hidden_at(input_ids, attention_mask, places, shared)
-
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
         return F.linear(hidden, self.head_weight)
@@ -331,30 +307,14 @@ class Decoder(nn.Module):
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
 
 
-def _mask_and_positions(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor | None, segment_ids: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The attention mask bool [B, 1, T, T] and positions [B, T]; None stands for plain causal and 0..T-1."""
-    if segment_ids is None and (attention_mask is None or _pads_come_last(attention_mask)):
-        return None, None
-    batch, length = input_ids.shape
-    device = input_ids.device
-    index = torch.arange(length, device=device)
-    mask = (index[None, :] <= index[:, None]).expand(batch, 1, length, length)
-    positions: torch.Tensor
-    if segment_ids is not None:
-        mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None, :])
-        starts = torch.ones_like(segment_ids, dtype=torch.bool)
-        starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
-        positions = index - torch.where(starts, index, 0).cummax(dim=1).values
-    else:
-        assert attention_mask is not None
-        positions = (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
-    if attention_mask is not None:
-        mask = mask & attention_mask.bool()[:, None, None, :]
-        # A row of nothing but padding would be a softmax over the empty set: let it see itself.
-        mask = mask | torch.eye(length, dtype=torch.bool, device=device)
-    return mask, positions
+def _mask_and_positions(attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mask bool [B, 1, T, T] and positions [B, T] of sequences with padding before their tokens."""
+    length, device = attention_mask.shape[1], attention_mask.device
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    # A row of nothing but padding would be a softmax over the empty set: let it see itself.
+    itself = torch.eye(length, dtype=torch.bool, device=device)
+    mask = causal & attention_mask.bool()[:, None, None, :] | itself
+    return mask, (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
 
 
 def _pads_come_last(attention_mask: torch.Tensor) -> bool:

@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +46,29 @@ def write_folder(arrays: Arrays, source: Path, target: Path) -> None:
     Raises OSError (disk full, no permission) after removing what was written so far; a `target` that was
     there before is replaced only once its successor is complete.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        temporary.mkdir()
+    with appearing(target) as temporary:
         for name in (*CONFIG_FILES, *TOKENIZER_FILES):
             if (source / name).is_file():
                 shutil.copyfile(source / name, temporary / name)
         _record_dtype(temporary / "config.json", arrays)
         save_file(dict(arrays), temporary / WEIGHTS, metadata={"format": "pt"})
-        publish(temporary, target)
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` at the end of the block; after an error nothing is left of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        temporary.mkdir()
+        yield temporary
+        _publish(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def publish(temporary: Path, target: Path) -> None:
+def _publish(temporary: Path, target: Path) -> None:
     """Flush every file of `temporary` and rename it to `target`, replacing what is there."""
     for file in temporary.iterdir():
         with file.open("rb") as handle:

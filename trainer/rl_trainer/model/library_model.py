@@ -61,31 +61,16 @@ class LibraryModel(nn.Module):
         """Longest sequence the model was made for, in tokens."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Logits [B, T, V]; arguments as for `Decoder.hidden`, but packed sequences are refused (ValueError)."""
-        if segment_ids is not None:
-            raise ValueError("packed sequences need the built-in decoder; pad the batch instead")
-        extra = {} if position_ids is None else {"position_ids": position_ids}
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, T, V]; arguments as for `Decoder.hidden`."""
         logits: torch.Tensor = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **extra
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).logits
         return logits
 
-    def hidden(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        segment_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """The logits [B, T, V] (see the class): select positions from them as from hidden states."""
-        return self.forward(input_ids, attention_mask, position_ids, segment_ids)
+        return self.forward(input_ids, attention_mask)
 
     def hidden_at(
         self,

@@ -6,8 +6,6 @@ It learns small tasks within a minute on two CPU cores, and every other tool ope
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from safetensors.torch import save_file
 from rl_api.run import TinyModelSpec
 from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.model.export import WEIGHTS, publish
+from rl_trainer.model.export import WEIGHTS, appearing
 from rl_trainer.model.tokenizer import byte_letter
 
 PAD, EOS = "<pad>", "<eos>"
@@ -37,10 +35,7 @@ def write_tiny(target: str | Path, shape: TinyModelSpec | None = None, seed: int
     config = tiny_config(shape)
     model = Decoder(parse_config(config))
     model.initialize(INIT_STD, seed)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        temporary.mkdir()
+    with appearing(target) as temporary:
         for name, value in {
             "config.json": config,
             "generation_config.json": {"eos_token_id": 1, "pad_token_id": 0, "do_sample": True},
@@ -57,10 +52,6 @@ def write_tiny(target: str | Path, shape: TinyModelSpec | None = None, seed: int
             (temporary / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in model.hf_state_dict().items()}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        publish(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return target
 
 

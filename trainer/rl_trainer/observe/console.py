@@ -9,8 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from rl_trainer.observe.fragments import duration, number, words
 from rl_trainer.observe.metrics import StepRecord
+from rl_trainer.storage.files import Closes
 
 # The closing reward is a mean over so many steps: one step says little.
 CLOSING_STEPS = 10
@@ -34,7 +35,7 @@ _STOP_REASONS = {
 }
 
 
-class Console:
+class Console(Closes):
     """What a run says while it goes on. Every method may be called at any time, from the driver's thread.
 
     On a terminal there is one live view; messages scroll above it. Elsewhere (a file, a pipe, `TERM=dumb`, an
@@ -128,14 +129,6 @@ class Console:
             with contextlib.suppress(OSError, ValueError):
                 live.stop()
 
-    def __enter__(self) -> Console:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _throttled(self, text: str, *, always: bool = False) -> None:
         if self._live:
             return
@@ -184,30 +177,24 @@ class Console:
         return self._encodable(text) == text
 
 
+@dataclass
 class View:
     """The state of the live view and how it looks; drawn again several times a second."""
 
-    def __init__(
-        self,
-        name: str,
-        max_steps: int,
-        target: float | None,
-        buffer_capacity: int | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name, self.max_steps, self.target, self.buffer_capacity = (
-            name,
-            max_steps,
-            target,
-            buffer_capacity,
-        )
-        self.phase = "starting"
-        self.warm_start: tuple[int, int, float, float | None] | None = None
-        self.record: StepRecord | None = None
-        self.eta: float | None = None
-        self.rewards: list[float] = []
-        self.scores: list[tuple[int, float]] = []
-        self._clock, self._began = clock, clock()
+    name: str
+    max_steps: int
+    target: float | None
+    buffer_capacity: int | None
+    clock: Callable[[], float]
+    phase: str = "starting"
+    warm_start: tuple[int, int, float, float | None] | None = None
+    record: StepRecord | None = None
+    eta: float | None = None
+    rewards: list[float] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
 
     def add(self, record: StepRecord, eta: float | None) -> None:
         """Take in a finished step."""
@@ -233,7 +220,7 @@ class View:
         head = Table.grid(expand=False, padding=0)
         head.add_column(width=width - 13, no_wrap=True, overflow="ellipsis")
         head.add_column(width=13, justify="right", no_wrap=True)
-        elapsed = duration(math.floor(self._clock() - self._began)).replace(".0", "")
+        elapsed = duration(math.floor(self.clock() - self._began)).replace(".0", "")
         head.add_row(
             Text.assemble((self.name, "bold"), "  ", (self.phase, "cyan")), Text(elapsed, style="dim")
         )

@@ -13,12 +13,11 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.observe.tensorboard_events import EventWriter
-from rl_trainer.storage.files import cannot_write, dump_json
+from rl_trainer.storage.files import Closes, dump_json, writing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -105,7 +104,7 @@ FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if fie
 TENSORBOARD_TAGS = {f.metadata["tag"]: f.name for f in dataclasses.fields(StepRecord) if f.metadata}
 
 
-class MetricsWriter:
+class MetricsWriter(Closes):
     """Appends to `metrics.jsonl` and to the TensorBoard events of a run folder. One writer per folder."""
 
     def __init__(self, run_folder: Path | str) -> None:
@@ -115,13 +114,11 @@ class MetricsWriter:
             RLTrainError: the files cannot be written.
         """
         self.path = Path(run_folder) / METRICS_FILE
-        try:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
             self._cut(self.position())
             self._events = EventWriter(Path(run_folder) / TENSORBOARD_FOLDER)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def write(self, record: StepRecord) -> None:
         """Append one step and flush it, so that whoever reads the files now sees it.
@@ -152,7 +149,7 @@ class MetricsWriter:
 
         Where the curves are lost, as on another node's disk, they are drawn anew from the lines that are left.
         """
-        try:
+        with writing(self.path):
             self._cut(position)
             lines = list(_lines(self.path))
             if self._events.is_empty:
@@ -160,34 +157,20 @@ class MetricsWriter:
                     self._draw(line)
             else:
                 self._events.purge(max((line["step"] for line in lines), default=0) + 1)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the files. Writing afterwards is an error of the caller."""
         self._file.close()
         self._events.close()
 
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _append(self, line: dict[str, Any]) -> None:
-        try:
+        with writing(self.path):
             self._file.write(dump_json(line).encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def _add_to_curves(self, line: dict[str, Any]) -> None:
-        try:
+        with writing(self.path.parent / TENSORBOARD_FOLDER):
             self._draw(line)
-        except OSError as error:
-            raise cannot_write(self.path.parent / TENSORBOARD_FOLDER, error) from error
 
     def _draw(self, line: dict[str, Any]) -> None:
         """The points of a line of metrics.jsonl."""

@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rl_api.errors import RLTrainError
-from rl_trainer.storage.files import cannot_write, dump_json, write_atomic
+from rl_trainer.storage.files import Closes, dump_json, write_atomic, writing
 
 TIMELINE_FILE = "timeline.json"
 DROPPED = "spans dropped"
@@ -78,7 +77,7 @@ class SpanRecorder:
         return spans
 
 
-class TimelineWriter:
+class TimelineWriter(Closes):
     """Collects spans of all actors into `timeline.json`, which is valid JSON after every `write`.
 
     The file is bounded: past `max_spans` the older half goes, and `dropped` counts it, also in the file.
@@ -112,7 +111,7 @@ class TimelineWriter:
         new = [line for span in spans for line in self._lines(span)]
         if not new:
             return
-        try:
+        with writing(self.path):
             # Over the old end of the file, in one write: a reader sees valid JSON before and after.
             separator = b",\n" if self._size > len(_HEAD) else b""
             block = separator + ",\n".join(new).encode()
@@ -120,20 +119,10 @@ class TimelineWriter:
             self._file.write(block + _TAIL)
             self._file.flush()
             self._size += len(block)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; it is complete."""
         self._file.close()
-
-    def __enter__(self) -> TimelineWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lines(self, span: Span) -> list[str]:
         lines = [] if span.actor in self._rows else self._name_row(span.actor)
@@ -177,10 +166,8 @@ class TimelineWriter:
         body = _HEAD + ",\n".join(lines + spans).encode()
         write_atomic(self.path, (body + _TAIL).decode())
         self._size = len(body)
-        try:
+        with writing(self.path):
             self._file = self.path.open("r+b")
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
 
 def read_timeline(path: Path | str) -> list[Span]:

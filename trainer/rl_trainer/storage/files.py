@@ -6,10 +6,36 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rl_api.errors import RLTrainError
+
+
+class Closes:
+    """What is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Let go of what is held; nothing to do here."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of `path` what the operating system refuses in the block. Raises RLTrainError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RLTrainError(
+            f"{path}: cannot be written ({reason}); free space or choose another folder with --out"
+        ) from error
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -19,25 +45,18 @@ def write_atomic(path: Path, text: str) -> None:
         RLTrainError: the folder cannot be written (disk full, no permission); the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> RLTrainError:
-    """Return the sentence for a file of the run folder that the operating system would not let us write."""
-    reason = error.strerror or str(error)
-    return RLTrainError(
-        f"{path}: cannot be written ({reason}); free space or choose another folder with --out"
-    )
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def read_json(path: Path) -> Any:

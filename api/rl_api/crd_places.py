@@ -1,0 +1,92 @@
+"""CEL rules and how they are written; those of `rl_api.place_rules`. See `rl_api.crd_rules`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rl_api.crd_schema import Rule, cel_text
+from rl_api.place_rules import (
+    CLIMBS,
+    FOLDER_OR_ADDRESS,
+    FOLDER_ROOTS,
+    FREE_PORTS,
+    HUB_ID,
+    MODELS,
+    MODELS_ON_A_CLUSTER,
+    ON_A_CLUSTER,
+    S3_ADDRESS,
+    TAKEN_PORTS,
+    WORKER_PORTS,
+)
+
+
+def cel_rule(rule: str, field: str, message: str) -> Rule:
+    """A rule whose sentence is `message`, with values of the object between braces: `found {self.seed}, allowed: 1`.
+
+    `field` is relative to the object the rule looks at. The sentence is one call of `format`: joining texts would
+    be refused, as the API server takes the text of a number for endlessly long when it estimates costs.
+    """
+    pieces = re.split(r"\{(.*?)\}", message)
+    words, values = pieces[::2], pieces[1::2]
+    if not values:
+        return {"rule": rule, "message": message, "fieldPath": field}
+    text = cel_text("%s".join(word.replace("%", "%%") for word in words))
+    return {
+        "rule": rule,
+        "message": "…".join(words),  # where the expression cannot be computed
+        "messageExpression": f"{text}.format([{', '.join(values)}])",
+        "fieldPath": field,
+    }
+
+
+def or_value(path: str, default: str) -> str:
+    """Value of a field that may be absent, or on the way to which something may be."""
+    return "self.?" + path.replace(".", ".?") + f".orValue({default})"
+
+
+_PORT: Final = or_value("server.port", "0")
+_FOLDER: Final = f"^(({'|'.join(FOLDER_ROOTS)})/|[^/~])"
+
+PORT_RULE: Final[Rule] = cel_rule(
+    f"!({_PORT} in [{', '.join(map(str, TAKEN_PORTS.values()))}]) && "
+    f"({_PORT} < {WORKER_PORTS[0]} || {_PORT} > {WORKER_PORTS[1]})",
+    ".server.port",
+    f"found {{{_PORT}}}, allowed: {FREE_PORTS}",
+)
+"""A rule of a run's spec."""
+
+STORAGE_RULES: Final[list[Rule]] = [
+    cel_rule(
+        f"!has(self.s3) || self.s3.matches({cel_text(S3_ADDRESS)})",
+        ".s3",
+        "found '{self.s3}', allowed: s3://bucket/folder",
+    ),
+    cel_rule(
+        "!has(self.path) || !self.path.contains('://')",
+        ".path",
+        f"found '{{self.path}}', {FOLDER_OR_ADDRESS}",
+    ),
+    cel_rule(
+        f"!has(self.path) || self.path.contains('://') || (self.path.matches({cel_text(_FOLDER)}) && "
+        f"!self.path.matches({cel_text(CLIMBS)}))",
+        ".path",
+        f"found '{{self.path}}', {ON_A_CLUSTER}",
+    ),
+]
+"""Rules of `spec.checkpoint.storage`."""
+
+SOURCE_RULES: Final[list[Rule]] = [
+    cel_rule(
+        f"!self.source.contains('://') || self.source.matches({cel_text(S3_ADDRESS)})",
+        ".source",
+        f"found '{{self.source}}', {MODELS}",
+    ),
+    cel_rule(
+        f"self.source.contains('://') || self.source.matches({cel_text(HUB_ID)}) || "
+        f"(self.source.startsWith('/') && !self.source.matches({cel_text(CLIMBS)}))",
+        ".source",
+        f"found '{{self.source}}', {MODELS_ON_A_CLUSTER}",
+    ),
+]
+"""Rules of `spec.model` about its source."""

@@ -1,0 +1,85 @@
+"""Where a run's models and checkpoints may be, and where its status server listens: kinds of places. See `rl_api.rules`.
+
+The trainer opens what it is told to: fsspec alone knows a dozen schemes, among them requests to any host and local files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from rl_api.problems import Problem, spec_problem
+from rl_api.run import RunSpec
+
+S3_ADDRESS: Final = r"^s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^:]*)?$"
+"""A bucket, and perhaps a folder in it. Nothing that fsspec would take for several addresses in one (`::`)."""
+
+HUB_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
+
+FOLDER_ROOTS: Final = ("/data", "/home", "/mnt", "/srv", "/tmp", "/var/lib", "/workspace")
+"""Where in a pod checkpoints may be kept, besides its run folder."""
+
+TAKEN_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "agent": 52365}
+"""Ports that Ray takes on a node of a cluster by KubeRay."""
+
+WORKER_PORTS: Final = (10002, 19999)
+"""The first and the last of those that Ray's workers take."""
+
+FREE_PORTS: Final = (
+    f"a port that Ray does not use: {', '.join(f'{port} ({name})' for name, port in TAKEN_PORTS.items())}, "
+    f"{WORKER_PORTS[0]} to {WORKER_PORTS[1]} (workers)"
+)
+
+CLIMBS: Final = r"(^|/)[.][.](/|$)"
+
+FOLDER_OR_ADDRESS: Final = "allowed: a folder; s3://bucket/folder goes into checkpoint.storage.s3"
+
+ON_A_CLUSTER: Final = (
+    "allowed on a cluster: a folder in the run folder, such as checkpoints, or one below "
+    f"{', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, without .."
+)
+
+MODELS: Final = "allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://bucket/folder"
+
+MODELS_ON_A_CLUSTER: Final = (
+    "allowed on a cluster: tiny, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, s3://bucket/folder "
+    "or an absolute folder of the image, without .."
+)
+
+
+def model_address(spec: RunSpec) -> Iterator[Problem]:
+    """An address in `model.source` is s3://bucket/folder: no other scheme is opened."""
+    source = spec.given_model.source if spec.given_model is not None else ""
+    if "://" in source and not re.search(S3_ADDRESS, source):
+        yield spec_problem("model.source", f"found {source!r}, {MODELS}")
+
+
+def storage_folder(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `checkpoint.storage.path` is in the run folder, or where folders of data are."""
+    storage = spec.checkpoint.storage if spec.checkpoint is not None else None
+    path = storage.path if storage is not None else None
+    if path is None or "://" in path:
+        return
+    below = not path.startswith("/") or path.startswith(tuple(f"{root}/" for root in FOLDER_ROOTS))
+    if not below or path.startswith("~") or re.search(CLIMBS, path):
+        yield spec_problem("checkpoint.storage.path", f"found {path!r}, {ON_A_CLUSTER}")
+
+
+def model_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `model.source` is tiny, a hub id, s3://bucket/folder or an absolute folder of the image."""
+    source = spec.given_model.source if spec.given_model is not None else "tiny"
+    if (
+        "://" in source
+        or re.search(HUB_ID, source)
+        or (source.startswith("/") and not re.search(CLIMBS, source))
+    ):
+        return
+    yield spec_problem("model.source", f"found {source!r}, {MODELS_ON_A_CLUSTER}")
+
+
+def free_port(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `server.port` is none of those that Ray uses."""
+    port, (first, last) = spec.server.port, WORKER_PORTS
+    if port in TAKEN_PORTS.values() or first <= port <= last:
+        yield spec_problem("server.port", f"found {port}, allowed: {FREE_PORTS}")
