@@ -21,9 +21,13 @@ def test_a_solved_dialogue_trains_on_the_turns_of_the_model_and_on_how_they_end(
     task = load_task(spec, 0)
     prompt = task.prompt(3)
     sample = solution_sample(task, prompt, chat)
-    said = [chat.tokenizer.token_text(token) for token in sample.tokens]
-    question, call, answer = prompt.text, f"<{prompt.item['expression']}>", prompt.answer
-    assert said == [*question, *call, "<eos>", *answer, "\u010a", *answer, "<eos>"]
-    trained = [name for name, sampled in zip(said, sample.mask, strict=True) if sampled]
-    assert trained == [*call, "<eos>", *answer, "<eos>"]
-    assert len(sample.log_probs) == len(sample.versions) == len(trained)
+
+    def ids(text: str) -> list[int]:
+        return chat.tokenizer.encode(text)
+
+    (end,) = chat.tokenizer.stop_ids
+    call, answer = [*ids(f"<{prompt.item['expression']}>"), end], [*ids(prompt.answer), end]
+    observation = ids(f"{prompt.answer}\n")
+    assert sample.tokens.tolist() == [*ids(prompt.text), *call, *observation, *answer]
+    assert sample.tokens[sample.mask].tolist() == [*call, *answer]
+    assert len(sample.log_probs) == len(sample.versions) == len(call) + len(answer)

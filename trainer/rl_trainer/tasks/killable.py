@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.tasks.functions import line_of, short_location
@@ -61,25 +61,6 @@ class TimedOutError(CallError):
         super().__init__(f"has not returned after {seconds:g} s and {self.stands}")
 
 
-class Target(Protocol):
-    """An object whose methods may hang."""
-
-    @property
-    def epoch(self) -> int:
-        """Grows when the object was lost and its state with it."""
-        ...
-
-    def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """What the method returns for `args`.
-
-        Raises:
-            TimedOutError: it did not return within `seconds`.
-            CallError: it raised, or its process has ended.
-            RLTrainError: what the object itself says.
-        """
-        ...
-
-
 class LocalTarget:
     """An object in this process, for code that is known to return."""
 
@@ -89,7 +70,7 @@ class LocalTarget:
         self._target = target
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """See `Target.call`."""
+        """See `RemoteTarget.call`."""
         return called(self._target, method, args)
 
 
@@ -110,7 +91,7 @@ class KillableProcess:
         return RemoteTarget(self, next(self._numbers), factory, args)
 
     def ask(self, seconds: float, message: tuple[Any, ...], file: str | None = None) -> Any:
-        """The answer to one message of `worker.py`; see `Target.call` for errors."""
+        """The answer to one message of `worker.py`; see `RemoteTarget.call` for errors."""
         with self.lock:
             try:
                 data = pickle.dumps(message)
@@ -120,8 +101,9 @@ class KillableProcess:
             try:
                 answer = running.exchange(data, seconds)
             except (EOFError, OSError):
+                how = running.how_it_ended()
                 self._end()
-                raise CallError(f"has ended its process ({running.how_it_ended()})") from None
+                raise CallError(f"has ended its process ({how})") from None
             if answer is None:
                 where = running.where(file)
                 self._end()
@@ -153,7 +135,7 @@ class RemoteTarget:
 
     @property
     def epoch(self) -> int:
-        """See `Target.epoch`."""
+        """Grows when the object was lost and its state with it."""
         return self._process.epoch
 
     def make(self) -> None:
@@ -165,10 +147,20 @@ class RemoteTarget:
                 self._made = self._process.epoch
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """See `Target.call`; the time that making the object takes does not count."""
+        """What the method returns for `args`; the time that making the object takes does not count.
+
+        Raises:
+            TimedOutError: it did not return within `seconds`.
+            CallError: it raised, or its process has ended.
+            RLTrainError: what the object itself says.
+        """
         with self._process.lock:
             self.make()
             return self._process.ask(seconds, (self._number, method, args), self._file)
+
+
+Target = LocalTarget | RemoteTarget
+"""An object whose methods may hang."""
 
 
 class Failure:
@@ -229,7 +221,6 @@ class _Running:
                 return
             why = f"has not started after {START_SECONDS:g} s"
         except (EOFError, OSError):
-            self.end()
             why = f"did not start ({self.how_it_ended()})"
         self.end()
         raise DeadlineExceeded(
@@ -258,7 +249,9 @@ class _Running:
         return ":".join(inside[0]) if inside else None
 
     def how_it_ended(self) -> str:
-        """In words, once it was ended or has ended by itself."""
+        """In words, of one that ends by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exit code {code}"
@@ -268,9 +261,6 @@ class _Running:
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, alive: int, trace: int) -> None:
     """Kills a process and all that it has started, and waits for it."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if process.poll() is None and _has_closed(connection):
-            process.wait(_TRACE_SECONDS)  # it ends by itself: with what exit code?
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -278,10 +268,3 @@ def _end(process: subprocess.Popen[bytes], connection: Connection, alive: int, t
     connection.close()
     os.close(alive)
     os.close(trace)
-
-
-def _has_closed(connection: Connection) -> bool:
-    try:
-        return connection.poll(0) and not connection.recv_bytes()
-    except (EOFError, OSError):
-        return True
