@@ -112,7 +112,7 @@ class Tokenizer:
         if self._with_template is None:
             from transformers import PreTrainedTokenizerFast  # slow, and only for models with a template
 
-            self._with_template = PreTrainedTokenizerFast(
+            self._with_template = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
                 tokenizer_object=self._backend, chat_template=self._chat_template, **self._special_tokens
             )
         return self._with_template
