@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec, merge
@@ -76,6 +76,11 @@ class Effective:
 
 Plan = Effective | Refused
 
+_LATER: Final[Mapping[str, Mapping[str, object]]] = {
+    "task": {"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
+}
+"""Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
+
 
 def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings: Settings) -> Plan:
     """What is to be done for a run (an object of the API server), or why nothing can be.
@@ -129,8 +134,16 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
 
 
 def spec_digest(spec: RunSpec) -> str:
-    """Hash of a spec, without `suspend`."""
-    return _digest(spec.model_dump(mode="json", by_alias=True, exclude={"suspend"}))
+    """Hash of a spec, without `suspend`. That of a run that says nothing of a later field is what it was before there was
+    such a field: it trains the same."""
+    document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
+    for part, fields in _LATER.items():
+        if document[part] is not None:
+            said = document[part].items()
+            document[part] = {
+                name: value for name, value in said if name not in fields or value != fields[name]
+            }
+    return _digest(document)
 
 
 def _digest(document: object) -> str:
