@@ -88,3 +88,16 @@ def test_events_of_namespaces_without_runs_are_forgotten(monkeypatch: pytest.Mon
         assert len(cluster._known_events) <= 7
 
     asyncio.run(work())
+
+
+def test_an_object_that_nobody_thought_of_does_not_end_its_watch(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        controller = Controller(cast(Api, Server(None)), Settings(), Metrics())
+        odd: Any = {"metadata": {"name": "odd", "namespace": "team-a"}, "status": {"conditions": 5}}
+        for change in ("LISTED", "DELETED"):
+            controller.seen("Pod", change, odd)
+        controller.seen("RLTrainingRun", "ADDED", stored(5))
+        assert controller.store.runs() == [KEY]
+
+    asyncio.run(work())
+    assert [record.message for record in caplog.records] == ["a Pod is disregarded: ('team-a', 'odd')"] * 2
