@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_api.problems import Problem
@@ -72,6 +72,11 @@ class Effective:
     def status_port(self) -> int:
         """Port of the driver's status server."""
         return self.spec.server.port
+
+    def answering_at(self, port: int) -> Effective:
+        """The same run, whose driver's status server has another port."""
+        server = self.spec.server.model_copy(update={"port": port})
+        return replace(self, spec=self.spec.model_copy(update={"server": server}))
 
 
 Plan = Effective | Refused
