@@ -109,7 +109,8 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
             return close(look, late)
         else:
             decision = _go_on(look, ray)
-    create, apply = _shared(look, ray)
+    # What the API server has just refused keeps no attempt from being watched and stopped; it is tried again the next time.
+    create, apply = _shared(look, ray) if not world.refusal else ((), ())
     kept = look.finalizer(True)
     return replace(decision, create=create, apply=apply, finalizer=kept, pull=look.pull(ray))
 

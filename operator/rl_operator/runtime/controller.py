@@ -267,7 +267,8 @@ class Controller:
             if world is not None:
                 now = datetime.now(UTC).replace(microsecond=0)
                 decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
-                await self.cluster.act(world, decision, memory)
+                await self.cluster.make(world, decision, memory)
+                await self._tell(key, world, decision, memory)
         except (ApiError, NameTaken) as second:
             LOG.warning("the refusal cannot be shown: %s", second, extra=_about(key))
         finally:

@@ -311,3 +311,14 @@ def test_nulls_of_a_run_whose_operator_died_before_it_could_write_what_it_had_be
     world = World(run=run, rays=(make_ray(),), token="t")
     status = reconcile(world, NOW, plan(run, [], Settings())).status
     assert ([one.number for one in status.attempts], status.nulls) == ([1], ["checkpoint"])
+
+
+def test_a_refused_object_keeps_no_attempt_from_being_stopped() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.set({"suspend": True})
+    assert kinds(story.look(live={})) == ["NetworkPolicy", "PodDisruptionBudget"]
+    decision = story.answered("done", refusal="the API server refuses: exceeded quota")
+    assert (decision.create, decision.apply) == ((), ())
+    assert deleted(decision) == [("RayJob", "sums-1")]
