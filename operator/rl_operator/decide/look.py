@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rl_api.base import Duration
 from rl_api.progress import Attempt, CheckpointRequest, CheckpointStatus, Progress, RoleStatus, RunStatus
+from rl_api.run import SchedulingSpec
 from rl_operator.decide.conditions import Conditions, State
 from rl_operator.decide.status import known_status, started, unwritten
 from rl_operator.model.decision import Decision, Note, Pull, Target
@@ -59,7 +61,7 @@ class Look:
             checkpoint=old.checkpoint,
             dashboard=old.dashboard_url,
             notes=tuple(started(attempt) for attempt in adopted),
-            nulls=old.nulls,
+            nulls=world.nulls if adopted and not old.attempts else old.nulls,
         )
 
     @property
@@ -77,7 +79,11 @@ class Look:
         """Seconds that a driver has for its last checkpoint."""
         if self.effective is not None:
             return self.effective.spec.scheduling.preemption_grace_period.seconds
-        return 120.0
+        own = self.world.spec.get("scheduling")
+        try:
+            return Duration.parse(own.get("preemptionGracePeriod") if isinstance(own, dict) else None).seconds
+        except ValueError:
+            return SchedulingSpec().preemption_grace_period.seconds
 
     def set(self, kind: str, status: State, reason: str, message: str) -> Look:
         """With a condition."""
@@ -103,7 +109,7 @@ class Look:
 
     def pull(self, ray: Ray) -> Pull | None:
         """Where to ask the driver, once one may answer."""
-        port = self.effective.status_port if self.effective else Settings.status_port
+        port = ray.status_port or (self.effective.status_port if self.effective else Settings.status_port)
         return Pull(ray.attempt, ray.head_service, port) if ray.answers else None
 
     def finalizer(self, wanted: bool) -> bool | None:

@@ -109,7 +109,8 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
             return close(look, late)
         else:
             decision = _go_on(look, ray)
-    create, apply = _shared(look)
+    # What the API server has just refused keeps no attempt from being watched and stopped; it is tried again the next time.
+    create, apply = _shared(look, ray) if not world.refusal else ((), ())
     kept = look.finalizer(True)
     return replace(decision, create=create, apply=apply, finalizer=kept, pull=look.pull(ray))
 
@@ -255,9 +256,15 @@ def _leftovers(look: Look) -> Decision | None:
     return look.decide("Pending", QUICK, delete=removal(*world.rays))
 
 
-def _shared(look: Look) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
-    """The objects that all attempts share: those that are missing, and those that differ from what they should be."""
-    wanted = run_objects(look.effective) if look.effective is not None else ()
+def _shared(look: Look, ray: Ray | None = None) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """The objects that all attempts share: those that are missing, and those that differ from what they should be.
+
+    The driver of an attempt that is under way, that of `ray`, answers where it did when it began.
+    """
+    effective = look.effective
+    if effective is not None and ray is not None and ray.status_port is not None:
+        effective = effective.answering_at(ray.status_port)
+    wanted = run_objects(effective) if effective is not None else ()
     live = look.world.live
     there = [(live.get((one["kind"], one["metadata"]["name"])), one) for one in wanted]
     return (

@@ -93,7 +93,9 @@ class Store:
             if there is None or (
                 seen.uid not in there and seen.version <= version and namespace in (None, place[0])
             ):
-                concerned += self._gone(kind, place, seen.uid, max(version, seen.version))
+                # A kind that the cluster does not know for a moment comes back with the same objects at the same versions.
+                gone_at = seen.version - 1 if there is None else max(version, seen.version)
+                concerned += self._gone(kind, place, seen.uid, gone_at)
         return concerned
 
     def serves(self, kind: str) -> bool:
@@ -226,6 +228,7 @@ def _view(document: Manifest) -> Ray | Pod | Live | SamplerGroup | Manifest | No
     document = shallow(document)
     status = document.get("status")
     begun = status.get("nulls") if isinstance(status, dict) else None
-    nulls = with_nulls(document.get("spec"), annotations, begun if isinstance(begun, list) else None)
+    known = isinstance(begun, list) and all(isinstance(path, str) for path in begun)
+    nulls = with_nulls(document.get("spec"), annotations, begun if known else None)
     seen = {"metadata": metadata, "spec": nulls.spec, "nulls": nulls.paths, "lateNulls": nulls.late}
     return {**document, **seen}

@@ -28,6 +28,9 @@ KIND: Final = "RLTrainingRun"
 RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 """Ports of the Ray head."""
 
+STATUS_PORT: Final = "status"
+"""Name of the port of the driver's status server."""
+
 HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rl_operator.model.names import ATTEMPT_LABEL, HASH_ANNOTATION, ROLE_LABEL, SAMPLER
+from rl_operator.model.names import ATTEMPT_LABEL, HASH_ANNOTATION, ROLE_LABEL, SAMPLER, STATUS_PORT
 from rl_operator.model.seen import Container, Event, Live, Pod, Ray, SamplerGroup
 from rl_operator.model.times import parse_time
 
@@ -48,8 +48,17 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         cluster_reason=str(failure.get("message") or cluster.get("reason") or ""),
         head_service=service or (f"{cluster_name}-head-svc" if cluster_name else ""),
         dashboard_url=str(status.get("dashboardURL") or ""),
+        status_port=_status_port(document),
         samplers=parse_group(document) if kind == "RayCluster" else None,
     )
+
+
+def _status_port(document: Mapping[str, Any]) -> int | None:
+    spec = document.get("spec") or {}
+    head = (spec.get("rayClusterSpec") or spec).get("headGroupSpec") or {}
+    containers = ((head.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    ports = containers[0].get("ports") or ()
+    return next((port.get("containerPort") for port in ports if port.get("name") == STATUS_PORT), None)
 
 
 def parse_pod(document: Mapping[str, Any], *, gone: bool = False) -> Pod:

@@ -49,6 +49,8 @@ class Ray:
     """Message of the RayCluster's ReplicaFailure condition."""
     head_service: str = ""
     dashboard_url: str = ""
+    status_port: int | None = None
+    """Port of the driver's status server, as the head was made with it; None: it does not say."""
     samplers: SamplerGroup | None = None
     """Samplers that KubeRay was asked for; None: not known yet."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec, merge
@@ -73,8 +73,18 @@ class Effective:
         """Port of the driver's status server."""
         return self.spec.server.port
 
+    def answering_at(self, port: int) -> Effective:
+        """The same run, whose driver's status server has another port."""
+        server = self.spec.server.model_copy(update={"port": port})
+        return replace(self, spec=self.spec.model_copy(update={"server": server}))
+
 
 Plan = Effective | Refused
+
+_LATER: Final[Mapping[str, Mapping[str, object]]] = {
+    "task": {"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
+}
+"""Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
 
 
 def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings: Settings) -> Plan:
@@ -129,8 +139,16 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
 
 
 def spec_digest(spec: RunSpec) -> str:
-    """Hash of a spec, without `suspend`."""
-    return _digest(spec.model_dump(mode="json", by_alias=True, exclude={"suspend"}))
+    """Hash of a spec, without `suspend`. That of a run that says nothing of a later field is what it was before there was
+    such a field: it trains the same."""
+    document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
+    for part, fields in _LATER.items():
+        if document[part] is not None:
+            said = document[part].items()
+            document[part] = {
+                name: value for name, value in said if name not in fields or value != fields[name]
+            }
+    return _digest(document)
 
 
 def _digest(document: object) -> str:

@@ -8,6 +8,7 @@ from rl_operator.model.names import (
     HEAD,
     LEARNER,
     RAY_PORTS,
+    STATUS_PORT,
     Manifest,
     attempt_name,
     folder_name,
@@ -99,7 +100,7 @@ def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, containe
     """The head runs the driver: only it reads the run, serves the status and keeps checkpoints."""
     # A head that comes back has lost the run's actors: a lost head ends the attempt, and a new one begins.
     spec["restartPolicy"] = "Never"
-    ports = RAY_PORTS | {"status": effective.status_port}
+    ports = RAY_PORTS | {STATUS_PORT: effective.status_port}
     container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     container["volumeMounts"].append({"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True})
     spec["volumes"].append(

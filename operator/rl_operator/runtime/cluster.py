@@ -196,18 +196,13 @@ class Cluster:
                 tails[pod.name] = memory.logs[crash]
         return tails
 
-    async def act(self, world: World, decision: Decision, memory: Memory) -> None:
-        """Do what was decided. Objects first, then the status: it says only what is so.
+    async def make(self, world: World, decision: Decision, memory: Memory) -> None:
+        """Bring the run's objects to what was decided. It comes before `tell`: the status says only what is so.
 
         Raises:
             ApiError: a write failed; everything is tried again with the next reconcile.
             NameTaken: an object's name is used by somebody else.
         """
-        await self.make(world, decision, memory)
-        await self.tell(world, decision)
-
-    async def make(self, world: World, decision: Decision, memory: Memory) -> None:
-        """Bring the run's objects to what was decided; raises as `act` does."""
         namespace = str(world.metadata["namespace"])
         if decision.create:
             first, last = decision.create[:-1], decision.create[-1]
@@ -224,7 +219,7 @@ class Cluster:
             memory.scale_refusal = ""
 
     async def tell(self, world: World, decision: Decision) -> None:
-        """Write the finalizer, the events and the status; raises as `act` does.
+        """Write the finalizer, the events and the status; raises ApiError as `make` does.
 
         The finalizer is there for a last checkpoint, which a RayJob that was just made has none to give: it need not wait
         for it, and a run that is deleted in between takes its RayJob along. Events come before the status: an operator that

@@ -16,7 +16,7 @@ from rl_operator.decide.unreadable import hands_off
 from rl_operator.drivers.ask import Asks
 from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.pull import Pulls
-from rl_operator.kube.cache import WATCHED, Key, Store
+from rl_operator.kube.cache import WATCHED, Key, Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.watch import Watch
 from rl_operator.kube.wire import ApiError
@@ -91,7 +91,13 @@ class Controller:
     def seen(self, kind: str, change: str, document: Manifest) -> None:
         """A watch saw an object: it is there, or was DELETED."""
         document = document | {"kind": kind}
-        self._wake(self.store.drop(document) if change == "DELETED" else self.store.put(document))
+        try:
+            keys = self.store.drop(document) if change == "DELETED" else self.store.put(document)
+        except Exception as error:  # an object that nobody thought of: the watch goes on with all others
+            self.metrics.errors.labels("Unexpected").inc()
+            LOG.error("a %s is disregarded: %s", kind, place_of(document), exc_info=error)
+            return
+        self._wake(keys)
 
     def listed(self, kind: str, namespace: str | None, there: set[str] | None, version: int) -> None:
         """A watch has listed everything of a kind."""
@@ -261,7 +267,8 @@ class Controller:
             if world is not None:
                 now = datetime.now(UTC).replace(microsecond=0)
                 decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
-                await self.cluster.act(world, decision, memory)
+                await self.cluster.make(world, decision, memory)
+                await self._tell(key, world, decision, memory)
         except (ApiError, NameTaken) as second:
             LOG.warning("the refusal cannot be shown: %s", second, extra=_about(key))
         finally:

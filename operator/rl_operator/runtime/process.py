@@ -64,8 +64,8 @@ class Process:
                 self._work.append(asyncio.create_task(self._leader.keep()))
             self._metrics.leader.set(1)
             await self._controller.prime()
-        except ApiError as error:
-            LOG.error("%s", error)
+        except Exception as error:  # Kopf would try again and again, and look well meanwhile
+            LOG.error("%s", error, exc_info=None if isinstance(error, ApiError) else error)
             self._give_up()
             return
         LOG.info("%d runs are kept going", len(self._controller.store.runs()))

@@ -17,6 +17,7 @@ from operator_worlds import (
 )
 
 from rl_operator.decide.reconcile import reconcile
+from rl_operator.model.decision import Pull
 from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import plan
@@ -197,6 +198,32 @@ class TestBlocked:
         assert found is not None
         assert found[:2] == ("False", "ProfileMissing")
 
+    def test_a_profile_that_changes_or_goes_does_not_lose_its_driver(self) -> None:
+        port = {"defaults": {"server": {"port": 9000}}}
+        story = Story({"profile": "shared"}, [make_profile(**port)])
+        story.begin()
+        rays = (running_ray(status_port=9000),)
+        assert story.look(rays=rays, pods=all_pods()).pull == Pull(1, rays[0].head_service, 9000)
+        for profiles in ([make_profile(defaults={"server": {"port": 9100}})], []):
+            story.profiles = profiles
+            decision = story.look()
+            assert decision.pull == Pull(1, rays[0].head_service, 9000)
+            assert decision.apply == (), "its network policy lets the operator in where it answers"
+
+    @pytest.mark.parametrize(
+        ("scheduling", "seconds"),
+        [({"preemptionGracePeriod": "10m"}, 600.0), ({}, 120.0), ({"preemptionGracePeriod": "x"}, 120.0)],
+    )
+    def test_the_grace_of_a_run_whose_profile_is_gone(
+        self, scheduling: dict[str, object], seconds: float
+    ) -> None:
+        story = Story({"profile": "shared"}, [make_profile()])
+        story.begin()
+        story.train()
+        story.profiles = []
+        story.set({"suspend": True, "scheduling": scheduling})
+        assert story.look().ask == seconds
+
     def test_kuberay_that_does_nothing(self) -> None:
         story = Story()
         story.begin()
@@ -277,3 +304,21 @@ class TestAttemptKeeps:
         story.wait(60)
         (note,) = (note for note in story.look(rays=()).notes if note.reason == "AttemptStarted")
         assert note.message == "attempt 2 begins at step 5 as sums-2"
+
+
+def test_nulls_of_a_run_whose_operator_died_before_it_could_write_what_it_had_begun() -> None:
+    run = make_run({"checkpoint": None}) | {"nulls": ["checkpoint"]}
+    world = World(run=run, rays=(make_ray(),), token="t")
+    status = reconcile(world, NOW, plan(run, [], Settings())).status
+    assert ([one.number for one in status.attempts], status.nulls) == ([1], ["checkpoint"])
+
+
+def test_a_refused_object_keeps_no_attempt_from_being_stopped() -> None:
+    story = Story()
+    story.begin()
+    story.train()
+    story.set({"suspend": True})
+    assert kinds(story.look(live={})) == ["NetworkPolicy", "PodDisruptionBudget"]
+    decision = story.answered("done", refusal="the API server refuses: exceeded quota")
+    assert (decision.create, decision.apply) == ((), ())
+    assert deleted(decision) == [("RayJob", "sums-1")]

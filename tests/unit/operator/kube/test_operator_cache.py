@@ -55,6 +55,24 @@ class TestStore:
         assert store.drop(stored("RayJob", "sums-1", 8, "old", metadata=OWNED)) == []
         assert [(seen.uid, seen.version) for _, seen in store.of_run(KEY)] == [("new", 9)]
 
+    def test_what_a_kind_had_that_was_unknown_for_a_moment_is_there_again(self) -> None:
+        store = Store()
+        store.put(make_run(resourceVersion="5"))
+        store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED))
+        for kind in ("RLTrainingRun", "RayJob"):
+            store.listed(kind, None, None, 0)
+        assert (store.runs(), list(store.of_run(KEY))) == ([], [])
+        assert store.put(make_run(resourceVersion="5")) == [KEY]
+        assert store.put(stored("RayJob", "sums-1", 6, "r", metadata=OWNED)) == [KEY]
+
+    @pytest.mark.parametrize("nulls", [[1], [{"path": "checkpoint"}], ["checkpoint", None], "checkpoint"])
+    def test_nulls_of_a_newer_version_are_not_read(self, nulls: Any) -> None:
+        store = Store()
+        assert store.put(make_run(resourceVersion="5") | {"status": {"nulls": nulls}}) == [KEY]
+        found = store.run(KEY)
+        assert found is not None
+        assert found["nulls"] == []
+
     def test_what_was_deleted_does_not_come_back(self) -> None:
         store = Store()
         store.put(stored("Pod", "p", 5))

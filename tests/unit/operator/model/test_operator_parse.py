@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operator_worlds import NOW
+from operator_worlds import NOW, make_plan
 
 from rl_operator.model.parse import parse_event, parse_live, parse_pod, parse_ray
+from rl_operator.render.raycluster import ray_cluster
+from rl_operator.render.rayjob import ray_job
 
 
 def document(kind: str, **parts: Any) -> dict[str, Any]:
@@ -35,7 +37,12 @@ def test_a_rayjob_from_its_parts() -> None:
         "no",
     )
     bare = parse_ray({"kind": "RayJob", "metadata": {"name": "x"}})
-    assert (bare.attempt, bare.submitted, bare.head_service) == (0, False, "")
+    assert (bare.attempt, bare.submitted, bare.head_service, bare.status_port) == (0, False, "", None)
+
+
+@pytest.mark.parametrize("render", [ray_job, ray_cluster])
+def test_the_port_that_a_driver_began_with(render: Any) -> None:
+    assert parse_ray(render(make_plan({"server": {"port": 9000}}), 1)).status_port == 9000
 
 
 def test_a_raycluster_from_its_parts() -> None:

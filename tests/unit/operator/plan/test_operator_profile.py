@@ -71,3 +71,15 @@ class TestProfiles:
         assert make_plan().digest != make_plan({"seed": 1}).digest
         changed = make_profile(default=True, defaults={"retry": {"limit": 9}})
         assert make_plan({}, make_profile(default=True)).digest != make_plan({}, changed).digest
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"tools": [{"type": "function"}]},
+        {"chatTemplateKwargs": {"enable_thinking": False}},
+        {"observationRole": "tool"},
+    ],
+)
+def test_a_later_field_counts_in_the_hash_of_a_spec_where_it_says_something(task: dict[str, object]) -> None:
+    assert make_plan({"task": task}).digest != make_plan().digest

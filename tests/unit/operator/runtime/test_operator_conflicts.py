@@ -6,12 +6,13 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from operator_worlds import make_run
+from operator_worlds import make_plan, make_run
 
 from rl_operator.kube.cache import Store
 from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.settings import Settings
+from rl_operator.render.rayjob import ray_job
 from rl_operator.runtime import cluster as module
 from rl_operator.runtime.cluster import Cluster
 from rl_operator.runtime.controller import Controller
@@ -86,5 +87,59 @@ def test_events_of_namespaces_without_runs_are_forgotten(monkeypatch: pytest.Mon
             await cluster._events(f"team-{number}", "type=Warning")
             now += 1.0
         assert len(cluster._known_events) <= 7
+
+    asyncio.run(work())
+
+
+def test_an_object_that_nobody_thought_of_does_not_end_its_watch(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        controller = Controller(cast(Api, Server(None)), Settings(), Metrics())
+        odd: Any = {"metadata": {"name": "odd", "namespace": "team-a"}, "status": {"conditions": 5}}
+        for change in ("LISTED", "DELETED"):
+            controller.seen("Pod", change, odd)
+        controller.seen("RLTrainingRun", "ADDED", stored(5))
+        assert controller.store.runs() == [KEY]
+
+    asyncio.run(work())
+    assert [record.message for record in caplog.records] == ["a Pod is disregarded: ('team-a', 'odd')"] * 2
+
+
+class Refusing(Server):
+    """Takes everything but disruption budgets."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.written: list[tuple[str, str]] = []
+
+    async def apply(
+        self, manifest: dict[str, Any], subresource: str = "", *, new: bool = False
+    ) -> dict[str, Any]:
+        if manifest["kind"] == "PodDisruptionBudget":
+            raise ApiError(403, "Forbidden", "exceeded quota")
+        self.written.append((manifest["kind"], subresource))
+        return manifest | {"metadata": manifest["metadata"] | {"resourceVersion": "99", "uid": "u"}}
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        self.written.append((kind, "deleted"))
+
+
+def test_a_run_can_be_suspended_though_an_object_of_it_is_refused() -> None:
+    async def work() -> None:
+        server = Refusing()
+        controller = Controller(cast(Api, server), Settings(), Metrics())
+        run = make_run(
+            {"suspend": True, "checkpoint": {"storage": {"persistentVolumeClaim": None, "path": "kept"}}},
+            resourceVersion="5",
+            finalizers=["rltrain.dev/checkpoint"],
+        )
+        run["status"] = {"attempts": [{"number": 1, "rayJob": "sums-1"}]}
+        controller.seen("RLTrainingRun", "ADDED", run)
+        job = ray_job(make_plan(), 1)
+        job["metadata"] |= {"uid": "r", "resourceVersion": "6"}
+        controller.seen("RayJob", "ADDED", job)
+        controller._memory_of(KEY, "12345678-90ab").token = "t"
+        await controller.attend(KEY)
+        assert server.written[-2:] == [("RayJob", "deleted"), ("RLTrainingRun", "status")]
+        controller.queue.forget(KEY)
 
     asyncio.run(work())
