@@ -14,6 +14,11 @@ from rl_trainer.model.tokenizer import Tokenizer
 # Stands for what the model has said: the template's text behind it is what ends a turn and begins the next.
 _SAID = "rltrain-turn"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID})
+# Arguments of the library's `apply_chat_template` that are ours to give.
+_OURS = frozenset(
+    ("self", "conversation", "messages", "tools", "chat_template", "tokenize")
+    + ("add_generation_prompt", "continue_final_message")
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class Chat:
                     f"spec.task.{path}: the model has no chat template that could use it; leave it out, or take "
                     "a model that was trained on chats (spec.model.source)"
                 )
+        if ours := sorted(_OURS.intersection(task.chat_template_kwargs)):
+            raise InvalidConfig(
+                f"spec.task.chatTemplateKwargs: found {ours[0]}, which the trainer gives the template itself"
+                f"{' (spec.task.tools)' if ours[0] == 'tools' else ''}; leave it out"
+            )
         if task.environment == "tool-use":
             chat.observation("?", chat.end_of_turn)
         return chat
