@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rl_api.errors import InvalidConfig
+from rl_api.errors import InvalidConfig, ModelError
 from rl_api.task import TaskSpec
 from rl_trainer.model.tokenizer import Tokenizer
 
@@ -15,10 +15,8 @@ from rl_trainer.model.tokenizer import Tokenizer
 _SAID = "rltrain-turn"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID})
 # Arguments of the library's `apply_chat_template` that are ours to give.
-_OURS = frozenset(
-    ("self", "conversation", "messages", "tools", "chat_template", "tokenize")
-    + ("add_generation_prompt", "continue_final_message")
-)
+_OURS = {"self", "conversation", "messages", "tools", "chat_template", "tokenize"}
+_OURS |= {"add_generation_prompt", "continue_final_message"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Chat:
 
         Raises:
             InvalidConfig: it asks for something of the chat template, and the model has none.
-            ModelError: the template refuses the role of observations.
+            ModelError: the template refuses the role of observations, or leaves out earlier turns.
         """
         chat = cls(
             tokenizer, task.system_prompt, task.tools, task.chat_template_kwargs, task.observation_role
@@ -112,4 +110,10 @@ class Chat:
         text = self.tokenizer.render_chat(
             messages, add_generation_prompt=add_generation_prompt, **self.template_kwargs
         )
-        return self.tokenizer.encode(text.partition(_SAID)[2], special_tokens=False)
+        _, said, behind = text.partition(_SAID)
+        if not said:
+            raise ModelError(
+                "the model's chat template leaves out what the model has said before, so what follows it cannot be told; "
+                "take a template that writes whole dialogues"
+            )
+        return self.tokenizer.encode(behind, special_tokens=False)
