@@ -175,3 +175,20 @@ def test_what_a_template_refuses_is_said_before_the_run(folder):
 def test_what_only_a_template_can_use(folder, field, value):
     with pytest.raises(InvalidConfig, match=rf"^spec.task.{field}: the model has no chat template that"):
         chat(folder, None, **{field: value})
+
+
+@pytest.mark.parametrize("environment", ["tool-use", "reasoning-gym"])
+@pytest.mark.parametrize("name", ["tools", "messages", "tokenize", "add_generation_prompt"])
+def test_what_the_template_is_given_by_the_trainer(folder, name, environment):
+    with pytest.raises(
+        InvalidConfig, match=rf"^spec.task.chatTemplateKwargs: found {name}, which the trainer"
+    ):
+        chat(folder, CHATML, environment=environment, chatTemplateKwargs={name: False})
+
+
+def test_a_template_that_leaves_out_earlier_turns(folder):
+    last = CHATML.replace(
+        "message.content + '<|im_end|>", "(message.content if loop.last else '') + '<|im_end|>"
+    )
+    with pytest.raises(ModelError, match="leaves out what the model has said before"):
+        chat(folder, last)

@@ -83,6 +83,12 @@ def test_what_a_call_has_started_ends_with_it(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_only_the_process_that_was_asked_answers():
+    host = KillableProcess().target(Host)
+    assert host.call(30, "forks") > 0
+    assert [host.call(30, "add", 1), host.call(30, "add", 1)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

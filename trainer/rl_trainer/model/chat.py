@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rl_api.errors import InvalidConfig
+from rl_api.errors import InvalidConfig, ModelError
 from rl_api.task import TaskSpec
 from rl_trainer.model.tokenizer import Tokenizer
 
 # Stands for what the model has said: the template's text behind it is what ends a turn and begins the next.
 _SAID = "rltrain-turn"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID})
+# Arguments of the library's `apply_chat_template` that are ours to give.
+_OURS = {"self", "conversation", "messages", "tools", "chat_template", "tokenize"}
+_OURS |= {"add_generation_prompt", "continue_final_message"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Chat:
 
         Raises:
             InvalidConfig: it asks for something of the chat template, and the model has none.
-            ModelError: the template refuses the role of observations.
+            ModelError: the template refuses the role of observations, or leaves out earlier turns.
         """
         chat = cls(
             tokenizer, task.system_prompt, task.tools, task.chat_template_kwargs, task.observation_role
@@ -51,6 +54,11 @@ class Chat:
                     f"spec.task.{path}: the model has no chat template that could use it; leave it out, or take "
                     "a model that was trained on chats (spec.model.source)"
                 )
+        if ours := sorted(_OURS.intersection(task.chat_template_kwargs)):
+            raise InvalidConfig(
+                f"spec.task.chatTemplateKwargs: found {ours[0]}, which the trainer gives the template itself"
+                f"{' (spec.task.tools)' if ours[0] == 'tools' else ''}; leave it out"
+            )
         if task.environment == "tool-use":
             chat.observation("?", chat.end_of_turn)
         return chat
@@ -102,4 +110,10 @@ class Chat:
         text = self.tokenizer.render_chat(
             messages, add_generation_prompt=add_generation_prompt, **self.template_kwargs
         )
-        return self.tokenizer.encode(text.partition(_SAID)[2], special_tokens=False)
+        _, said, behind = text.partition(_SAID)
+        if not said:
+            raise ModelError(
+                "the model's chat template leaves out what the model has said before, so what follows it cannot be told; "
+                "take a template that writes whole dialogues"
+            )
+        return self.tokenizer.encode(behind, special_tokens=False)

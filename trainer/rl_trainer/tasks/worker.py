@@ -32,10 +32,14 @@ def serve(requests: int, alive: int, trace: int) -> None:
         fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     objects: dict[int, Any] = {}
+    own = os.getpid()
     try:
         connection.send_bytes(b"ready")
         while True:
-            connection.send_bytes(_answer(objects, connection.recv_bytes()))
+            answer = _answer(objects, connection.recv_bytes())
+            if os.getpid() != own:  # a child that the call has forked came back too: the call is not its own
+                os._exit(0)
+            connection.send_bytes(answer)
     except (EOFError, OSError):
         os._exit(0)
 
