@@ -206,6 +206,8 @@ class _Running:
                 [sys.executable, "-u", "-c", _PROGRAM, json.dumps(sys.path), *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=passed,
+                # Copied first: the child reads the system's own list, and Ray, which starts on another thread, changes that.
+                env=os.environ.copy(),
                 start_new_session=True,
             )
         except OSError as error:
