@@ -49,6 +49,9 @@ class Host:
     def computes_in_c(self) -> None:
         pow(7, 10**9)
 
+    def leaves_a_child(self) -> int:
+        return subprocess.Popen(["sleep", "1000"]).pid
+
     def starts_a_child(self, file: str) -> None:
         child = subprocess.Popen(["sleep", "1000"])
         with open(file, "w") as opened:

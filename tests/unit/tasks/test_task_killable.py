@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -130,7 +131,24 @@ def test_it_ends_when_nobody_has_it_any_more():
     assert gone(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when the call returns")
+def test_what_calls_have_left_behind_ends_also_where_the_process_was_killed_before():
+    """As Ray does it at the end of a worker: it kills the worker's own children, and then the worker."""
+    program = (
+        f"import os, signal, sys; sys.path[:] = {sys.path!r}\n"
+        "from hanging_host import Host\nfrom rl_trainer.tasks.killable import KillableProcess\n"
+        "host = KillableProcess().target(Host)\n"
+        "print(host.call(60, 'leaves_a_child'), flush=True)\n"
+        "pid = host.call(60, 'pid')\n"
+        "os.kill(pid, signal.SIGKILL)\n"
+        "os.waitpid(pid, 0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as asker:
+        left = int(asker.stdout.readline())
+        assert asker.wait(60) == -signal.SIGKILL
+    assert gone(left)
+
+
 @pytest.mark.parametrize("method", ["pid", "computes_in_c", "starts_a_child"])
 def test_it_ends_with_the_process_that_asks_however_that_ends(method, tmp_path):
     file = tmp_path / "child"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
-import fcntl
 import os
 import pickle
 import signal
-import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,11 +24,8 @@ def serve(requests: int, alive: int, trace: int) -> None:
     """
     for number in (requests, alive, trace):
         os.set_inheritable(number, False)
+    _guard(alive, (requests, trace))
     connection = Connection(requests)
-    if sys.platform == "linux":
-        # A call may hang in C, so that no thread here gets a turn: the kernel ends the group when `alive` closes.
-        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     objects: dict[int, Any] = {}
     own = os.getpid()
@@ -42,6 +38,28 @@ def serve(requests: int, alive: int, trace: int) -> None:
             connection.send_bytes(answer)
     except (EOFError, OSError):
         os._exit(0)
+
+
+def _guard(alive: int, others: tuple[int, ...]) -> None:
+    """Leaves a process behind that ends this one, and all that calls have started, when `alive` closes.
+
+    One of its own: a call may hang in C, and Ray kills the process here, but not what that has started, before it ends the
+    one that asks.
+    """
+    group = os.getpgrp()
+    if os.fork():
+        os.close(alive)
+        return
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    for number in others:
+        os.close(number)
+    os.read(alive, 1)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(0)
 
 
 def _answer(objects: dict[int, Any], request: bytes) -> bytes:
