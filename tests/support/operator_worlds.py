@@ -10,7 +10,7 @@ from typing import Any
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, World
+from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, SamplerGroup, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
@@ -283,3 +283,22 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     (only,) = group["template"]["spec"]["containers"]
     found: dict[str, Any] = only
     return found
+
+
+def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
+    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+
+
+def pods(samplers: int = 1) -> tuple[Pod, ...]:
+    return (*all_pods()[:2], *(make_pod("sampler", index=index) for index in range(samplers)))
+
+
+def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
+    story = Story(spec, [profile] if profile else None)
+    story.begin()
+    story.look(rays=(with_group(group()),), pods=pods(), reading=make_reading())
+    return story
+
+
+def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
+    return running_ray(samplers=found, **fields)

@@ -11,35 +11,19 @@ from operator_worlds import (
     Story,
     all_pods,
     condition,
+    group,
     make_pod,
     make_profile,
     make_ray,
     make_reading,
-    running_ray,
+    pods,
+    training,
+    with_group,
 )
 
 from rl_operator.decide.scaling import scale, surplus
 from rl_operator.model.decision import Scale
-from rl_operator.model.seen import Pod, Ray, SamplerGroup
-
-
-def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
-    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
-
-
-def pods(samplers: int = 1) -> tuple[Pod, ...]:
-    return (*all_pods()[:2], *(make_pod("sampler", index=index) for index in range(samplers)))
-
-
-def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
-    story = Story(spec, [profile] if profile else None)
-    story.begin()
-    story.look(rays=(with_group(group()),), pods=pods(), reading=make_reading())
-    return story
-
-
-def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
-    return running_ray(samplers=found, **fields)
+from rl_operator.model.seen import Pod
 
 
 class TestDecision:

@@ -6,26 +6,10 @@ import time
 from typing import Any
 
 import pytest
-from operator_worlds import make_profile, make_run
+from operator_worlds import KEY, OWNED, make_profile, make_run, stored
 
 from rl_operator.kube import cache
 from rl_operator.kube.cache import Store
-
-
-def stored(kind: str, name: str, version: int, uid: str = "u", **parts: Any) -> dict[str, Any]:
-    metadata = {
-        "name": name,
-        "namespace": "team-a",
-        "uid": uid,
-        "resourceVersion": str(version),
-        "labels": {"rltrain.dev/run": "sums", "rltrain.dev/attempt": "1"},
-        **parts.pop("metadata", {}),
-    }
-    return {"kind": kind, "metadata": metadata, **parts}
-
-
-OWNED = {"ownerReferences": [{"kind": "RLTrainingRun", "uid": "12345678-90ab"}]}
-KEY = ("team-a", "sums")
 
 
 class TestStore:

@@ -6,18 +6,16 @@ from typing import Any
 import pytest
 from operator_worlds import (
     NOW,
-    Story,
-    all_pods,
     failed_ray,
     make_pod,
     make_ray,
-    make_reading,
     make_run,
     running_ray,
+    training,
 )
 
 from rl_operator.decide.attempt.outcome import back_off, outcome
-from rl_operator.model.seen import Container, Pod, Ray, SamplerGroup, World
+from rl_operator.model.seen import Container, World
 
 KILLED = (Container("ray", ended="OOMKilled", exit_code=137),)
 
@@ -128,25 +126,6 @@ def test_pods_of_another_attempt_explain_nothing() -> None:
     found = outcome(World(run=make_run(), rays=(failed_ray(EXIT.format(1)),), pods=(pod,)), 1)
     assert found is not None
     assert found.code == "AppFailed"
-
-
-def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
-    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
-
-
-def pods(samplers: int = 1) -> tuple[Pod, ...]:
-    return (*all_pods()[:2], *(make_pod("sampler", index=index) for index in range(samplers)))
-
-
-def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
-    story = Story(spec, [profile] if profile else None)
-    story.begin()
-    story.look(rays=(with_group(group()),), pods=pods(), reading=make_reading())
-    return story
-
-
-def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
-    return running_ray(samplers=found, **fields)
 
 
 @pytest.mark.parametrize(
