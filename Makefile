@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 SEED ?= 1
 COUNT ?= 200
+SECONDS ?= 1800
 RAY ?= 2.50.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,8 +39,15 @@ test-ray: $(INSTALLED) ## small runs with another Ray than ours (RAY=2.55.1 for 
 mutants: $(INSTALLED) ## do the pure folders' tests notice random changes? (SEED=2 for others, COUNT=20 for fewer, ARGS=api for a folder)
 	@scripts/mutants --seed $(SEED) --count $(COUNT) $(ARGS)
 
+fuzz: $(INSTALLED) ## odd objects against a real API server and the operator for half an hour (SECONDS=300 for less, SEED=2 for others)
+	@scripts/tools apiserver
+	@scripts/fuzz --seconds $(SECONDS) --seed $(SEED)
+
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
+
+e2e-tenants: $(INSTALLED) ## a hundred attempts of one team against another, on the same cluster
+	@scripts/e2e -m tenants $(ARGS)
 
 e2e-gpu: $(INSTALLED) ## the scenarios on accelerators, on the current kube context; skipped where it offers none
 	@scripts/e2e-gpu $(ARGS)
@@ -56,6 +64,15 @@ tools: ## build the Kubernetes programs that tests and clusters need, into .tool
 images: ## build the operator's and the trainer's image
 	@scripts/images
 
+release: $(INSTALLED) ## chart, images as archives, what is in them, checksums and signatures, in dist (RELEASE_KEY=FILE; TRIAL=1 without)
+	@scripts/release $(ARGS)
+
+release-check: $(INSTALLED) ## do two builds of the operator's image and the chart give the same bytes, and are they signed?
+	@scripts/release-check $(ARGS)
+
+locks: $(INSTALLED) ## write images/requirements anew: what each image installs, with hashes
+	@scripts/locks
+
 manifests: $(INSTALLED) ## regenerate the CRDs in the chart, and manifests/ from the chart
 	@scripts/tools helm
 	@scripts/manifests
@@ -66,9 +83,10 @@ lint: $(INSTALLED) ## ruff, mypy --strict, import-linter
 bench: $(INSTALLED) ## measure against peers; tables on screen, JSON in bench/results
 	@scripts/bench
 
-bench-operator: $(INSTALLED) ## the operator under 1,000 runs at once, against a real API server
+bench-operator: $(INSTALLED) ## the operator under 1,000 runs at once, also of a hostile namespace, against a real API server
 	@scripts/tools apiserver
 	@$(BIN)/python bench/operator_load.py $(ARGS)
+	@$(BIN)/python bench/operator_tenants.py
 
 docs: $(INSTALLED) ## regenerate docs/api-reference.md and the README's picture
 	@$(BIN)/python -m rl_api.reference > docs/api-reference.md
@@ -78,6 +96,6 @@ browser:
 	@scripts/browser
 
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
-	rm -rf runs bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-numerics test-vllm test-ray mutants e2e e2e-gpu cluster cluster-down tools images manifests lint bench bench-operator docs browser clean
+.PHONY: help setup demo test test-numerics test-vllm test-ray mutants fuzz e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator docs browser clean

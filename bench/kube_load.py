@@ -120,7 +120,7 @@ def render(folder: Path, status: dict[str, Any], events: list[dict[str, Any]], r
     planned = plan({**run, "metadata": metadata}, [], Settings())
     if not isinstance(planned, Effective):
         raise RuntimeError(planned.message)
-    objects = all_objects(planned, 1, "a-token-of-the-bench-a-token-of-the-bench-1")
+    objects = all_objects(planned, 1, b"a key of the bench alone")
     identity = {
         "apiVersion": run["apiVersion"],
         "kind": run["kind"],

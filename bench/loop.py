@@ -134,8 +134,8 @@ def write_model(folder: Path, case: Case) -> None:
             layer.output_weight[0] = 0.0
             layer.down_weight[0] = 0.0
         texts = torch.randint(2, len(kept), (64, 64), generator=torch.Generator().manual_seed(0))
-        hidden = model.hidden(texts)
-        logits = model.lm_head(hidden)
+        hidden = model.hidden_at(texts, torch.ones_like(texts), torch.arange(texts.numel()))
+        logits = hidden @ model.head_weight.T
         logits[..., end] = -math.inf
         model.head[end] = 0.0
         model.head[end, 0] = (logits.logsumexp(-1) + end_log_odds(case)).mean() / hidden[..., 0].mean()

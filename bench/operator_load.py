@@ -135,8 +135,9 @@ class Cluster:
     def client(self, connections: int) -> Client:
         return Client(self.kube.server, self.kube.token, self.kube.certificate, connections)
 
-    def operator(self, wait: bool = True) -> OperatorProcess:
-        operator = OperatorProcess(self.kube.kubeconfig, self.folder / "operator.log", "--log-level=warning")
+    def operator(self, wait: bool = True, *options: str) -> OperatorProcess:
+        log = self.folder / "operator.log"
+        operator = OperatorProcess(self.kube.kubeconfig, log, "--log-level=warning", *options)
         operator.start()
         if wait:
             operator.until_works()
@@ -321,6 +322,20 @@ def per_run(found: dict[str, Any], verbs: tuple[str, ...]) -> float:
     return sum(count for (verb, _), count in found["calls"].items() if verb in verbs) / int(found["runs"])
 
 
+def binaries_and_run(who: str) -> tuple[Path, dict[str, Any]] | None:
+    """What a benchmark of the operator works with; None, and a sentence: there is no API server."""
+    binaries = find_binaries()
+    if binaries is None:
+        print(f"{who}: no kube-apiserver here: scripts/tools apiserver builds it", file=sys.stderr)
+        return None
+    file = ROOT / "examples" / "quickstart-cluster.yaml"
+    documents = load_documents(file.read_text(), file.name)
+    run = next(one for _, one in documents if one["kind"] == "RLTrainingRun")
+    # No claim: nobody here provides volumes.
+    run["spec"]["checkpoint"]["storage"] = {"path": "/var/lib/checkpoints"}
+    return binaries, run
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -332,44 +347,23 @@ def main() -> int:
         metavar="RUNS[/CONNECTIONS]",
     )
     args = parser.parse_args()
-    binaries = find_binaries()
-    if binaries is None:
-        print("operator_load: no kube-apiserver here: scripts/tools apiserver builds it", file=sys.stderr)
+    found = binaries_and_run("operator_load")
+    if found is None:
         return 2
-    file = ROOT / "examples" / "quickstart-cluster.yaml"
-    documents = load_documents(file.read_text(), file.name)
-    run = next(one for _, one in documents if one["kind"] == "RLTrainingRun")
-    # No claim: nobody here provides volumes.
-    run["spec"]["checkpoint"]["storage"] = {"path": "/var/lib/checkpoints"}
     rendered: dict[str, Any] = {}
     results = []
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as folder:
         for load in args.loads:
             count, _, connections = load.partition("/")
             of = (int(count), KUBECTL if connections == "kubectl" else int(connections or CONNECTIONS))
-            results.append(asyncio.run(measure(of, Path(folder), binaries, run, rendered)))
+            results.append(asyncio.run(measure(of, Path(folder), *found, rendered)))
     return 0 if show(results) else 1
 
 
 def show(results: list[dict[str, Any]]) -> bool:
     """The table and the targets."""
-    columns = [
-        "runs",
-        "p50, s",
-        "p99, s",
-        "bare p50",
-        "bare p99",
-        "all, s",
-        "bare all",
-        "writes",
-        "reads",
-        "looks",
-        "CPU, s",
-        "MB",
-        "resync, s",
-        "back, s",
-        "all seen, s",
-    ]
+    columns = ["runs", "p50, s", "p99, s", "bare p50", "bare p99", "all, s", "bare all", "writes", "reads"]
+    columns += ["looks", "CPU, s", "MB", "resync, s", "back, s", "all seen, s"]
     rows, checks = [], []
     for found in results:
         ours, bare = found["operator"], found["bare"]

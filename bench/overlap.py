@@ -102,12 +102,10 @@ def overlap(staleness: int, share: float, steps: int, step_seconds: float) -> di
         if step >= SKIPPED:
             held += sum(span.end for group in batch.groups for span in group.spans)
         time.sleep(learner_seconds)
-        buffer.commit(step)
-        buffer.publish(step + 1, None)
+        metrics = buffer.finish_step(step, step + 1, None)
         if step == SKIPPED - 1:
             begin = time.monotonic()
     seconds = (time.monotonic() - begin) / steps
-    metrics = buffer.metrics()
     buffer.stop()
     ray.get(runs, timeout=60)
     for actor in (*samplers, buffer.actor):

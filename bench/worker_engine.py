@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from peer_loop import serve
@@ -18,7 +19,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     from rl_trainer.rollout.engines.create import create_engine
 
     torch.set_num_threads(int(sys.argv[3]))
-    engine = create_engine(sys.argv[1], slots=int(sys.argv[2]))
+    engine = create_engine(Path(sys.argv[1]), slots=int(sys.argv[2]))
 
     def run(request: dict[str, Any]) -> dict[str, Any]:
         prompts = np.array(request["prompts"], np.int32)

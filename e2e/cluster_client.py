@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -36,7 +37,10 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """The cluster of the current kube context."""
+    """The cluster of the current kube context, or as somebody else sees it whose kubeconfig is given."""
+
+    def __init__(self, kubeconfig: Path | None = None):
+        self.environment = os.environ | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = COMMAND_SECONDS
@@ -47,7 +51,13 @@ class Cluster:
             AssertionError: it failed, and `check` is set; with what it wrote.
         """
         done = subprocess.run(
-            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            ["kubectl", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=self.environment,
         )
         if check and done.returncode:
             raise AssertionError(

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 from cluster_client import Cluster, wait_for
+from enforcement import enforced_policies
 from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = ("test_operator.py",)
+TOGETHER = ("test_operator.py", "test_tenants.py")
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
 SYSTEM = "rltrain-system"
@@ -48,11 +49,16 @@ PROFILE = {
             },
         ],
         "images": {"cpu": TRAINER_IMAGE, "gpu": GPU_IMAGE},
+        "allow": {"egress": [{"pods": {"app.kubernetes.io/name": "objects"}, "ports": [7070]}]},
     },
 }
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ENFORCING] = ExitStack()
+    config.addinivalue_line(
+        "markers", "tenants: attempts of one team against another, in make e2e-tenants only"
+    )
     config.addinivalue_line("markers", "alone: a scenario that no other one may run beside")
     config.addinivalue_line("markers", "long: a scenario that takes minutes")
     os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"
@@ -78,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Install the operator: once, before the processes begin that run the scenarios."""
+    """Policies enforced and the operator installed: once, before the processes begin that run the scenarios."""
     if "PYTEST_XDIST_WORKER" in os.environ or session.config.option.collectonly:
         return
     cluster = Cluster()
@@ -89,10 +95,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             2,
         )
     try:
+        enforced = enforced_policies(cluster, OPERATOR_IMAGE, ARTIFACTS / "network-policies.log")
+        session.config.stash[_ENFORCED] = session.config.stash[_ENFORCING].enter_context(enforced)
         install_operator(cluster)
     except AssertionError as error:
         pytest.exit(str(error), 1)
     cluster.apply(PROFILE)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_ENFORCING].close()
 
 
 def install_operator(
@@ -111,6 +123,9 @@ def install_operator(
     for value in (*fixed, *values):
         command += ["--set", value]
     command += ["--set-string", installed]
+    # Of an earlier call that was killed: helm would wait for it for ever.
+    pending = "owner=helm,name=rltrain,status in (pending-install,pending-upgrade,pending-rollback)"
+    cluster.kubectl("delete", "secrets", "-n", SYSTEM, "-l", pending, check=False)
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:
         # A broken installation is seen in the log of the pod, which helm does not show.
@@ -139,16 +154,20 @@ def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str)
             "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
         }
     )
-    make_claim(cluster, name)
-    yield name
-    report = request.node.stash.get(_REPORT, None)
-    if (report is not None and report.failed) or request.session.testsfailed > failed_before:
-        cluster.save(ARTIFACTS / words, [name, SYSTEM])
-        if report is not None:
-            (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
-    cluster.kubectl("delete", "rltrainingruns", "--all", "-n", name, "--timeout=60s", check=False)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-    cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")
+    report, failed = None, True
+    try:
+        make_claim(cluster, name)
+        yield name
+        report = request.node.stash.get(_REPORT, None)
+        failed = (report is not None and report.failed) or request.session.testsfailed > failed_before
+    finally:
+        if failed:
+            cluster.save(ARTIFACTS / words, [name, SYSTEM])
+            if report is not None:
+                (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
+        cluster.kubectl("delete", "rltrainingruns", "--all", "-n", name, "--timeout=60s", check=False)
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")
 
 
 def make_claim(cluster: Cluster, namespace: str) -> None:
@@ -184,11 +203,17 @@ def make_claim(cluster: Cluster, namespace: str) -> None:
 @pytest.fixture(autouse=True)
 def turn(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[None]:
     """Scenarios run beside each other, but for one that is marked `alone`: the processes share a lock."""
-    alone = request.node.get_closest_marker("alone") is not None
     start = time.monotonic()
+    with in_turn(alone=request.node.get_closest_marker("alone") is not None):
+        record_property("waited", time.monotonic() - start)
+        yield
+
+
+@contextmanager
+def in_turn(*, alone: bool = False) -> Iterator[None]:
+    """Nothing that wants to be alone runs meanwhile; `alone`: nothing at all does."""
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        record_property("waited", time.monotonic() - start)
         yield
 
 
@@ -246,6 +271,8 @@ def train_elsewhere(
 
 Train = Callable[..., TrainingRun]
 _REPORT = pytest.StashKey[pytest.TestReport]()
+_ENFORCING = pytest.StashKey[ExitStack]()
+_ENFORCED = pytest.StashKey[str]()
 _times: dict[str, tuple[str, float]] = {}
 _prompts: list[int] = []
 
@@ -269,8 +296,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _prompts.extend(value for key, value in report.user_properties if key == "prompts" and value)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
     terminalreporter.section("scenarios")
+    if _ENFORCED in config.stash:
+        terminalreporter.write_line(f"network policies were enforced by {config.stash[_ENFORCED]}")
     for name, (outcome, seconds) in _times.items():
         terminalreporter.write_line(f"{outcome:8}{seconds:7.0f} s  {name.replace('_', ' ')}")
     if _prompts:

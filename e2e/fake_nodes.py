@@ -30,7 +30,7 @@ def fake_nodes(
     """
     command = ["kwok", "--kubeconfig", os.environ["KUBECONFIG"], "--manage-all-nodes=false"]
     command += [f"--manage-nodes-with-annotation-selector={FAKE}=fake", "--config", str(STAGES)]
-    room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "8"}
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as kwok:
         try:
             for name, labels in nodes.items():

@@ -150,10 +150,11 @@ class TrainingRun:
         self.patch({"stop": {"maxSteps": steps}})
 
     def pods(self, role: str = "") -> list[dict[str, Any]]:
-        """Its pods that are not being deleted."""
+        """Its pods that are not being deleted: those of KubeRay, as labels are anybody's."""
         selector = f"rltrain.dev/run={self.name}" + (f",rltrain.dev/role={role}" if role else "")
         found = self.cluster.list("pods", self.namespace, selector)
-        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+        own = [pod for pod in found if pod["metadata"].get("ownerReferences")]
+        return [pod for pod in own if not pod["metadata"].get("deletionTimestamp")]
 
     def kill_pod(self, role: str) -> str:
         """Delete one pod of a role at once, as a lost node would; returns its name."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
 
-from rl_api.base import Allowed, Model
+from rl_api.base import MOST, Allowed, Model
 from rl_api.describe import type_of
 from rl_api.recipes import RECIPES, recipe
 
@@ -25,34 +25,20 @@ AlgorithmName = Annotated[
 class AdvantageSpec(Model):
     """How rewards become advantages. Groups whose rewards are all equal have advantage 0 (and groups of one)."""
 
-    estimator: Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized", "gae"] = Field(
-        default="groupMean",
-        description="groupMean: reward minus the group's mean; leaveOneOut: minus the mean of the others; maxRl: minus "
-        "the mean, over the mean, for rewards >= 0; batchNormalized: the return of every token, normalised over all "
-        "tokens of the batch; gae: generalised advantage estimation of every token from a critic's values, normalised "
-        "over all tokens of the batch.",
-    )
-    normalize_by_std: bool = Field(
-        default=True,
-        description="For groupMean and leaveOneOut: divide by the group's unbiased standard deviation.",
-    )
-    epsilon: float = Field(
-        default=1e-6, ge=0.0, le=1.0, description="Added to the standard deviation (maxRl: to the mean)."
-    )
-    gamma: float = Field(
-        default=1.0,
-        gt=0.0,
-        le=1.0,
-        description="For batchNormalized and gae: discount per token, from the reward at the answer's end.",
-    )
-    lam: float = Field(
-        default=1.0,
-        alias="lambda",
-        ge=0.0,
-        le=1.0,
-        description="For gae: weight of later rewards against the critic's values; 1: the return minus the value, 0: "
-        "the error of one step.",
-    )
+    estimator: Literal["groupMean", "leaveOneOut", "maxRl", "batchNormalized", "gae"] = "groupMean"
+    """groupMean: reward minus the group's mean; leaveOneOut: minus the mean of the others; maxRl: minus the mean,
+    over the mean, for rewards >= 0; batchNormalized: the return of every token, normalised over all tokens of the
+    batch; gae: generalised advantage estimation of every token from a critic's values, normalised over all tokens of
+    the batch."""
+    normalize_by_std: bool = True
+    """For groupMean and leaveOneOut: divide by the group's unbiased standard deviation."""
+    epsilon: float = Field(default=1e-6, ge=0.0, le=1.0)
+    """Added to the standard deviation (maxRl: to the mean)."""
+    gamma: float = Field(default=1.0, gt=0.0, le=1.0)
+    """For batchNormalized and gae: discount per token, from the reward at the answer's end."""
+    lam: float = Field(default=1.0, alias="lambda", ge=0.0, le=1.0)
+    """For gae: weight of later rewards against the critic's values; 1: the return minus the value, 0: the error of
+    one step."""
 
 
 class CriticSpec(Model):
@@ -62,20 +48,14 @@ class CriticSpec(Model):
     of `optimizer`.
     """
 
-    learning_rate: float = Field(
-        default=1e-5, ge=0.0, le=1.0, description="Learning rate of the critic's AdamW after the warm-up."
-    )
-    value_clip: float = Field(
-        default=0.2,
-        ge=0.0,
-        description="How far a value may move in one training step before it stops learning; 0: no limit.",
-    )
-    gradient_clip: float = Field(
-        default=1.0, gt=0.0, description="Largest norm of the critic's gradient; larger ones are scaled."
-    )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="First training steps, in which the critic learns and the policy stays."
-    )
+    learning_rate: float = Field(default=1e-5, ge=0.0, le=1.0)
+    """Learning rate of the critic's AdamW after the warm-up."""
+    value_clip: float = Field(default=0.2, ge=0.0, le=MOST)
+    """How far a value may move in one training step before it stops learning; 0: no limit."""
+    gradient_clip: float = Field(default=1.0, gt=0.0, le=MOST)
+    """Largest norm of the critic's gradient; larger ones are scaled."""
+    warmup_steps: int = Field(default=0, ge=0, le=MOST)
+    """First training steps, in which the critic learns and the policy stays."""
 
 
 class LossSpec(Model):
@@ -84,35 +64,23 @@ class LossSpec(Model):
     Denominators are global over micro-batches and learner replicas.
     """
 
-    kind: Literal["ppoClip", "gspo", "cispo", "dppo", "reinforce"] = Field(
-        default="ppoClip",
-        description="Objective: ppoClip; gspo (the ratio is a sequence's); cispo (clipped weight, every token learns); "
-        "dppo (masks tokens whose probability moved by more than clip, the ratio is to the sampler: no importance "
-        "weight is applied); reinforce (plain policy gradient). Not used by an algorithm of your own.",
-    )
-    aggregation: Literal["tokenMean", "sequenceMean", "sequenceSum", "constant"] = Field(
-        default="tokenMean",
-        description="tokenMean: mean over all tokens of the batch; sequenceMean: mean over sequences of each "
-        "one's token mean; sequenceSum: mean over sequences of each one's sum; constant: sum over tokens divided by "
-        "sequences times constantLength.",
-    )
-    constant_length: int | None = Field(
-        default=None,
-        ge=1,
-        description="Denominator of constant in tokens per sequence; null: sampler.maxNewTokens. Not allowed with "
-        "other aggregations.",
-    )
-    dual_clip: float | None = Field(
-        default=None,
-        gt=1.0,
-        description="For ppoClip: the loss of a token with negative advantage is at most this times the advantage's "
-        "size; null: no limit.",
-    )
-    proximal: Literal["recomputed", "interpolated"] = Field(
-        default="recomputed",
-        description="The policy that the ratio is to: recomputed (the learner's before the step) or interpolated "
-        "(between the sampler's and the learner's by the age of the token: saves a pass with several minibatches).",
-    )
+    kind: Literal["ppoClip", "gspo", "cispo", "dppo", "reinforce"] = "ppoClip"
+    """Objective: ppoClip; gspo (the ratio is a sequence's); cispo (clipped weight, every token learns); dppo (masks
+    tokens whose probability moved by more than clip, the ratio is to the sampler: no importance weight is applied);
+    reinforce (plain policy gradient). Not used by an algorithm of your own."""
+    aggregation: Literal["tokenMean", "sequenceMean", "sequenceSum", "constant"] = "tokenMean"
+    """tokenMean: mean over all tokens of the batch; sequenceMean: mean over sequences of each one's token mean;
+    sequenceSum: mean over sequences of each one's sum; constant: sum over tokens divided by sequences times
+    constantLength."""
+    constant_length: int | None = Field(default=None, ge=1, le=16_777_216)
+    """Denominator of constant in tokens per sequence; null: sampler.maxNewTokens. Not allowed with other
+    aggregations."""
+    dual_clip: float | None = Field(default=None, gt=1.0, le=MOST)
+    """For ppoClip: the loss of a token with negative advantage is at most this times the advantage's size; null: no
+    limit."""
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    """The policy that the ratio is to: recomputed (the learner's before the step) or interpolated (between the
+    sampler's and the learner's by the age of the token: saves a pass with several minibatches)."""
 
 
 class ClipSpec(Model):
@@ -121,8 +89,10 @@ class ClipSpec(Model):
     For dppo: how far a token's probability may fall and rise.
     """
 
-    low: float = Field(default=0.2, gt=0.0, le=1.0, description="Lower clip width; 1: no lower bound.")
-    high: float = Field(default=0.2, gt=0.0, description="Upper clip width.")
+    low: float = Field(default=0.2, gt=0.0, le=1.0)
+    """Lower clip width; 1: no lower bound."""
+    high: float = Field(default=0.2, gt=0.0, le=MOST)
+    """Upper clip width."""
 
 
 class ImportanceSpec(Model):
@@ -131,87 +101,66 @@ class ImportanceSpec(Model):
     The ratio is the learner's probability over the sampler's.
     """
 
-    kind: Literal["truncate", "mask", "none"] = Field(
-        default="truncate",
-        description="truncate: weigh with the ratio, limited to the bounds; mask: leave out what is outside the "
-        "bounds; none: neither.",
-    )
-    level: Literal["token", "sequence", "geometric"] = Field(
-        default="token",
-        description="Ratio of each token; sequence: the product over the answer; geometric: that product's geometric "
-        "mean, which with mask only decides (weight 1).",
-    )
-    low: float | None = Field(default=None, ge=0.0, le=1.0, description="Lower bound; null: none.")
-    high: float = Field(default=2.0, ge=1.0, description="Upper bound.")
+    kind: Literal["truncate", "mask", "none"] = "truncate"
+    """truncate: weigh with the ratio, limited to the bounds; mask: leave out what is outside the bounds; none:
+    neither."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Ratio of each token; sequence: the product over the answer; geometric: that product's geometric mean, which
+    with mask only decides (weight 1)."""
+    low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Lower bound; null: none."""
+    high: float = Field(default=2.0, ge=1.0, le=MOST)
+    """Upper bound."""
 
 
 class KlSpec(Model):
     """Penalty that keeps the policy near the reference: the model as reinforcement learning found it."""
 
-    coefficient: float = Field(
-        default=0.0, ge=0.0, description="Factor of the penalty; 0: no reference model is kept."
-    )
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3",
-        description="Per-token estimate, d = log p_ref - log p: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1.",
-    )
-    placement: Literal["loss", "reward"] = Field(
-        default="loss",
-        description="loss: a term of the loss; reward: taken from the rewards, before the advantages.",
-    )
+    coefficient: float = Field(default=0.0, ge=0.0, le=MOST)
+    """Factor of the penalty; 0: no reference model is kept."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimate, d = log p_ref - log p: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1."""
+    placement: Literal["loss", "reward"] = "loss"
+    """loss: a term of the loss; reward: taken from the rewards, before the advantages."""
 
 
 class OverlongSpec(Model):
     """What happens to answers that come near `sampler.maxNewTokens`, or reach it."""
 
-    buffer: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="Share of sampler.maxNewTokens, at its end, over which the penalty grows from 0 to its full size; "
-        "0: no penalty.",
-    )
-    penalty: float = Field(
-        default=1.0, ge=0.0, description="Taken from the reward of an answer of full length."
-    )
-    mask_truncated: bool = Field(
-        default=False,
-        description="Do not train on answers that were cut off; their rewards still count in the baseline.",
-    )
+    buffer: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of sampler.maxNewTokens, at its end, over which the penalty grows from 0 to its full size; 0: no
+    penalty."""
+    penalty: float = Field(default=1.0, ge=0.0, le=MOST)
+    """Taken from the reward of an answer of full length."""
+    mask_truncated: bool = False
+    """Do not train on answers that were cut off; their rewards still count in the baseline."""
 
 
 class DynamicSamplingSpec(Model):
     """Groups whose rewards are all equal are replaced by new ones before they are trained on."""
 
-    max_refills: int = Field(
-        default=0,
-        ge=0,
-        description="Most groups replaced per training step, in multiples of promptsPerStep; the groups after that "
-        "are kept as they are. 0: none are replaced.",
-    )
+    max_refills: int = Field(default=0, ge=0, le=10_000)
+    """Most groups replaced per training step, in multiples of promptsPerStep; the groups after that are kept as they
+    are. 0: none are replaced."""
 
 
 class OptimizerSpec(Model):
     """AdamW and its learning-rate schedule."""
 
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = Field(
-        default=(0.9, 0.999), strict=False, description="Decay of the first and second moment."
+        default=(0.9, 0.999), strict=False
     )
-    epsilon: float = Field(default=1e-8, gt=0.0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(default=0.0, ge=0.0, description="Decoupled weight decay.")
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the learning rate rises."
-    )
-    decay: Literal["constant", "linear", "cosine"] = Field(
-        default="constant",
-        description="Shape of the learning rate from the end of the warm-up to the end of the run.",
-    )
-    min_ratio: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="Last learning rate as a share of learningRate, for linear and cosine.",
-    )
+    """Decay of the first and second moment."""
+    epsilon: float = Field(default=1e-8, gt=0.0, le=MOST)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0.0, le=MOST)
+    """Decoupled weight decay."""
+    warmup_steps: int = Field(default=0, ge=0, le=MOST)
+    """Optimizer steps over which the learning rate rises."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate from the end of the warm-up to the end of the run."""
+    min_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Last learning rate as a share of learningRate, for linear and cosine."""
 
 
 class AlgorithmSpec(Model):
@@ -221,55 +170,42 @@ class AlgorithmSpec(Model):
     where the run says nothing else (docs/algorithms.md). The defaults below are those of a name without a recipe.
     """
 
-    name: AlgorithmName = Field(
-        default="grpo",
-        description="A recipe, or your own objective as module:function, looked for beside the run's file first.",
-    )
-    group_size: int = Field(
-        default=8,
-        ge=1,
-        description="Completions per prompt; >= 2 where the advantage compares the answers of a group.",
-    )
-    prompts_per_step: int = Field(default=32, ge=1, description="Prompts (groups) per training step.")
-    learning_rate: float = Field(
-        default=1e-6, ge=0.0, le=1.0, description="Learning rate of AdamW after the warm-up."
-    )
-    advantage: AdvantageSpec = Field(
-        default_factory=AdvantageSpec, description="How advantages are computed."
-    )
-    critic: CriticSpec | None = Field(
-        default=None,
-        description="The critic of advantage.estimator gae, with null the defaults. Not allowed with other estimators.",
-    )
-    loss: LossSpec = Field(
-        default_factory=LossSpec, description="The objective, and how token losses are combined."
-    )
-    clip: ClipSpec = Field(default_factory=ClipSpec, description="Clipping of the importance ratio.")
-    importance: ImportanceSpec = Field(
-        default_factory=ImportanceSpec, description="Correction between sampler and learner."
-    )
-    kl: KlSpec = Field(default_factory=KlSpec, description="Penalty against the reference model.")
-    overlong: OverlongSpec = Field(default_factory=OverlongSpec, description="Treatment of long answers.")
-    dynamic_sampling: DynamicSamplingSpec = Field(
-        default_factory=DynamicSamplingSpec, description="Replacing groups that teach nothing."
-    )
-    entropy_coefficient: float = Field(
-        default=0.0, ge=0.0, description="Factor of the entropy bonus; 0: none."
-    )
-    mini_batches: int = Field(
-        default=1, ge=1, description="Optimizer steps a training step's batch is split into."
-    )
-    epochs: int = Field(default=1, ge=1, description="Passes over each training step's batch.")
-    ratio_bound: float | None = Field(
-        default=None,
-        gt=1.0,
-        description="Drop a minibatch and the rest of its step's when its mean importance ratio is above it; "
-        "null: never.",
-    )
-    gradient_clip: float = Field(
-        default=1.0, gt=0.0, description="Largest norm of the gradient; larger ones are scaled."
-    )
-    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec, description="AdamW and its schedule.")
+    name: AlgorithmName = "grpo"
+    """A recipe, or your own objective as module:function, looked for beside the run's file first."""
+    group_size: int = Field(default=8, ge=1, le=65_536)
+    """Completions per prompt; >= 2 where the advantage compares the answers of a group."""
+    prompts_per_step: int = Field(default=32, ge=1, le=1_000_000)
+    """Prompts (groups) per training step."""
+    learning_rate: float = Field(default=1e-6, ge=0.0, le=1.0)
+    """Learning rate of AdamW after the warm-up."""
+    advantage: AdvantageSpec = AdvantageSpec()
+    """How advantages are computed."""
+    critic: CriticSpec | None = None
+    """The critic of advantage.estimator gae, with null the defaults. Not allowed with other estimators."""
+    loss: LossSpec = LossSpec()
+    """The objective, and how token losses are combined."""
+    clip: ClipSpec = ClipSpec()
+    """Clipping of the importance ratio."""
+    importance: ImportanceSpec = ImportanceSpec()
+    """Correction between sampler and learner."""
+    kl: KlSpec = KlSpec()
+    """Penalty against the reference model."""
+    overlong: OverlongSpec = OverlongSpec()
+    """Treatment of long answers."""
+    dynamic_sampling: DynamicSamplingSpec = DynamicSamplingSpec()
+    """Replacing groups that teach nothing."""
+    entropy_coefficient: float = Field(default=0.0, ge=0.0, le=MOST)
+    """Factor of the entropy bonus; 0: none."""
+    mini_batches: int = Field(default=1, ge=1, le=10_000)
+    """Optimizer steps a training step's batch is split into."""
+    epochs: int = Field(default=1, ge=1, le=10_000)
+    """Passes over each training step's batch."""
+    ratio_bound: float | None = Field(default=None, gt=1.0, le=MOST)
+    """Drop a minibatch and the rest of its step's when its mean importance ratio is above it; null: never."""
+    gradient_clip: float = Field(default=1.0, gt=0.0, le=MOST)
+    """Largest norm of the gradient; larger ones are scaled."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """AdamW and its schedule."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -335,12 +271,11 @@ def _forget_set(spec: BaseModel, added: Mapping[str, Any]) -> None:
 class WarmStartSpec(Model):
     """Supervised training on the task's own solutions, before RL, for models without any skill."""
 
-    max_steps: int = Field(default=100, ge=1, description="Most optimizer steps.")
-    batch_size: int = Field(default=64, ge=1, description="Solutions per step.")
-    learning_rate: float = Field(default=1e-3, gt=0.0, le=1.0, description="Learning rate of AdamW.")
-    until_score: float | None = Field(
-        default=None,
-        ge=0.0,
-        le=1.0,
-        description="Stop early at this share of exact matches, sampled on held-out prompts; null: do not.",
-    )
+    max_steps: int = Field(default=100, ge=1, le=MOST)
+    """Most optimizer steps."""
+    batch_size: int = Field(default=64, ge=1, le=1_000_000)
+    """Solutions per step."""
+    learning_rate: float = Field(default=1e-3, gt=0.0, le=1.0)
+    """Learning rate of AdamW."""
+    until_score: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Stop early at this share of exact matches, sampled on held-out prompts; null: do not."""

@@ -16,16 +16,13 @@ from typing import Any, Final
 from rl_api.base import API_VERSION
 from rl_api.crd_rules import NAME_RULES, PROFILE_CEL_RULES, RUN_RULES
 from rl_api.crd_schema import Rule, Schema, SchemaWriter
-from rl_api.describe import fields_of
 from rl_api.documents import dump_yaml
 from rl_api.profile import PROFILE_GROUPS, ProfileSpec
-from rl_api.progress import RunStatus
+from rl_api.progress import MOST_ATTEMPTS, RunStatus
 from rl_api.recipes import RECIPE_GROUPS
 from rl_api.run import RunSpec
 
 GROUP, VERSION = API_VERSION.split("/")
-
-_GUARD: Final = "crds.install"
 
 
 def _column(name: str, kind: str, path: str, description: str = "", **more: int) -> dict[str, Any]:
@@ -85,11 +82,12 @@ def run_schema() -> Schema:
     writer = SchemaWriter(_defaulted, RUN_RULES)
     spec = {"description": "What to train and with what.", **writer.write(RunSpec, "spec")}
     spec["x-kubernetes-validations"] = list(RUN_RULES["spec"])
-    keys = {"status.conditions": ("type",), "status.attempts": ("number",)}
+    keys = {"status.conditions": "type", "status.attempts": "number"}
     status = {
         "description": "How the run goes; written by the operator, not by people.",
         **SchemaWriter(keys=keys).write(RunStatus, "status"),
     }
+    status["properties"]["attempts"]["maxItems"] = MOST_ATTEMPTS
     words = "One reinforcement-learning run: what to train, and with what."
     return _root(words, {"spec": spec, "status": status}, NAME_RULES)
 
@@ -100,12 +98,12 @@ def profile_schema() -> Schema:
         # `defaults` is itself a part of a run's spec: a default in there would change every run.
         lambda path: path.startswith("spec."),
         PROFILE_CEL_RULES,
-        {"spec.pools": ("name",)},
+        {"spec.pools": "name"},
     )
     spec = {"description": "Pools, images, queue, defaults and limits.", **writer.write(ProfileSpec, "spec")}
     words = "What a platform offers to runs: node pools, images, queue, defaults and limits."
     part = SchemaWriter(partial=True)
-    groups = {name: part.field(fields_of(RunSpec)[name], f"spec.{name}") for name in PROFILE_GROUPS}
+    groups = {name: part.field(RunSpec, name, f"spec.{name}") for name in PROFILE_GROUPS}
     del groups["sampler"]["properties"]["replicas"]
     spec["properties"]["defaults"] = {
         "description": "Values of RLTrainingRun.spec for runs that do not set them. What is trained, how many "
@@ -137,12 +135,7 @@ def _root(words: str, parts: dict[str, Schema], rules: list[Rule] | None = None)
     return root
 
 
-def _definition(
-    kind: str,
-    short: list[str],
-    scope: str,
-    version: dict[str, Any],
-) -> dict[str, Any]:
+def _definition(kind: str, short: list[str], scope: str, version: dict[str, Any]) -> dict[str, Any]:
     plural = f"{kind.lower()}s"
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -200,7 +193,7 @@ def render(name: str) -> str:
     if "{{" in text:
         raise AssertionError("a description or rule holds '{{', which Helm would take for its own")
     note = "# Written by `make manifests` from the models in api/rl_api. Do not edit.\n"
-    return f"{note}{{{{- if .Values.{_GUARD} }}}}\n{text}{{{{- end }}}}\n"
+    return f"{note}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
 
 
 def main(arguments: list[str]) -> None:

@@ -5,20 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from rl_api import place_rules as places
 from rl_api.crd_schema import Rule, cel_text
-from rl_api.place_rules import (
-    CLIMBS,
-    FOLDER_OR_ADDRESS,
-    FOLDER_ROOTS,
-    FREE_PORTS,
-    HUB_ID,
-    MODELS,
-    MODELS_ON_A_CLUSTER,
-    ON_A_CLUSTER,
-    S3_ADDRESS,
-    TAKEN_PORTS,
-    WORKER_PORTS,
-)
 
 
 def cel_rule(rule: str, field: str, message: str) -> Rule:
@@ -45,48 +33,61 @@ def or_value(path: str, default: str) -> str:
     return "self.?" + path.replace(".", ".?") + f".orValue({default})"
 
 
+def _is_s3_address(text: str) -> str:
+    """Whether a text is a folder in a bucket."""
+    return f"({text}.matches({cel_text(places.S3_ADDRESS)}) && !{text}.matches({cel_text(places.CLIMBS)}))"
+
+
 _PORT: Final = or_value("server.port", "0")
-_FOLDER: Final = f"^(({'|'.join(FOLDER_ROOTS)})/|[^/~])"
+_FOLDER: Final = f"^(({'|'.join(places.FOLDER_ROOTS)})/|[^/~])"
 
 PORT_RULE: Final[Rule] = cel_rule(
-    f"!({_PORT} in [{', '.join(map(str, TAKEN_PORTS.values()))}]) && "
-    f"({_PORT} < {WORKER_PORTS[0]} || {_PORT} > {WORKER_PORTS[1]})",
+    f"!({_PORT} in [{', '.join(map(str, places.TAKEN_PORTS.values()))}]) && "
+    f"({_PORT} < {places.WORKER_PORTS[0]} || {_PORT} > {places.WORKER_PORTS[1]})",
     ".server.port",
-    f"found {{{_PORT}}}, allowed: {FREE_PORTS}",
+    f"found {{{_PORT}}}, allowed: {places.FREE_PORTS}",
 )
 """A rule of a run's spec."""
 
 STORAGE_RULES: Final[list[Rule]] = [
     cel_rule(
-        f"!has(self.s3) || self.s3.matches({cel_text(S3_ADDRESS)})",
+        f"!has(self.s3) || {_is_s3_address('self.s3')}",
         ".s3",
-        "found '{self.s3}', allowed: s3://bucket/folder",
+        f"found '{{self.s3}}', {places.FOLDER_OF_A_BUCKET}",
     ),
     cel_rule(
         "!has(self.path) || !self.path.contains('://')",
         ".path",
-        f"found '{{self.path}}', {FOLDER_OR_ADDRESS}",
+        f"found '{{self.path}}', {places.FOLDER_OR_ADDRESS}",
     ),
     cel_rule(
         f"!has(self.path) || self.path.contains('://') || (self.path.matches({cel_text(_FOLDER)}) && "
-        f"!self.path.matches({cel_text(CLIMBS)}))",
+        f"!self.path.matches({cel_text(places.CLIMBS)}))",
         ".path",
-        f"found '{{self.path}}', {ON_A_CLUSTER}",
+        f"found '{{self.path}}', {places.ON_A_CLUSTER}",
     ),
 ]
 """Rules of `spec.checkpoint.storage`."""
 
 SOURCE_RULES: Final[list[Rule]] = [
     cel_rule(
-        f"!self.source.contains('://') || self.source.matches({cel_text(S3_ADDRESS)})",
+        f"!self.source.contains('://') || {_is_s3_address('self.source')}",
         ".source",
-        f"found '{{self.source}}', {MODELS}",
+        f"found '{{self.source}}', {places.MODELS}",
     ),
     cel_rule(
-        f"self.source.contains('://') || self.source.matches({cel_text(HUB_ID)}) || "
-        f"(self.source.startsWith('/') && !self.source.matches({cel_text(CLIMBS)}))",
+        f"self.source.contains('://') || self.source.matches({cel_text(places.HUB_ID)}) || "
+        f"(self.source.startsWith('/') && !self.source.matches({cel_text(places.CLIMBS)}))",
         ".source",
-        f"found '{{self.source}}', {MODELS_ON_A_CLUSTER}",
+        f"found '{{self.source}}', {places.MODELS_ON_A_CLUSTER}",
     ),
 ]
 """Rules of `spec.model` about its source."""
+
+FILE_RULE: Final[Rule] = cel_rule(
+    f"!has(self.file) || !self.file.contains('://') || (self.file.matches({cel_text(places.S3_ADDRESS)}) && "
+    f"!self.file.matches({cel_text(places.CLIMBS)}))",
+    ".file",
+    f"found '{{self.file}}', {places.FILES}",
+)
+"""A rule of `spec.task` about its file."""

@@ -1,8 +1,8 @@
 """The rules across fields in CEL, so that the API server refuses what `rltrain validate` refuses.
 
-`rl_api.rules` is the whole; CEL has no regular expressions of Python and no view of other objects, so
-`reward_patterns`, `templates`, and what depends on the run's profile are left to the operator. The sentences are
-the same, and a test holds the two against each other.
+`rl_api.rules` is the whole; CEL does not know Python's templates, how deep or large an object is, nor other objects, so
+`templates`, nesting, the size of a spec, and what depends on the run's profile are left to the operator. The sentences
+are the same, and a test holds the two against each other.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
-from rl_api.crd_places import PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
+from rl_api.base import RunName
+from rl_api.crd_places import FILE_RULE, PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
-from rl_api.describe import fields_of
+from rl_api.describe import Type, fields_of
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
@@ -146,62 +147,30 @@ SPEC_RULES: Final[list[Rule]] = [
         "found an object, allowed: null with trainer.kind {self.trainer.kind}, as only rltrain has a warm start",
     ),
     cel_rule(
+        "self.trainer.kind == 'rltrain' || self.?task.?secrets.orValue([]).size() == 0",
+        ".task.secrets",
+        "found a list, allowed: an empty list with trainer.kind {self.trainer.kind}, whose program has spec.secrets "
+        "in all pods",
+    ),
+    cel_rule(
+        "self.trainer.kind == 'rltrain' || self.?task.?isolation.orValue('shared') == 'shared'",
+        ".task.isolation",
+        "found 'strict', allowed: 'shared' with trainer.kind {self.trainer.kind}, whose program runs the task's code "
+        "itself, beside the tokens of the run",
+    ),
+    cel_rule(
+        "self.?task.?isolation.orValue('shared') == 'shared' || !self.algorithm.name.contains(':')",
+        ".algorithm.name",
+        "found '{self.algorithm.name}', allowed with task.isolation strict: a named algorithm, as an objective of your own "
+        "runs in the learners, beside the tokens of the run",
+    ),
+    cel_rule(
         "self.workload != 'Service'",
         ".workload",
         "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
     ),
 ]
 """Rules of a run's spec."""
-
-MODEL_RULES: Final[list[Rule]] = [
-    *SOURCE_RULES,
-    cel_rule(
-        "!has(self.tiny) || self.source == 'tiny'",
-        ".tiny",
-        "found an object, allowed: null, as model.source is '{self.source}', not the preset tiny",
-    ),
-    cel_rule(
-        "!has(self.tiny) || self.tiny.hiddenSize % (2 * self.tiny.heads) == 0",
-        ".tiny.hiddenSize",
-        "found {self.tiny.hiddenSize}, allowed: a multiple of 2 * model.tiny.heads = {2 * self.tiny.heads}",
-    ),
-    cel_rule(
-        "!has(self.tiny) || self.tiny.heads % self.tiny.kvHeads == 0",
-        ".tiny.kvHeads",
-        "found {self.tiny.kvHeads}, allowed: a divisor of model.tiny.heads = {self.tiny.heads}",
-    ),
-]
-"""Rules of `spec.model`."""
-
-TASK_RULES: Final[list[Rule]] = [
-    cel_rule(
-        "self.environment != 'prompts' || has(self.file)",
-        ".file",
-        "missing, required with task.environment prompts: a JSONL file",
-    ),
-    cel_rule(
-        "self.environment != 'reasoning-gym' || !has(self.file)",
-        ".file",
-        "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
-    ),
-    cel_rule(
-        "self.environment != 'reasoning-gym' || has(self.name)",
-        ".name",
-        "missing, required with task.environment reasoning-gym: the generator, such as chain_sum",
-    ),
-    cel_rule(
-        "self.environment != 'tool-use' || has(self.name)",
-        ".name",
-        "missing, required with task.environment tool-use: such as calculator",
-    ),
-    cel_rule(
-        "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",
-        ".rewards",
-        "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
-        "scorer of its own",
-    ),
-]
-"""Rules of `spec.task`."""
 
 
 def _belongs_to(field: str, rule: str, what: str) -> list[Rule]:
@@ -221,13 +190,6 @@ def _belongs_to(field: str, rule: str, what: str) -> list[Rule]:
     ]
 
 
-REWARD_RULES: Final[list[Rule]] = [
-    *_belongs_to("pattern", "regex", "a regular expression"),
-    *_belongs_to("function", "function", "module:function"),
-]
-"""Rules of one item of `spec.task.rewards`."""
-
-
 # Where an object has a default, its rules look at that first, before its fields have theirs.
 _KIND_OF_TRAINER: Final = or_value("kind", "'rltrain'")
 
@@ -245,73 +207,14 @@ def _only_command(field: str, given: str, found: str, none: str) -> Rule:
     )
 
 
-TRAINER_CEL_RULES: Final[list[Rule]] = [
-    cel_rule(
-        f"{_KIND_OF_TRAINER} != 'command' || {_size('command')} > 0",
-        ".command",
-        "missing, required with trainer.kind command: a program and its arguments, such as [python, train.py]",
-    ),
-    cel_rule(
-        f"{_KIND_OF_TRAINER} == 'command' || {_size('command')} == 0",
-        ".command",
-        f"found a list, allowed: an empty list with trainer.kind {{{_KIND_OF_TRAINER}}}, which has its own program",
-    ),
-    cel_rule(
-        f"{_KIND_OF_TRAINER} != 'rltrain' || {_size('env')} == 0",
-        ".env",
-        "found a list, allowed: an empty list with trainer.kind rltrain, as only command and verl use it",
-    ),
-    _only_command("config", "has(self.config)", "an object", "null"),
-    _only_command("workers", f"{_size('workers')} > 0", "a list", "an empty list"),
-    _only_command("pools", f"{_size('pools')} > 0", "a list", "an empty list"),
-    _only_command("resources", "has(self.resources)", "an object", "null"),
-    cel_rule(
-        "!has(self.workers) || self.workers.all(one, self.workers.exists_one(other, other == one))",
-        ".workers",
-        "found a role twice, allowed: each at most once",
-    ),
-]
-"""Rules of `spec.trainer`."""
-
-ENV_RULES: Final[list[Rule]] = [
-    cel_rule(
-        " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWN_VARIABLES),
-        ".name",
-        f"found '{{self.name}}', allowed: a name that does not begin with {' or '.join(OWN_VARIABLES)}, as rltrain "
-        "sets those",
-    ),
-]
-"""Rules of one item of `spec.trainer.env`."""
-
-POOL_RULES: Final[list[Rule]] = [
-    cel_rule(
-        "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
-        ".acceleratorResource",
-        "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
-    ),
-]
-"""Rules of one pool of a profile."""
-
-TOLERATION_RULES: Final[list[Rule]] = [
-    cel_rule(
-        "has(self.key) || self.operator == 'Exists'",
-        ".key",
-        "missing, required with operator Equal: the key of a taint",
-    ),
-    cel_rule(
-        "!has(self.value) || self.operator != 'Exists'",
-        ".value",
-        "found '{self.value}', allowed: null with operator Exists",
-    ),
-]
-"""Rules of one toleration of a pool."""
+_NAME: Final = Type(RunName)
 
 NAME_RULES: Final[list[Rule]] = [
     cel_rule(
-        "size(self.metadata.name) <= 47 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"size(self.metadata.name) <= {_NAME.bound('max_length')} && "
+        f"self.metadata.name.matches({cel_text(_NAME.bound('pattern'))})",
         ".metadata.name",
-        "found '{self.metadata.name}', allowed: 1 to 47 characters a-z, 0-9 and '-', the first a letter and the "
-        "last not '-'",
+        f"found '{{self.metadata.name}}', allowed: {_NAME.words}",
     ),
 ]
 """Rules of a run's name."""
@@ -350,17 +253,144 @@ def frozen_rules() -> list[Rule]:
 
 RUN_RULES: Final[dict[str, list[Rule]]] = {
     "spec": [*SPEC_RULES, *frozen_rules()],
-    "spec.model": MODEL_RULES,
+    "spec.model": [
+        *SOURCE_RULES,
+        cel_rule(
+            "!has(self.tiny) || self.source == 'tiny'",
+            ".tiny",
+            "found an object, allowed: null, as model.source is '{self.source}', not the preset tiny",
+        ),
+        cel_rule(
+            "!has(self.tiny) || self.tiny.hiddenSize % (2 * self.tiny.heads) == 0",
+            ".tiny.hiddenSize",
+            "found {self.tiny.hiddenSize}, allowed: a multiple of 2 * model.tiny.heads = {2 * self.tiny.heads}",
+        ),
+        cel_rule(
+            "!has(self.tiny) || self.tiny.heads % self.tiny.kvHeads == 0",
+            ".tiny.kvHeads",
+            "found {self.tiny.kvHeads}, allowed: a divisor of model.tiny.heads = {self.tiny.heads}",
+        ),
+    ],
     "spec.checkpoint.storage": STORAGE_RULES,
-    "spec.task": TASK_RULES,
-    "spec.task.rewards[]": REWARD_RULES,
-    "spec.trainer": TRAINER_CEL_RULES,
-    "spec.trainer.env[]": ENV_RULES,
+    "spec.task": [
+        FILE_RULE,
+        cel_rule(
+            "!has(self.resources) || self.isolation == 'strict'",
+            ".resources",
+            "found an object, allowed: null with isolation {self.isolation}, as only strict has a container of its own",
+        ),
+        cel_rule(
+            "self.environment != 'prompts' || has(self.file)",
+            ".file",
+            "missing, required with task.environment prompts: a JSONL file",
+        ),
+        cel_rule(
+            "self.environment != 'reasoning-gym' || !has(self.file)",
+            ".file",
+            "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
+        ),
+        cel_rule(
+            "self.environment != 'reasoning-gym' || has(self.name)",
+            ".name",
+            "missing, required with task.environment reasoning-gym: the generator, such as chain_sum",
+        ),
+        cel_rule(
+            "self.environment != 'tool-use' || has(self.name)",
+            ".name",
+            "missing, required with task.environment tool-use: such as calculator",
+        ),
+        cel_rule(
+            "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",
+            ".rewards",
+            "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
+            "scorer of its own",
+        ),
+    ],
+    "spec.task.rewards[]": [
+        *_belongs_to("pattern", "regex", "a regular expression"),
+        *_belongs_to("function", "function", "module:function"),
+    ],
+    "spec.trainer": [
+        cel_rule(
+            f"{_KIND_OF_TRAINER} != 'command' || {_size('command')} > 0",
+            ".command",
+            "missing, required with trainer.kind command: a program and its arguments, such as [python, train.py]",
+        ),
+        cel_rule(
+            f"{_KIND_OF_TRAINER} == 'command' || {_size('command')} == 0",
+            ".command",
+            f"found a list, allowed: an empty list with trainer.kind {{{_KIND_OF_TRAINER}}}, which has its own program",
+        ),
+        cel_rule(
+            f"{_KIND_OF_TRAINER} != 'rltrain' || {_size('env')} == 0",
+            ".env",
+            "found a list, allowed: an empty list with trainer.kind rltrain, as only command and verl use it",
+        ),
+        _only_command("config", "has(self.config)", "an object", "null"),
+        _only_command("workers", f"{_size('workers')} > 0", "a list", "an empty list"),
+        _only_command("pools", f"{_size('pools')} > 0", "a list", "an empty list"),
+        _only_command("resources", "has(self.resources)", "an object", "null"),
+        cel_rule(
+            "!has(self.workers) || self.workers.all(one, self.workers.exists_one(other, other == one))",
+            ".workers",
+            "found a role twice, allowed: each at most once",
+        ),
+    ],
+    "spec.trainer.env[]": [
+        cel_rule(
+            " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWN_VARIABLES),
+            ".name",
+            f"found '{{self.name}}', allowed: a name that does not begin with {' or '.join(OWN_VARIABLES)}, as rltrain "
+            "sets those",
+        ),
+    ],
 }
 """Rules of an RLTrainingRun by the path of the object they look at."""
 
 PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
-    "spec.pools[]": POOL_RULES,
-    "spec.pools[].tolerations[]": TOLERATION_RULES,
+    "spec.pools[]": [
+        cel_rule(
+            "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
+            ".acceleratorResource",
+            "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
+        ),
+    ],
+    "spec.pools[].tolerations[]": [
+        cel_rule(
+            "has(self.key) || self.operator == 'Exists'",
+            ".key",
+            "missing, required with operator Equal: the key of a taint",
+        ),
+        cel_rule(
+            "!has(self.value) || self.operator != 'Exists'",
+            ".value",
+            "found '{self.value}', allowed: null with operator Exists",
+        ),
+    ],
+    "spec.allow.namespaces.matchExpressions[]": [
+        cel_rule(
+            f"!(self.operator in ['In', 'NotIn']) || {_size('values')} > 0",
+            ".values",
+            "found 0, allowed: one or more with operator {self.operator}",
+        ),
+        cel_rule(
+            f"self.operator in ['In', 'NotIn'] || {_size('values')} == 0",
+            ".values",
+            f"found {{{_size('values')}}}, allowed: none with operator {{self.operator}}",
+        ),
+    ],
+    # That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
+    "spec.allow.egress[]": [
+        cel_rule(
+            "has(self.cidr) != (has(self.namespaces) || has(self.pods))",
+            ".cidr",
+            "allowed: exactly one of cidr, and namespaces or pods",
+        ),
+        cel_rule(
+            "has(self.cidr) || !has(self.except) || size(self.except) == 0",
+            ".except",
+            "found addresses, allowed: none without cidr",
+        ),
+    ],
 }
 """Rules of an RLTrainingProfile by the path of the object they look at."""

@@ -7,16 +7,16 @@ two types in one field but whole number or text.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
-from rl_api.base import Duration, Model
-from rl_api.describe import Type, fields_of, type_of
+from rl_api.base import DURATION_TEXT, LONGEST, LONGEST_DURATION_TEXT, MOST_ITEMS, Amount, Duration
+from rl_api.describe import Type, fields_of, meanings, type_of, written
 
 Schema = dict[str, Any]
 """A part of a structural schema, as plain data."""
@@ -24,65 +24,46 @@ Schema = dict[str, Any]
 Rule = dict[str, str]
 """One entry of `x-kubernetes-validations`: rule, message or messageExpression, fieldPath."""
 
-ListType = tuple[str, ...]
-"""Keys of a list's items that tell them apart; empty for a list that is one value."""
 
-_MOST_ITEMS: Final = 64
-"""Longest list and biggest free object: the API server counts with it what a rule may cost."""
-
-_LONGEST_DURATION: Final = 64
-
-_DURATION_TEXT = (
-    r"^([0-9]{1,12}(\\.[0-9]{1,12})?(ms|s|m|h))+$"  # as in CEL, where a backslash is written twice
-)
-
-
+@dataclass(frozen=True)
 class SchemaWriter:
-    """Writes the schema of a model: `write(RunSpec, "spec")`.
+    """Writes the schema of a model: `write(RunSpec, "spec")`."""
 
-    `defaulted(path)` says whether the schema gives the field a default; the others say theirs in words.
-    `rules` holds the CEL rules by the path of the object they look at (`spec.task.rewards[]`), and `keys` the
-    names by which the items of a list are told apart. `partial` drops what is required, for objects that hold
-    a part of another (the defaults of a profile).
-    """
-
-    def __init__(
-        self,
-        defaulted: Callable[[str], bool] = lambda path: False,
-        rules: Mapping[str, list[Rule]] | None = None,
-        keys: Mapping[str, ListType] | None = None,
-        partial: bool = False,
-    ) -> None:
-        self._defaulted = defaulted
-        self._rules = rules or {}
-        self._keys = keys or {}
-        self._partial = partial
+    defaulted: Callable[[str], bool] = lambda path: False
+    """Whether the schema gives the field at a path a default; the others say theirs in words."""
+    rules: Mapping[str, list[Rule]] = field(default_factory=dict)
+    """CEL rules by the path of the object they look at (`spec.task.rewards[]`)."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of a list, by its path, the field that tells its items apart."""
+    partial: bool = False
+    """Nothing is required: for objects that hold a part of another (the defaults of a profile)."""
 
     def write(self, model: type[BaseModel], path: str) -> Schema:
         """Schema of `model`, an object with fields, which stands at `path`."""
-        properties = {
-            name: self.field(field, f"{path}.{name}".lstrip(".")) for name, field in fields_of(model).items()
-        }
-        required = [name for name, field in fields_of(model).items() if field.is_required()]
+        fields = fields_of(model)
+        properties = {name: self.field(model, name, f"{path}.{name}") for name in fields}
+        required = [name for name in fields if fields[name].is_required()]
         schema: Schema = {"type": "object", "properties": properties}
-        if required and not self._partial:
+        if required and not self.partial:
             schema["required"] = required
         return schema
 
-    def field(self, field: FieldInfo, path: str) -> Schema:
-        """Schema of one field with its description and default."""
+    def field(self, model: type[BaseModel], name: str, path: str) -> Schema:
+        """Schema of one field of `model`, which stands at `path`, with its description and default."""
+        field, words = fields_of(model)[name], meanings(model)[name]
         schema = self._of(type_of(field), path)
-        words = field.description or ""
-        default = None if field.is_required() else plain(field.get_default(call_default_factory=True))
-        if default is not None and self._defaulted(path):
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(default, Duration):
+            default = str(default)
+        # A null stands for a field that is absent.
+        default = to_jsonable_python(default, by_alias=True, exclude_none=True)
+        if default is not None and self.defaulted(path):
             schema["default"] = {} if isinstance(default, dict) else default
-        elif default not in (None, {}, []) and not isinstance(default, dict) and not self._status(path):
-            words += f" Default: {_number_words(default)}."
-        return {"description": words, **schema} if words else schema
-
-    @staticmethod
-    def _status(path: str) -> bool:
-        return path == "status" or path.startswith("status.")
+        elif (
+            default not in (None, {}, []) and not isinstance(default, dict) and not path.startswith("status.")
+        ):
+            words += f" Default: {written(default)}."
+        return {"description": words, **schema}
 
     def _of(self, kind: Type, path: str) -> Schema:
         schema = self._bare(kind, path)
@@ -90,8 +71,8 @@ class SchemaWriter:
             schema["nullable"] = True
             if "enum" in schema:
                 schema["enum"] = [*schema["enum"], None]
-        if path in self._rules:
-            schema["x-kubernetes-validations"] = list(self._rules[path])
+        if path in self.rules:
+            schema["x-kubernetes-validations"] = list(self.rules[path])
         return schema
 
     def _bare(self, kind: Type, path: str) -> Schema:
@@ -105,31 +86,38 @@ class SchemaWriter:
             return self._mapping(kind, path)
         if kind.core is Duration:
             return _duration(kind)
-        return {**_SCALARS[kind.core], **_bounds(kind)}
+        schema = {**_SCALARS[kind.core], **_bounds(kind)}
+        limits = next((one for one in kind.constraints if isinstance(one, Amount)), None)
+        if limits is not None:
+            schema["x-kubernetes-validations"] = [_within(limits, kind)]
+        return schema
 
     def _list(self, kind: Type, path: str) -> Schema:
         item = self._of(kind.item, f"{path}[]")
         if kind.item.model is not None and "description" not in item:
             item = {"description": inspect.cleandoc(kind.item.model.__doc__ or ""), **item}
-        schema: Schema = {"type": "array", "items": item, "maxItems": _MOST_ITEMS}
+        schema: Schema = {"type": "array", "items": item, "maxItems": kind.bound("max_length") or MOST_ITEMS}
         if kind.fixed_length is not None:
             schema["minItems"] = schema["maxItems"] = kind.fixed_length
         elif kind.bound("min_length"):
             schema["minItems"] = kind.bound("min_length")
-        if self._status(path):
+        if path.startswith("status."):
             del schema["maxItems"]
-        if path in self._keys:
+        if path in self.keys:
             schema["x-kubernetes-list-type"] = "map"
-            schema["x-kubernetes-list-map-keys"] = list(self._keys[path])
+            schema["x-kubernetes-list-map-keys"] = [self.keys[path]]
         return schema
 
     def _mapping(self, kind: Type, path: str) -> Schema:
         if kind.item.core is Any:
-            return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+            most = kind.bound("max_length") or MOST_ITEMS
+            # One value to who manages fields: a path for each level would be quadratic in their number.
+            free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": most}
+            return {**free, "x-kubernetes-map-type": "atomic"}
         schema: Schema = {"type": "object", "additionalProperties": self._of(kind.item, f"{path}.*")}
         pattern = kind.key.bound("pattern")
         if pattern is not None:
-            schema["maxProperties"] = _MOST_ITEMS
+            schema["maxProperties"] = kind.bound("max_length") or MOST_ITEMS
             schema["x-kubernetes-validations"] = [
                 {
                     "rule": f"self.all(key, size(key) <= {kind.key.bound('max_length')} && "
@@ -171,18 +159,33 @@ def _bounds(kind: Type) -> Schema:
     return schema
 
 
+def _within(limits: Amount, kind: Type) -> Rule:
+    """A quantity is between two others."""
+    first, last = (f"quantity({cel_text(limit)})" for limit in (limits.least, limits.most))
+    words = f"allowed: {kind.words}"
+    sentence = cel_text(f"found '%s', {words}")
+    return {
+        "rule": f"quantity(self).compareTo({first}) >= 0 && quantity(self).compareTo({last}) <= 0",
+        "message": words,
+        "messageExpression": f"{sentence}.format([self])",
+    }
+
+
 def _duration(kind: Type) -> Schema:
     """Text or a whole number of seconds: Kubernetes has no field of text or any number."""
     words = ", allowed: " + (kind.words or Duration.ALLOWED).replace("a number", "a whole number")
     quoted = "found '%s'"
-    positive = kind.words is not None
-    text = f"self.matches('{_DURATION_TEXT}')" + (" && self.matches('[1-9]')" if positive else "")
-    number = "self > 0" if positive else "self >= 0"
+    positive = (kind.words or "").startswith("a duration > 0")
+    longest = kind.bound("le") or LONGEST
+    text = f"self.matches({cel_text(DURATION_TEXT)}) && duration(self) <= duration('{longest}')"
+    text += " && self.matches('[1-9]')" if positive else ""
+    number = f"self {'>' if positive else '>='} 0"
     return {
         "x-kubernetes-int-or-string": True,
-        "maxLength": _LONGEST_DURATION,
-        "pattern": _DURATION_TEXT.replace(r"\\", "\\"),
+        "maxLength": LONGEST_DURATION_TEXT,
+        "pattern": DURATION_TEXT,
         "minimum": 0,
+        "maximum": int(longest.seconds),
         "x-kubernetes-validations": [
             {
                 "rule": f"type(self) == int ? {number} : {text}",
@@ -192,26 +195,6 @@ def _duration(kind: Type) -> Schema:
             }
         ],
     }
-
-
-def plain(value: Any) -> Any:
-    """A default as plain data."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", by_alias=True)
-    if isinstance(value, tuple | list):
-        return [_item(item) for item in value]
-    return str(value) if isinstance(value, Duration) else value
-
-
-def _item(value: Any) -> Any:
-    """An item of a default list without its nulls, which stand for absent fields."""
-    if isinstance(value, Model):
-        return {name: field for name, field in plain(value).items() if field is not None}
-    return plain(value)
-
-
-def _number_words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value).replace("e-0", "e-")
 
 
 def cel_text(text: str) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import json
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -20,27 +25,23 @@ _SHORT_LIST = 8
 
 
 class Type:
-    """A field's type taken apart: `core` without null, its constraints, and whether null is allowed."""
+    """A field's type taken apart: `core` without null, its constraints, whether null is allowed, and its default."""
 
-    def __init__(self, annotation: Any, metadata: Iterable[Any] = ()) -> None:
+    def __init__(self, annotation: Any, metadata: Iterable[Any] = (), default: Any = None) -> None:
         """Take `annotation` apart; `metadata` holds the constraints that pydantic has split off already."""
-        self.nullable = False
+        self.nullable, self.default = False, default
         self.constraints: list[Any] = []
         self._add(metadata)
-        while True:
-            origin = get_origin(annotation)
+        while (origin := get_origin(annotation)) in (Annotated, Union, types.UnionType):
             if origin is Annotated:
                 annotation, *more = get_args(annotation)
                 self._add(more)
                 continue
-            if origin in (Union, types.UnionType):
-                members = [member for member in get_args(annotation) if member is not type(None)]
-                self.nullable = self.nullable or len(members) < len(get_args(annotation))
-                if len(members) != 1:
-                    raise TypeError(f"the contract has no unions but with null: {annotation}")
-                annotation = members[0]
-                continue
-            break
+            members = [member for member in get_args(annotation) if member is not type(None)]
+            self.nullable = self.nullable or len(members) < len(get_args(annotation))
+            if len(members) != 1:
+                raise TypeError(f"the contract has no unions but with null: {annotation}")
+            annotation = members[0]
         self.core: Any = annotation
 
     def _add(self, metadata: Iterable[Any]) -> None:
@@ -68,6 +69,15 @@ class Type:
         arguments = get_args(self.core)
         return Type(arguments[1] if self.is_mapping else arguments[0])
 
+    def inside(self, part: str | int) -> Type | None:
+        """Type of the field, item or value that `part` names; None where there is none."""
+        if self.model is not None:
+            field = fields_of(self.model).get(str(part))
+            return type_of(field) if field is not None else None
+        if self.is_mapping or (self.is_list and isinstance(part, int)):
+            return self.item
+        return self if self.core is Any else None
+
     @property
     def key(self) -> Type:
         """Type of a mapping's keys."""
@@ -91,7 +101,7 @@ class Type:
 
 def type_of(field: FieldInfo) -> Type:
     """The type of a model's field."""
-    return Type(field.annotation, field.metadata)
+    return Type(field.annotation, field.metadata, field.default)
 
 
 @cache
@@ -100,25 +110,35 @@ def fields_of(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
+@cache
+def meanings(model: type[BaseModel]) -> Mapping[str, str]:
+    """What is written below each field of the model, on one line, by the name that the field has in files."""
+    found = {}
+    (tree,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(tree, ast.ClassDef)
+    for statements in pairwise(tree.body):
+        match statements:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[model.model_fields[name].alias or name] = " ".join(text.split())
+    return found
+
+
 def lookup(model: type[BaseModel], path: Path) -> Type | None:
     """Type of the field that `path` names, seen from `model`; None where there is none."""
-    current = Type(model)
+    found: Type | None = Type(model)
     for part in path:
-        if current.model is not None:
-            field = fields_of(current.model).get(str(part))
-            if field is None:
-                return None
-            current = type_of(field)
-        elif (current.is_list and isinstance(part, int)) or current.is_mapping:
-            current = current.item
-        else:
-            return None
-    return current
+        found = found.inside(part) if found is not None else None
+    return found
 
 
 def number(value: float) -> str:
     """A bound as a person writes it: 1 rather than 1.0."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def written(value: Any) -> str:
+    """A default as a person writes it: text without quotes, 1e-6 rather than 1e-06."""
+    return value if isinstance(value, str) and value else re.sub(r"e-0(\d)", r"e-\1", json.dumps(value))
 
 
 def range_words(kind: Type) -> str:
@@ -147,7 +167,8 @@ def _allowed(kind: Type) -> str:
     if kind.is_list:
         return _allowed_list(kind)
     if kind.is_mapping:
-        return "an object"
+        most = kind.bound("max_length")
+        return f"an object with at most {most} fields" if most is not None else "an object"
     if kind.model is not None:
         names = list(fields_of(kind.model))
         return f"an object with {choice(names, 'and')}" if len(names) <= _SHORT_LIST else "an object"
@@ -171,8 +192,10 @@ def _allowed_list(kind: Type) -> str:
     item = allowed(kind.item)
     if kind.fixed_length is not None:
         return f"a list of {kind.fixed_length} items, each {item}"
-    many = "a list of one or more items" if kind.bound("min_length") else "a list"
-    return f"{many}, each {item}"
+    least, most = kind.bound("min_length"), kind.bound("max_length")
+    if most is None:
+        return f"a list{' of one or more items' if least else ''}, each {item}"
+    return f"a list of {f'{least} to' if least else 'at most'} {most} items, each {item}"
 
 
 def found(value: object) -> str:
@@ -196,13 +219,13 @@ def _plain(name: str) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that `name` was most likely meant to be; None if none is near."""
     by_plain = {_plain(candidate): candidate for candidate in names}
-    matches = difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.65)
+    matches = difflib.get_close_matches(_plain(name), by_plain, cutoff=0.65)
     return by_plain[matches[0]] if matches else None
 
 
 def _all_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
     for name, field in fields_of(model).items():
-        if prefix == () and name == "status":
+        if name == "status":  # nobody writes it
             continue
         yield (*prefix, name)
         inner = type_of(field).model

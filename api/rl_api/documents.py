@@ -44,7 +44,7 @@ def _read_object(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
             continue
-        key = loader.construct_object(key_node, deep=True)
+        key = loader.construct_object(key_node)
         if not isinstance(key, str):
             which = f"the key {key_node.value!r}" if isinstance(key_node, yaml.ScalarNode) else "a key"
             raise yaml.constructor.ConstructorError(
@@ -55,12 +55,7 @@ def _read_object(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
                 None, None, f"the key {key!r} is there twice", key_node.start_mark
             )
         seen.add(key)
-    loader.flatten_mapping(node)
-    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
-
-
-def _read_list(loader: _Loader, node: yaml.SequenceNode) -> list[Any]:
-    return loader.construct_sequence(node, deep=True)
+    return {str(key): value for key, value in loader.construct_mapping(node).items()}
 
 
 def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -69,29 +64,23 @@ def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _prepare() -> None:
-    resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag in _PLAIN_TAGS]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _Loader.yaml_implicit_resolvers = resolvers
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
-    _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-    _Dumper.add_representer(str, _write_text)
-    names = ("null", "bool", "int", "float", "str")
-    plain: dict[str | None, Any] = {
-        f"tag:yaml.org,2002:{name}": getattr(yaml.SafeLoader, f"construct_yaml_{name}") for name in names
-    }
-    _Loader.yaml_constructors = {
-        **plain,
-        "tag:yaml.org,2002:map": _read_object,
-        "tag:yaml.org,2002:seq": _read_list,
-        None: yaml.SafeLoader.construct_undefined,
-    }
-
-
-_prepare()
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag in _PLAIN_TAGS]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.yaml_constructors = {
+    **{
+        f"tag:yaml.org,2002:{name}": getattr(yaml.SafeLoader, f"construct_yaml_{name}")
+        for name in ("null", "bool", "int", "float", "str")
+    },
+    "tag:yaml.org,2002:map": _read_object,
+    "tag:yaml.org,2002:seq": yaml.SafeLoader.construct_sequence,
+    None: yaml.SafeLoader.construct_undefined,
+}
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Dumper.add_representer(str, _write_text)
 
 
 def load_documents(text: str, source: str) -> list[tuple[int, Any]]:

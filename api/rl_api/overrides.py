@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from pydantic.fields import FieldInfo
-
 from rl_api.base import Model
-from rl_api.describe import Type, allowed, fields_of, found, type_of, unknown_field
+from rl_api.describe import Type, allowed, fields_of, found, unknown_field
 from rl_api.documents import load_value
 from rl_api.errors import InvalidConfig
 from rl_api.paths import Path, parse_path, render_path
 from rl_api.run import RLTrainingRun
-
-_ANYTHING = Type(Any)
 
 
 class Override(NamedTuple):
@@ -54,23 +51,17 @@ def _type_at(label: str, path: Path) -> Type:
     """Type of the field at `path`; InvalidConfig where the contract has none."""
     kind = Type(RLTrainingRun)
     for index, part in enumerate(path):
-        here = render_path(path[:index])
-        if kind.model is not None:
-            field = fields_of(kind.model).get(str(part))
-            if field is None:
+        inner = kind.inside(part)
+        if inner is None:
+            here = render_path(path[:index])
+            if kind.model is not None:
                 path_here = (*path[:index], str(part))
-                raise InvalidConfig(
-                    f"{label}: {render_path(path_here)}: {unknown_field(RLTrainingRun, path_here)}"
-                )
-            kind = type_of(field)
-        elif kind.is_list:
-            if not isinstance(part, int):
+                unknown = unknown_field(RLTrainingRun, path_here)
+                raise InvalidConfig(f"{label}: {render_path(path_here)}: {unknown}")
+            if kind.is_list:
                 raise InvalidConfig(f"{label}: {here} is a list, allowed: {here}[0] and so on, not {part!r}")
-            kind = kind.item
-        elif kind.is_mapping or kind.core is Any:
-            kind = kind.item if kind.is_mapping else _ANYTHING
-        else:
             raise InvalidConfig(f"{label}: {here} is {allowed(kind)} and has no fields")
+        kind = inner
     return kind
 
 
@@ -90,42 +81,40 @@ def apply_override(document: dict[str, Any], override: Override) -> None:
 
     Raises InvalidConfig where the document holds something that cannot have the path's fields.
     """
-    kind, container = Type(RLTrainingRun), document
-    for index, part in enumerate(override.path[:-1]):
-        kind, container = _step(override, index, kind, container, part)
-    _put(override, len(override.path) - 1, container, override.value)
+    label, path = f"--set {override.text}", override.path
+    container: Any = document
+    for index in range(1, len(path)):
+        here = path[:index]
+        kind, value = _type_at(label, here), _get(container, here[-1])
+        if value is None:
+            value = _default_list(kind) if kind.is_list else {}
+            _put(label, here, container, value)
+        elif not isinstance(value, dict | list if kind.core is Any else list if kind.is_list else dict):
+            wanted = "a list" if kind.is_list else "an object"
+            raise InvalidConfig(
+                f"{label}: {render_path(here)}: found {found(value)} in the file, allowed: {wanted}"
+            )
+        container = value
+    _put(label, path, container, override.value)
 
 
-def _step(override: Override, index: int, kind: Type, container: Any, part: str | int) -> tuple[Type, Any]:
-    """The type and the value one `part` further down, made where there is none."""
-    field: FieldInfo | None = None
-    if kind.model is not None:
-        field = fields_of(kind.model)[str(part)]
-        inner = type_of(field)
-    else:
-        inner = kind.item if kind.is_list or kind.is_mapping else _ANYTHING
-    value = _get(container, part)
-    if value is None:
-        value = _default_list(field) if inner.is_list and field is not None else {}
-        _put(override, index, container, value)
-    elif not isinstance(value, _containers(inner)):
-        here = render_path(override.path[: index + 1])
-        wanted = "a list" if inner.is_list else "an object"
-        raise InvalidConfig(
-            f"--set {override.text}: {here}: found {found(value)} in the file, allowed: {wanted}"
-        )
-    return inner, value
+def apply_overrides(document: object, texts: Iterable[str]) -> tuple[list[Override], list[str]]:
+    """The changes of `--set` texts, made in `document` if it is an object, and what is wrong with the others."""
+    changes: list[Override] = []
+    problems: list[str] = []
+    for text in texts:
+        try:
+            change = parse_override(text)
+            if isinstance(document, dict):
+                apply_override(document, change)
+            changes.append(change)
+        except InvalidConfig as error:
+            problems.append(str(error))
+    return changes, problems
 
 
-def _containers(kind: Type) -> tuple[type, ...]:
-    if kind.core is Any:
-        return (dict, list)
-    return (list,) if kind.is_list else (dict,)
-
-
-def _default_list(field: FieldInfo) -> list[Any]:
-    default = field.get_default(call_default_factory=True)
-    items = default if isinstance(default, tuple | list) else ()
+def _default_list(kind: Type) -> list[Any]:
+    items = kind.default if isinstance(kind.default, tuple) else ()
     return [item.to_document() if isinstance(item, Model) else item for item in items]
 
 
@@ -135,15 +124,14 @@ def _get(container: Any, part: str | int) -> Any:
     return container.get(str(part))
 
 
-def _put(override: Override, index: int, container: Any, value: Any) -> None:
-    part = override.path[index]
+def _put(label: str, path: Path, container: Any, value: Any) -> None:
+    part = path[-1]
     if isinstance(container, dict):
         container[str(part)] = value
         return
     if not isinstance(part, int) or part > len(container):
-        here = render_path(override.path[:index])
         raise InvalidConfig(
-            f"--set {override.text}: {here}: found position {part!r} in a list of {len(container)} items, "
+            f"{label}: {render_path(path[:-1])}: found position {part!r} in a list of {len(container)} items, "
             f"allowed: 0 to {len(container)}"
         )
     container[part : part + 1] = [value]

@@ -40,7 +40,9 @@ def too_deep(value: object, most: int) -> Path | None:
     waiting: list[tuple[Path, object]] = [((), value)]
     while waiting:
         path, one = waiting.pop()
-        parts = one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ()
+        parts = (
+            [*one.items()] if isinstance(one, dict) else [*enumerate(one)] if isinstance(one, list) else []
+        )
         if parts and len(path) >= most:
             return path
         waiting += [((*path, key), part) for key, part in parts if isinstance(part, dict | list)]

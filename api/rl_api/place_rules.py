@@ -13,14 +13,24 @@ from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec
 
 S3_ADDRESS: Final = r"^s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^:]*)?$"
-"""A bucket, and perhaps a folder in it. Nothing that fsspec would take for several addresses in one (`::`)."""
+"""A bucket, and perhaps a folder in it. Nothing that fsspec would take for several addresses in one (`::`); nor, beside
+this pattern, `..`, which some take for the folder above."""
 
 HUB_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
 
 FOLDER_ROOTS: Final = ("/data", "/home", "/mnt", "/srv", "/tmp", "/var/lib", "/workspace")
 """Where in a pod checkpoints may be kept, besides its run folder."""
 
-TAKEN_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "agent": 52365}
+TAKEN_PORTS: Final = {
+    "gcs": 6379,
+    "serve": 8000,
+    "metrics": 8080,
+    "dashboard": 8265,
+    "client": 10001,
+    "autoscaler metrics": 44217,
+    "dashboard metrics": 44227,
+    "agent": 52365,
+}
 """Ports that Ray takes on a node of a cluster by KubeRay."""
 
 WORKER_PORTS: Final = (10002, 19999)
@@ -33,6 +43,8 @@ FREE_PORTS: Final = (
 
 CLIMBS: Final = r"(^|/)[.][.](/|$)"
 
+FOLDER_OF_A_BUCKET: Final = "allowed: s3://bucket/folder, without .."
+
 FOLDER_OR_ADDRESS: Final = "allowed: a folder; s3://bucket/folder goes into checkpoint.storage.s3"
 
 ON_A_CLUSTER: Final = (
@@ -40,7 +52,9 @@ ON_A_CLUSTER: Final = (
     f"{', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, without .."
 )
 
-MODELS: Final = "allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://bucket/folder"
+MODELS: Final = (
+    "allowed: tiny, a folder, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://bucket/folder without .."
+)
 
 MODELS_ON_A_CLUSTER: Final = (
     "allowed on a cluster: tiny, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, s3://bucket/folder "
@@ -48,11 +62,26 @@ MODELS_ON_A_CLUSTER: Final = (
 )
 
 
+FILES: Final = "allowed: a file, or s3://bucket/file, no .. in it"
+
+
+def is_s3_address(text: str) -> bool:
+    """Whether it is s3://bucket/place, and does not climb out of the place that it names: nothing else is opened."""
+    return re.search(S3_ADDRESS, text) is not None and re.search(CLIMBS, text) is None
+
+
 def model_address(spec: RunSpec) -> Iterator[Problem]:
-    """An address in `model.source` is s3://bucket/folder: no other scheme is opened."""
+    """An address in `model.source` is s3://bucket/folder without `..`: no other scheme is opened."""
     source = spec.given_model.source if spec.given_model is not None else ""
-    if "://" in source and not re.search(S3_ADDRESS, source):
+    if "://" in source and not is_s3_address(source):
         yield spec_problem("model.source", f"found {source!r}, {MODELS}")
+
+
+def task_address(spec: RunSpec) -> Iterator[Problem]:
+    """An address in `task.file` is s3://bucket/file without `..`: no other scheme is opened."""
+    file = (spec.given_task.file or "") if spec.given_task is not None else ""
+    if "://" in file and not is_s3_address(file):
+        yield spec_problem("task.file", f"found {file!r}, {FILES}")
 
 
 def storage_folder(spec: RunSpec) -> Iterator[Problem]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
+from rl_api.allow import AllowSpec, allow_problems
 from rl_api.base import (
+    MOST,
+    MOST_ITEMS,
+    Allowed,
+    Image,
     LabelValue,
     Model,
     ObjectName,
+    PositiveDuration,
+    Quantity,
     ResourceName,
-    Text,
     forget_server_fields,
 )
+from rl_api.egress import egress_problems
 from rl_api.paths import Path
 from rl_api.problems import Problem
 
@@ -48,92 +55,132 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 class TolerationSpec(Model):
     """A taint that the pool's pods tolerate, as in Kubernetes."""
 
-    key: ResourceName | None = Field(
-        default=None, description="Key of the taint; null: any, with operator Exists."
-    )
-    operator: Literal["Equal", "Exists"] = Field(default="Equal", description="Exists ignores the value.")
-    value: LabelValue | None = Field(default=None, description="Value of the taint, with operator Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; null: all."
-    )
-    toleration_seconds: int | None = Field(
-        default=None, ge=0, description="Seconds to stay after NoExecute; null: for ever."
-    )
+    key: ResourceName | None = None
+    """Key of the taint; null: any, with operator Exists."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """Exists ignores the value."""
+    value: LabelValue | None = None
+    """Value of the taint, with operator Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; null: all."""
+    toleration_seconds: int | None = Field(default=None, ge=0, le=MOST)
+    """Seconds to stay after NoExecute; null: for ever."""
 
 
 class PoolLimitsSpec(Model):
     """Most that one run may take of a pool."""
 
-    max_replicas: int | None = Field(default=None, ge=0, description="Replicas of one role; null: no limit.")
-    max_accelerators: int | None = Field(default=None, ge=0, description="Accelerators; null: no limit.")
+    max_replicas: int | None = Field(default=None, ge=0, le=MOST)
+    """Replicas of one role; null: no limit."""
+    max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
+    """Accelerators; null: no limit."""
 
 
 class PoolSpec(Model):
     """A group of like nodes."""
 
-    name: ObjectName = Field(description="Name, by which runs choose the pool.")
-    node_selector: dict[ResourceName, LabelValue] = Field(
-        default_factory=dict, description="Labels of the pool's nodes."
-    )
-    tolerations: tuple[TolerationSpec, ...] = Field(
-        default=(), strict=False, description="Taints of the nodes."
-    )
-    accelerator_resource: ResourceName | None = Field(
-        default=None,
-        description="Resource that counts accelerators, such as nvidia.com/gpu; null: a CPU pool.",
-    )
-    accelerators_per_node: int | None = Field(
-        default=None, ge=1, description="Accelerators of one node; null: not known."
-    )
-    spot: bool = Field(default=False, description="true: nodes may be taken away at any time.")
-    runtime_class: ObjectName | None = Field(
-        default=None, description="RuntimeClass of the pods; null: the default."
-    )
-    limits: PoolLimitsSpec = Field(default_factory=PoolLimitsSpec, description="Most that one run may take.")
+    name: ObjectName
+    """Name, by which runs choose the pool."""
+    node_selector: dict[ResourceName, LabelValue] = Field(default_factory=dict, max_length=MOST_ITEMS)
+    """Labels of the pool's nodes."""
+    tolerations: tuple[TolerationSpec, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Taints of the nodes."""
+    accelerator_resource: ResourceName | None = None
+    """Resource that counts accelerators, such as nvidia.com/gpu; null: a CPU pool."""
+    accelerators_per_node: int | None = Field(default=None, ge=1, le=1024)
+    """Accelerators of one node; null: not known."""
+    spot: bool = False
+    """true: nodes may be taken away at any time."""
+    runtime_class: ObjectName | None = None
+    """RuntimeClass of the pods; null: the default."""
+    ephemeral_storage: Quantity | None = None
+    """Most that a pod keeps on its node's disk, where the run does not say; null: 20Gi, with accelerators 100Gi."""
+    without_accelerators: bool = False
+    """true: pods that ask for no accelerator may run on nodes that have some, such as heads where all nodes have."""
+    limits: PoolLimitsSpec = PoolLimitsSpec()
+    """Most that one run may take."""
 
 
 class ImagesSpec(Model):
     """Trainer images for runs that name none."""
 
-    cpu: Text | None = Field(default=None, description="Image for pools without accelerators.")
-    gpu: Text | None = Field(default=None, description="Image for pools with accelerators.")
+    cpu: Image | None = None
+    """Image for pools without accelerators."""
+    gpu: Image | None = None
+    """Image for pools with accelerators."""
+
+
+class NamespaceLimitsSpec(Model):
+    """Most that all runs of a namespace have at once under this profile. A run that would exceed it waits."""
+
+    max_runs: int | None = Field(default=None, ge=1, le=MOST)
+    """Runs with pods; null: no limit."""
+    max_samplers: int | None = Field(default=None, ge=1, le=MOST)
+    """Samplers; null: no limit."""
+    max_learners: int | None = Field(default=None, ge=1, le=MOST)
+    """Learners; null: no limit."""
+    max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
+    """Accelerators; null: no limit."""
+    max_ephemeral_storage: Quantity | None = None
+    """Disk space of nodes, of all pods together; null: no limit."""
 
 
 class ProfileLimitsSpec(Model):
-    """Most that one run may ask for, over all pools."""
+    """Most that one run may ask for, over all pools, and all runs of a namespace together."""
 
-    max_samplers: int | None = Field(default=None, ge=1, description="Samplers; null: no limit.")
-    max_learners: int | None = Field(default=None, ge=1, description="Learners; null: no limit.")
-    max_accelerators: int | None = Field(default=None, ge=0, description="Accelerators; null: no limit.")
+    max_samplers: int | None = Field(default=None, ge=1, le=MOST)
+    """Samplers; null: no limit."""
+    max_learners: int | None = Field(default=None, ge=1, le=MOST)
+    """Learners; null: no limit."""
+    max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
+    """Accelerators; null: no limit."""
+    max_ephemeral_storage: Quantity | None = None
+    """Disk space of its node that one pod may ask for; null: no limit."""
+    max_duration: PositiveDuration | None = None
+    """Time with pods, over all attempts: the most that stop.maxDuration may say, and what it is where a run says
+    nothing; null: no limit."""
+    per_namespace: NamespaceLimitsSpec = NamespaceLimitsSpec()
+    """Most that all runs of a namespace have at once."""
+
+
+Contact = Annotated[
+    str,
+    Field(pattern=r"^[ -~]+$", min_length=1, max_length=253),
+    Allowed("1 to 253 characters on one line"),
+]
+"""Whom to ask: a team, a channel, an address."""
 
 
 class ProfileSpec(Model):
-    """Pools, images, queue, defaults and limits."""
+    """Pools, images, queue, defaults, limits, and what runs may ask for."""
 
-    default: bool = Field(
-        default=False, description="true: used by runs that name no profile; at most one is."
-    )
-    pools: tuple[PoolSpec, ...] = Field(
-        min_length=1,
-        strict=False,
-        description="Node pools, the first of which is used by roles that name none.",
-    )
-    images: ImagesSpec = Field(default_factory=ImagesSpec, description="Images for runs that name none.")
-    queue: ObjectName | None = Field(default=None, description="Queue for runs that name none; null: none.")
-    defaults: dict[str, Any] = Field(
-        default_factory=dict, description="Values of RLTrainingRun.spec for runs that do not set them."
-    )
-    limits: ProfileLimitsSpec = Field(
-        default_factory=ProfileLimitsSpec, description="Most that one run may ask for."
-    )
+    default: bool = False
+    """true: used by runs that name no profile; at most one is."""
+    pools: tuple[PoolSpec, ...] = Field(min_length=1, max_length=MOST_ITEMS, strict=False)
+    """Node pools, the first of which is used by roles that name none."""
+    images: ImagesSpec = ImagesSpec()
+    """Images for runs that name none."""
+    queue: ObjectName | None = None
+    """Queue for runs that name none; null: none."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Values of RLTrainingRun.spec for runs that do not set them."""
+    limits: ProfileLimitsSpec = ProfileLimitsSpec()
+    """Most that one run, and all runs of a namespace, may have."""
+    allow: AllowSpec = AllowSpec()
+    """What runs may ask for beyond their own pods."""
+    contact: Contact = "the platform team"
+    """Whom to ask for more: refusals name it."""
 
 
 class ProfileMetadata(Model):
     """Name and labels of a cluster-scoped object."""
 
-    name: ObjectName = Field(description="Name, unique in the cluster.")
-    labels: dict[ResourceName, LabelValue] = Field(default_factory=dict, description="Kubernetes labels.")
-    annotations: dict[ResourceName, str] = Field(default_factory=dict, description="Kubernetes annotations.")
+    name: ObjectName
+    """Name, unique in the cluster."""
+    labels: dict[ResourceName, LabelValue] = Field(default_factory=dict)
+    """Kubernetes labels."""
+    annotations: dict[ResourceName, str] = Field(default_factory=dict)
+    """Kubernetes annotations."""
 
     _forget = model_validator(mode="before")(forget_server_fields)
 
@@ -141,12 +188,14 @@ class ProfileMetadata(Model):
 class RLTrainingProfile(Model):
     """What a platform offers to runs. Cluster-scoped."""
 
-    api_version: Literal["rltrain.dev/v1alpha1"] = Field(
-        default="rltrain.dev/v1alpha1", description="Version of the contract."
-    )
-    kind: Literal["RLTrainingProfile"] = Field(default="RLTrainingProfile", description="Kind of the object.")
-    metadata: ProfileMetadata = Field(description="Name and labels.")
-    spec: ProfileSpec = Field(description="What is offered.")
+    api_version: Literal["rltrain.dev/v1alpha1"] = "rltrain.dev/v1alpha1"
+    """Version of the contract."""
+    kind: Literal["RLTrainingProfile"] = "RLTrainingProfile"
+    """Kind of the object."""
+    metadata: ProfileMetadata
+    """Name and labels."""
+    spec: ProfileSpec
+    """What is offered."""
 
     @property
     def name(self) -> str:
@@ -192,7 +241,23 @@ def _tolerations_as_kubernetes_takes_them(spec: ProfileSpec) -> Iterator[Problem
                 )
 
 
-PROFILE_RULES = (_one_name_each, _accelerators_have_a_resource, _tolerations_as_kubernetes_takes_them)
+def _labels_as_kubernetes_compares_them(spec: ProfileSpec) -> Iterator[Problem]:
+    """Operators In and NotIn have values, the others have none."""
+    yield from allow_problems(spec.allow, ("spec", "allow"))
+
+
+def _egress_as_networks_take_it(spec: ProfileSpec) -> Iterator[Problem]:
+    """A rule names addresses or pods, and never where nodes get their credentials."""
+    yield from egress_problems(spec.allow.egress, ("spec", "allow", "egress"))
+
+
+PROFILE_RULES = (
+    _one_name_each,
+    _accelerators_have_a_resource,
+    _tolerations_as_kubernetes_takes_them,
+    _labels_as_kubernetes_compares_them,
+    _egress_as_networks_take_it,
+)
 """Rules across the fields of a profile."""
 
 

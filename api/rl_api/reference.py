@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal, get_args, get_origin
@@ -13,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rl_api.base import Duration, Model, StatusModel
-from rl_api.describe import Type, fields_of, range_words, type_of
+from rl_api.describe import Type, fields_of, meanings, range_words, type_of, written
 from rl_api.profile import PROFILE_RULES, RLTrainingProfile
 from rl_api.progress import RunStatus
 from rl_api.rules import CLUSTER_RULES, LOOP_RULES, RULES
@@ -81,27 +79,23 @@ def _default(field: FieldInfo) -> str:
         return "the object's defaults"
     if isinstance(value, tuple | list):
         value = [
-            item.model_dump(mode="json", by_alias=True, include={"rule"}) if isinstance(item, Model) else item
+            item.model_dump(mode="json", include={"rule"}) if isinstance(item, Model) else item
             for item in value
         ]
     if isinstance(value, Duration):
         value = str(value)
-    # as people write it: text without quotes, 1e-6 rather than 1e-06
-    text = value if isinstance(value, str) and value else re.sub(r"e-0(\d)", r"e-\1", json.dumps(value))
-    return f"`{text}`"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return f"`{written(value)}`"
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| field | type | default | range | meaning |"
     yield "| --- | --- | --- | --- | --- |"
+    words = meanings(model)
     for name, field in fields_of(model).items():
         kind = type_of(field)
-        cells = (f"`{name}`", _type_words(kind), _default(field), _range(kind), field.description or "")
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        cells = (f"`{name}`", _type_words(kind), _default(field), _range(kind), words[name])
+        row = " | ".join(cell.replace("|", r"\|") for cell in cells)
+        yield f"| {row} |"
 
 
 def _objects(

@@ -6,160 +6,125 @@ from typing import Literal
 
 from pydantic import Field
 
-from rl_api.base import Duration, Model, ObjectName, PositiveDuration, Quantity, Text
+from rl_api.base import MOST, MOST_ITEMS, Duration, Model, ObjectName, PositiveDuration, Quantity, Text, Word
 
 
 class ResourcesSpec(Model):
     """What one replica of a role asks for."""
 
-    cpu: float | None = Field(
-        default=None, gt=0.0, le=10_000.0, description="CPU cores; null: as many as the role's threads."
-    )
-    accelerators: int | None = Field(
-        default=None,
-        ge=0,
-        description="Accelerators (GPUs); null: tensorParallelSize on an accelerator pool, else 0.",
-    )
-    memory: Quantity | None = Field(default=None, description="Memory of the pod; null: the profile's.")
+    cpu: float | None = Field(default=None, gt=0.001, le=1024.0)
+    """CPU cores; null: as many as the role's threads."""
+    accelerators: int | None = Field(default=None, ge=0, le=1024)
+    """Accelerators (GPUs); null: tensorParallelSize on an accelerator pool, else 0."""
+    memory: Quantity | None = None
+    """Memory of the pod; null: the profile's."""
+    ephemeral_storage: Quantity | None = None
+    """Most that the pod keeps on its node's disk; null: the pool's."""
 
 
 class SamplerSpec(Model):
     """The role that generates completions."""
 
-    replicas: int = Field(default=1, ge=1, description="Number of samplers; may change while training runs.")
-    min_replicas: int = Field(
-        default=1,
-        ge=1,
-        description="Samplers that must be there for training to start and to go on; on a cluster the others join "
-        "while training runs.",
-    )
-    pools: tuple[ObjectName, ...] = Field(
-        default=(),
-        strict=False,
-        description="Pools of the profile, the most wanted first; empty: the profile's first alone.",
-    )
-    engine: Literal["torch", "vllm"] = Field(
-        default="torch", description="Inference engine: torch (plain PyTorch, also without GPU) or vllm."
-    )
-    tensor_parallel_size: int = Field(default=1, ge=1, description="Accelerators that share one model copy.")
-    max_sequences: int = Field(default=64, ge=1, description="Sequences decoded at once by one sampler.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest completion in tokens.")
-    temperature: float = Field(
-        default=1.0, gt=0.0, description="Sampling temperature of training completions."
-    )
-    top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Nucleus: smallest token set with this probability; 1: all."
-    )
-    top_k: int = Field(default=0, ge=0, description="Sample among this many most probable tokens; 0: all.")
-    stop: tuple[Text, ...] = Field(
-        default=(),
-        strict=False,
-        description="Texts that end a completion, besides the model's own end token.",
-    )
-    threads: int = Field(default=1, ge=1, description="CPU threads per sampler.")
-    resources: ResourcesSpec | None = Field(
-        default=None, description="Resources of one sampler; null: by engine and pool."
-    )
+    replicas: int = Field(default=1, ge=1, le=4096)
+    """Number of samplers; may change while training runs."""
+    min_replicas: int = Field(default=1, ge=1, le=4096)
+    """Samplers that must be there for training to start and to go on; on a cluster the others join while training
+    runs."""
+    pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Pools of the profile, the most wanted first; empty: the profile's first alone."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Inference engine: torch (plain PyTorch, also without GPU) or vllm."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Accelerators that share one model copy."""
+    max_sequences: int = Field(default=64, ge=1, le=65_536)
+    """Sequences decoded at once by one sampler."""
+    max_new_tokens: int = Field(default=256, ge=1, le=16_777_216)
+    """Longest completion in tokens."""
+    temperature: float = Field(default=1.0, gt=0.0, le=1000.0)
+    """Sampling temperature of training completions."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus: smallest token set with this probability; 1: all."""
+    top_k: int = Field(default=0, ge=0, le=MOST)
+    """Sample among this many most probable tokens; 0: all."""
+    stop: tuple[Text, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Texts that end a completion, besides the model's own end token."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """CPU threads per sampler."""
+    resources: ResourcesSpec | None = None
+    """Resources of one sampler; null: by engine and pool."""
 
 
 class LoraSpec(Model):
     """Low-rank adaptation: the model's own weights stay, of each of its matrices a change of low rank is learned."""
 
-    rank: int = Field(
-        default=16, ge=1, le=512, description="Rank of the change: numbers learned per row and column."
-    )
-    alpha: int = Field(
-        default=32, ge=1, description="The change is multiplied by alpha / rank, as in the peft library."
-    )
-    target_modules: tuple[Text, ...] = Field(
+    rank: int = Field(default=16, ge=1, le=512)
+    """Rank of the change: numbers learned per row and column."""
+    alpha: int = Field(default=32, ge=1, le=65_536)
+    """The change is multiplied by alpha / rank, as in the peft library."""
+    target_modules: tuple[Word, ...] = Field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
+        max_length=MOST_ITEMS,
         strict=False,
-        description="The linear modules that are adapted, by the last part of their names.",
     )
+    """The linear modules that are adapted, by the last part of their names."""
 
 
 class LearnerSpec(Model):
     """The role that computes gradients and owns the weights."""
 
-    replicas: int = Field(default=1, ge=1, description="Data-parallel learners.")
-    pools: tuple[ObjectName, ...] = Field(
-        default=(),
-        strict=False,
-        description="Pools of the profile, the most wanted first; empty: the profile's first alone.",
-    )
-    parallelism: Literal["ddp"] = Field(
-        default="ddp", description="How learners share the work: ddp (whole model each)."
-    )
-    tokens_per_micro_batch: int = Field(
-        default=16_384,
-        ge=1,
-        description="Tokens of one forward and backward pass; a longer sequence is a pass of its own.",
-    )
-    activation_checkpointing: bool = Field(
-        default=False,
-        description="Compute the activations of each layer again in the backward pass instead of keeping them: less "
-        "memory, about a third more time, the same gradients.",
-    )
-    lora: LoraSpec | None = Field(
-        default=None,
-        description="Learn low-rank adapters instead of all weights: less memory for gradients and optimizer. Samplers and "
-        "checkpoints get the merged weights; checkpoints hold the adapters too. null: learn all weights.",
-    )
-    threads: int = Field(default=1, ge=1, description="CPU threads per learner.")
+    replicas: int = Field(default=1, ge=1, le=4096)
+    """Data-parallel learners."""
+    pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Pools of the profile, the most wanted first; empty: the profile's first alone."""
+    parallelism: Literal["ddp"] = "ddp"
+    """How learners share the work: ddp (whole model each)."""
+    tokens_per_micro_batch: int = Field(default=16_384, ge=1, le=MOST)
+    """Tokens of one forward and backward pass; a longer sequence is a pass of its own."""
+    activation_checkpointing: bool = False
+    """Compute the activations of each layer again in the backward pass instead of keeping them: less memory, about a
+    third more time, the same gradients."""
+    lora: LoraSpec | None = None
+    """Learn low-rank adapters instead of all weights: less memory for gradients and optimizer. Samplers and
+    checkpoints get the merged weights; checkpoints hold the adapters too. null: learn all weights."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """CPU threads per learner."""
 
 
 class BufferSpec(Model):
     """The queue of scored groups between samplers and learners."""
 
-    capacity: int = Field(default=256, ge=1, description="Most groups held; >= algorithm.promptsPerStep.")
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        description="Weight versions the oldest token of a group may be behind the learner's; 0: on-policy.",
-    )
-    order: Literal["fifo", "priority"] = Field(
-        default="fifo",
-        description="Which of the ready groups are trained on first: fifo (those ready first) or priority (highest "
-        "`priority` of the prompt's item, 0 without one).",
-    )
-    on_full: Literal["block", "dropOldest", "reject"] = Field(
-        default="block",
-        description="When full: block (samplers wait), dropOldest or reject (the new one); both count.",
-    )
+    capacity: int = Field(default=256, ge=1, le=1_000_000)
+    """Most groups held; >= algorithm.promptsPerStep."""
+    max_staleness: int = Field(default=0, ge=0, le=1_000_000)
+    """Weight versions the oldest token of a group may be behind the learner's; 0: on-policy."""
+    order: Literal["fifo", "priority"] = "fifo"
+    """Which of the ready groups are trained on first: fifo (those ready first) or priority (highest `priority` of the
+    prompt's item, 0 without one)."""
+    on_full: Literal["block", "dropOldest", "reject"] = "block"
+    """When full: block (samplers wait), dropOldest or reject (the new one); both count."""
 
 
 class PlacementSpec(Model):
     """Where the roles' actors run."""
 
-    mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = Field(
-        default="auto",
-        description="collocated: samplers and learners share devices; disaggregated: each has its own; "
-        "hybrid: some share; auto: chosen for the run.",
-    )
-    strategy: Literal["PACK", "SPREAD"] = Field(
-        default="PACK", description="Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."
-    )
-    timeout: PositiveDuration = Field(
-        default=Duration(60), description="Deadline for reserving all actors together, all or nothing."
-    )
+    mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = "auto"
+    """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto:
+    chosen for the run."""
+    strategy: Literal["PACK", "SPREAD"] = "PACK"
+    """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
+    timeout: PositiveDuration = Duration(60)
+    """Deadline for reserving all actors together, all or nothing."""
 
 
 class WeightSyncSpec(Model):
     """How new weights get from the learners to the samplers."""
 
-    transport: Literal["auto", "objectStore"] = Field(
-        default="auto", description="How weights travel: objectStore (Ray's object store) or auto."
-    )
-    every_steps: int = Field(
-        default=1,
-        ge=1,
-        description="Training steps between two publications; each gives the next weight version.",
-    )
-    swap: Literal["betweenSteps", "betweenGroups"] = Field(
-        default="betweenSteps",
-        description="When a sampler takes new weights: between two decode steps, or between groups.",
-    )
-    timeout: PositiveDuration = Field(
-        default=Duration(60), description="Deadline of each phase of a publication."
-    )
+    transport: Literal["auto", "objectStore"] = "auto"
+    """How weights travel: objectStore (Ray's object store) or auto."""
+    every_steps: int = Field(default=1, ge=1, le=MOST)
+    """Training steps between two publications; each gives the next weight version."""
+    swap: Literal["betweenSteps", "betweenGroups"] = "betweenSteps"
+    """When a sampler takes new weights: between two decode steps, or between groups."""
+    timeout: PositiveDuration = Duration(60)
+    """Deadline of each phase of a publication."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 import string
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
 from rl_api.place_rules import (
+    FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
-    S3_ADDRESS,
     free_port,
+    is_s3_address,
     model_address,
     model_on_a_cluster,
     storage_folder,
+    task_address,
 )
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
@@ -212,31 +213,6 @@ def reward_parts(spec: RunSpec) -> Iterator[Problem]:
                 )
 
 
-_BROKEN_PATTERNS: Final = (
-    "unterminated character set",
-    "missing ), unterminated subpattern",
-    "unbalanced parenthesis",
-)
-
-
-def reward_patterns(spec: RunSpec) -> Iterator[Problem]:
-    """The brackets of a reward's `pattern` are balanced."""
-    for index, reward in enumerate(_rewards(spec)):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # about [[ and --, which regex gives a meaning
-                re.compile(reward.pattern or "")
-        except re.error as error:
-            # The trainer's regex package knows more syntax than re: only what is wrong in both is wrong.
-            if error.msg in _BROKEN_PATTERNS:
-                yield spec_problem(
-                    f"task.rewards[{index}].pattern",
-                    f"found {reward.pattern!r}, allowed: a regular expression ({_line(error)})",
-                )
-        except (RecursionError, OverflowError):
-            continue
-
-
 def own_scorer(spec: RunSpec) -> Iterator[Problem]:
     """A reward of rule task needs an environment with a scorer of its own: reasoning-gym or tool-use."""
     if spec.given_task is not None and spec.given_task.environment == "prompts":
@@ -330,23 +306,15 @@ def one_storage(spec: RunSpec) -> Iterator[Problem]:
     storage = spec.checkpoint.storage if spec.checkpoint is not None else None
     if storage is None:
         return
-    chosen = [
-        name
-        for name, value in (
-            ("persistentVolumeClaim", storage.persistent_volume_claim),
-            ("s3", storage.s3),
-            ("path", storage.path),
-        )
-        if value is not None
-    ]
+    chosen = storage.model_dump(by_alias=True, exclude_none=True)
     if len(chosen) != 1:
         yield spec_problem(
             "checkpoint.storage",
             f"found {' and '.join(chosen) or 'an empty object'}, allowed: exactly one of "
             "persistentVolumeClaim, s3 and path",
         )
-    if storage.s3 is not None and not re.search(S3_ADDRESS, storage.s3):
-        yield spec_problem("checkpoint.storage.s3", f"found {storage.s3!r}, allowed: s3://bucket/folder")
+    if storage.s3 is not None and not is_s3_address(storage.s3):
+        yield spec_problem("checkpoint.storage.s3", f"found {storage.s3!r}, {FOLDER_OF_A_BUCKET}")
     if storage.path is not None and "://" in storage.path:
         yield spec_problem("checkpoint.storage.path", f"found {storage.path!r}, {FOLDER_OR_ADDRESS}")
 
@@ -382,9 +350,9 @@ RULES: Final[tuple[Rule, ...]] = (
     tiny_only_with_tiny,
     tiny_shape,
     model_address,
+    task_address,
     task_source,
     reward_parts,
-    reward_patterns,
     own_scorer,
     templates,
     template_arguments,

@@ -97,6 +97,46 @@ def no_warm_start(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def own_code(spec: RunSpec) -> Iterator[Problem]:
+    """`task.secrets` and `task.isolation` strict are set with `trainer.kind` rltrain only."""
+    kind, task = spec.trainer.kind, spec.given_task
+    if kind == "rltrain" or task is None:
+        return
+    if task.isolation == "strict":
+        yield spec_problem(
+            "task.isolation",
+            f"found 'strict', allowed: 'shared' with trainer.kind {kind}, whose program runs the task's code itself, beside "
+            "the tokens of the run",
+            "trainer.kind",
+        )
+    if task.secrets:
+        yield spec_problem(
+            "task.secrets",
+            f"found a list, allowed: an empty list with trainer.kind {kind}, whose program has spec.secrets in all pods",
+            "trainer.kind",
+        )
+
+
+def isolated(spec: RunSpec) -> Iterator[Problem]:
+    """With `task.isolation` strict `algorithm.name` is no objective of your own; `task.resources` is set with it only."""
+    task, objective = spec.given_task, spec.algorithm.own_objective
+    if task is None:
+        return
+    if task.isolation == "strict" and objective is not None:
+        yield spec_problem(
+            "algorithm.name",
+            f"found {objective!r}, allowed with task.isolation strict: a named algorithm, as an objective of your own runs "
+            "in the learners, beside the tokens of the run",
+            "task.isolation",
+        )
+    if task.isolation != "strict" and task.resources is not None:
+        yield spec_problem(
+            "task.resources",
+            f"found an object, allowed: null with isolation {task.isolation}, as only strict has a container of its own",
+            "task.isolation",
+        )
+
+
 TRAINER_RULES: Final = (
     model_and_task,
     program,
@@ -104,5 +144,7 @@ TRAINER_RULES: Final = (
     workers_once,
     own_variables,
     no_warm_start,
+    own_code,
+    isolated,
 )
 """Rules of `spec.trainer`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -15,7 +16,7 @@ from rl_api.base import API_VERSION, Model
 from rl_api.describe import allowed, choice, fields_of, found, lookup, nearest, unknown_field
 from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
-from rl_api.overrides import Override, apply_override, parse_override
+from rl_api.overrides import Override, apply_overrides
 from rl_api.paths import Path, render_path, too_deep, touches
 from rl_api.problems import Problem
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
@@ -35,6 +36,9 @@ M = TypeVar("M", bound=Model)
 
 _MOST_LEVELS: Final = 64
 """Objects and lists within each other: beyond a few hundred levels no library reads them and writes them any more."""
+
+_MOST_BYTES: Final = 65_536
+"""Of a spec as JSON: a run is a page of text. Everything that works with it holds several copies."""
 
 
 class Checked(NamedTuple):
@@ -64,6 +68,8 @@ def check_document(document: object, target: Target = "local") -> tuple[Resource
             f"found values nested more than {_MOST_LEVELS} levels deep, allowed: at most {_MOST_LEVELS}"
         )
         return None, [Problem(deep[:3], sentence)]
+    if (wrong := size_problem(document.get("spec"))) is not None:
+        return None, [Problem(("spec",), wrong)]
     kind = document.get("kind")
     if kind is None:
         return None, [Problem(("kind",), f"missing, required: {choice(list(KINDS))}")]
@@ -92,19 +98,30 @@ def check_document(document: object, target: Target = "local") -> tuple[Resource
     return (None if problems else resource), problems
 
 
+def size_problem(spec: object) -> str | None:
+    """What is wrong with a spec as a whole, as a sentence; None: nothing."""
+    try:
+        size = len(json.dumps(spec, ensure_ascii=False, separators=(",", ":"), default=str).encode())
+    except UnicodeEncodeError:
+        return "found half a character (a lone surrogate), allowed: text in Unicode"
+    if size <= _MOST_BYTES:
+        return None
+    return f"found {size} bytes of JSON, allowed: at most {_MOST_BYTES}; what is larger belongs into a file or the image"
+
+
 def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Problem]]:
     """The object without its wrong fields, for the rules (None if it needs them), and those fields."""
     try:
         return model.model_validate(document, by_alias=True, by_name=False), []
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        errors = error.errors()
         problems = [_field_problem(model, one) for one in errors if not _is_echo(one, errors)]
     rest = deepcopy(document)
     for problem in reversed(problems):
         if not _remove(rest, problem.path):
             _remove(rest, problem.path[:-1])  # what lacks a field is as good as absent
     try:
-        return model.model_validate(rest, by_alias=True, by_name=False), problems
+        return model.model_validate(rest), problems
     except ValidationError:
         return None, problems
 
@@ -122,8 +139,9 @@ def _field_problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
     location: Path = details["loc"]
     parent = location[:-1]
     if location[-1] == "[key]":
-        sentence = f"found this key, allowed: {allowed_key(model, location)}"
-        return Problem(parent, sentence, (parent[:-1],))
+        mapping = lookup(model, parent[:-1])
+        words = allowed(mapping.key) if mapping is not None else "text"
+        return Problem(parent, f"found this key, allowed: {words}", (parent[:-1],))
     if details["type"] == "extra_forbidden":
         # The unknown field may be any of its neighbours, misspelt: rules about those would be guesses.
         return Problem(location, unknown_field(model, location), (parent,))
@@ -133,12 +151,6 @@ def _field_problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
         return Problem(location, f"missing, required: {words}", (location,))
     where = parent if isinstance(location[-1], int) else location
     return Problem(location, f"found {found(details['input'])}, allowed: {words}", (where,))
-
-
-def allowed_key(model: type[BaseModel], location: Path) -> str:
-    """What a key of the free object at `location` (…, key, "[key]") may be."""
-    kind = lookup(model, location[:-2])
-    return allowed(kind.key) if kind is not None else "text"
 
 
 def _remove(document: Any, path: Path) -> bool:
@@ -195,7 +207,7 @@ def read_file(path: str) -> tuple[str, str]:
         raise InvalidConfig(f"{label}: cannot be read: {error.strerror or error}") from None
 
 
-def _documents(path: str) -> list[tuple[str, Any]]:
+def read_documents(path: str) -> list[tuple[str, Any]]:
     """All documents of a file with their labels. Raises InvalidConfig when there are none."""
     label, text = read_file(path)
     documents = load_documents(text, label)
@@ -223,7 +235,7 @@ def check_files(paths: Iterable[str], target: Target = "local") -> Report:
     problems: list[str] = []
     for path in paths:
         try:
-            documents = _documents(path)
+            documents = read_documents(path)
         except InvalidConfig as error:
             problems.append(str(error))
             continue
@@ -272,26 +284,16 @@ def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target
     Other documents of the file are left alone. A problem of a value that `--set` gave is said of the option,
     not of the file. Raises InvalidDocuments (exit code 2) with a sentence for everything that is wrong.
     """
-    documents = _documents(str(path))
-    runs = [pair for pair in documents if len(documents) == 1 or _is_run(pair[1])]
+    documents = read_documents(str(path))
+    runs = [pair for pair in documents if len(documents) == 1 or is_run(pair[1])]
     if len(runs) != 1:
         raise InvalidDocuments(
             [f"{path}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one"]
         )
     label, document = runs[0]
-    changes: list[Override] = []
-    problems: list[str] = []
-    for text in overrides:
-        try:
-            change = parse_override(text)
-            if isinstance(document, dict):
-                apply_override(document, change)
-            changes.append(change)
-        except InvalidConfig as error:
-            problems.append(str(error))
+    changes, problems = apply_overrides(document, overrides)
     resource, wrong = check_document(document, target)
-    for problem in wrong:
-        problems.append(blamed_sentence(label, problem, changes))
+    problems += [blamed_sentence(label, problem, changes) for problem in wrong]
     if isinstance(resource, RLTrainingProfile):
         problems.append(f"{label}: kind: found 'RLTrainingProfile', allowed: RLTrainingRun")
     if problems or not isinstance(resource, RLTrainingRun):
@@ -307,5 +309,6 @@ def is_foreign(document: object) -> bool:
     return isinstance(version, str) and version.partition("/")[0] != API_VERSION.partition("/")[0]
 
 
-def _is_run(document: object) -> bool:
+def is_run(document: object) -> bool:
+    """Whether it says that it is an RLTrainingRun."""
     return isinstance(document, dict) and document.get("kind") == "RLTrainingRun"

@@ -74,8 +74,10 @@ def without_counterpart(spec: RunSpec) -> Iterator[Problem]:
         yield _refusal("model.source", spec.model.source, "a folder or a hub id")
     if spec.algorithm.own_objective is not None:
         yield _refusal("algorithm.name", spec.algorithm.name, "a recipe")
+    prompts, parts = spec.algorithm.prompts_per_step, spec.algorithm.mini_batches
+    if prompts % parts:
+        yield _refusal("algorithm.miniBatches", parts, f"a divisor of algorithm.promptsPerStep = {prompts}")
     yield from _advantage(spec)
-    yield from _batches(spec)
     yield from _rewards(spec)
     storage = spec.checkpoint.storage if spec.checkpoint is not None else None
     if storage is not None and storage.s3 is not None:
@@ -96,12 +98,6 @@ def _advantage(spec: RunSpec) -> Iterator[Problem]:
         yield _refusal("algorithm.importance.low", None, "a number, with kind mask")
     if importance.kind == "truncate" and importance.low is not None:
         yield _refusal("algorithm.importance.low", importance.low, "null, with kind truncate")
-
-
-def _batches(spec: RunSpec) -> Iterator[Problem]:
-    prompts, parts = spec.algorithm.prompts_per_step, spec.algorithm.mini_batches
-    if prompts % parts:
-        yield _refusal("algorithm.miniBatches", parts, f"a divisor of algorithm.promptsPerStep = {prompts}")
 
 
 def _rewards(spec: RunSpec) -> Iterator[Problem]:
@@ -140,7 +136,7 @@ def _words(value: object) -> str:
 def _at(document: Mapping[str, Any], path: str) -> Any:
     value: Any = document
     for part in parse_path(path):
-        value = None if value is None else value[part]
+        value = value[part]
     return value
 
 
@@ -214,7 +210,7 @@ def _algorithm(spec: RunSpec) -> dict[str, Any]:
     threshold: float | str = importance.high
     if importance.kind == "mask":
         threshold = f"{importance.low}_{importance.high}"
-    found: dict[str, Any] = {
+    return {
         "adv_estimator": _estimator(spec),
         "norm_adv_by_std_in_grpo": advantage.normalize_by_std,
         "gamma": advantage.gamma if advantage.estimator == "batchNormalized" else 1.0,
@@ -231,7 +227,6 @@ def _algorithm(spec: RunSpec) -> dict[str, Any]:
             "rollout_is_threshold": threshold,
         },
     }
-    return found
 
 
 def _model(spec: RunSpec) -> dict[str, Any]:
@@ -307,18 +302,16 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def hydra_overrides(config: Mapping[str, Any]) -> list[str]:
-    """The configuration as Hydra's command line takes it: `a.b=value`, one for each leaf; `++` where verl has no field."""
-    return list(_overrides(config, ""))
-
-
-def _overrides(config: Mapping[str, Any], above: str) -> Iterator[str]:
+def hydra_overrides(config: Mapping[str, Any], above: str = "") -> list[str]:
+    """The configuration as Hydra's command line takes it: `a.b=value`, one for each leaf, its path below `above`."""
+    found: list[str] = []
     for key, value in config.items():
         path = f"{above}{key}"
         if isinstance(value, Mapping) and key != "override_optimizer_config":
-            yield from _overrides(value, f"{path}.")
+            found += hydra_overrides(value, f"{path}.")
         else:
-            yield f"{path}={_hydra(value)}"
+            found.append(f"{path}={_hydra(value)}")
+    return found
 
 
 def _hydra(value: object) -> str:

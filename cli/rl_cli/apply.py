@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from rl_cli.options import Subparsers, add_cluster_options, add_file_options, connect, new_parser
+from rl_api.printable import printable
+from rl_cli.documents import as_planned, place, read_objects
+from rl_cli.failures import ClusterError
+from rl_cli.options import Subparsers, add_cluster_options, add_file_options, connect, new_parser, program
 
 _DESCRIPTION: Final = """\
 Check a file as the cluster's operator would, with the cluster's profiles, and apply everything in it (server-side).
@@ -21,22 +24,13 @@ _EXAMPLES: Final = """\
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = new_parser(
-        subparsers,
-        "apply",
-        help="give a run to a cluster",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+    parser = new_parser(subparsers, "apply", _apply, _DESCRIPTION, _EXAMPLES)
     add_file_options(parser)
     parser.add_argument("--force", action="store_true", help="take over fields that other programs have set")
     add_cluster_options(parser)
-    parser.set_defaults(command=_apply)
 
 
 def _apply(args: argparse.Namespace) -> int:
-    from rl_cli.documents import as_planned, place, read_objects
-
     objects = read_objects(args.file, args.overrides)
     cluster = connect(args)
     objects = [
@@ -56,9 +50,8 @@ def _apply(args: argparse.Namespace) -> int:
         new = cluster.apply(manifest, args.force)
         namespace = manifest["metadata"].get("namespace")
         where = f" in namespace {namespace}" if namespace else ""
-        print(
-            f"{manifest['kind']} {manifest['metadata']['name']} {'created' if new else 'configured'}{where}"
-        )
+        what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        print(printable(f"{what} {'created' if new else 'configured'}{where}"))
     for run in runs:
         _hint(run["metadata"], cluster.namespace)
     return 0
@@ -66,8 +59,6 @@ def _apply(args: argparse.Namespace) -> int:
 
 def _profiles(cluster: Any) -> list[dict[str, Any]] | None:
     """All profiles; None where they may not be read: then the operator alone judges."""
-    from rl_cli.failures import ClusterError
-
     try:
         found: list[dict[str, Any]] = cluster.profiles()
     except ClusterError as error:
@@ -78,7 +69,5 @@ def _profiles(cluster: Any) -> list[dict[str, Any]] | None:
 
 
 def _hint(metadata: dict[str, Any], default: str) -> None:
-    from rl_cli.main import program
-
     scope = f" -n {metadata['namespace']}" if metadata["namespace"] != default else ""
     print(f"next: {program()} watch {metadata['name']}{scope}")

@@ -26,29 +26,23 @@ _DEAD_SECONDS: Final = 60.0
 """How long the other side may not acknowledge what was sent: a connection that died in silence ends so."""
 
 
-def attach(cluster: Any, namespace: str, pod: str, container: str, command: Sequence[str]) -> int:
-    """Run a command with this process's standard streams; returns its exit code.
+def attach(cluster: Any, namespace: str, pod: str, command: Sequence[str]) -> int:
+    """Run a command (no shell unless it is one) with this process's standard streams; returns its exit code.
 
     With a terminal on both sides of this process the command gets one, too, of the same size. Otherwise standard input
-    is sent up to its end, unless it is a terminal.
-
-    Args:
-        cluster: a connection (rl_cli.cluster.Cluster).
-        namespace: of the pod.
-        pod: its name.
-        container: of the pod.
-        command: program and arguments; no shell unless it is one.
+    is sent up to its end, unless it is a terminal. `cluster` is a rl_cli.cluster.Cluster.
 
     Raises:
         ClusterError: the command could not be started, or the connection broke.
     """
     terminal = has_terminal()
     source = sys.stdin.fileno() if terminal or not sys.stdin.isatty() else None
-    channels = open_channels(
-        cluster, namespace, pod, container, command, stdin=source is not None, tty=terminal
-    )
+    channels = open_channels(cluster, namespace, pod, command, stdin=source is not None, tty=terminal)
     try:
-        _notice_death(channels.sock.sock)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # else a connection that dies in silence hangs
+            channels.sock.sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_DEAD_SECONDS * 1000)
+            )
         if not terminal:
             return _exchange(channels, source, pod, None)
         with _raw(sys.stdin.fileno()):
@@ -102,8 +96,10 @@ def _exchange(channels: Any, source: int | None, pod: str, terminal: int | None)
 def _show_all(channels: Any) -> bytes:
     """Show what has come; returns what was said of the command's end."""
     channels.update(timeout=0)
-    _show(sys.stdout, channels.read_channel(STDOUT))
-    _show(sys.stderr, channels.read_channel(STDERR))
+    for stream, channel in ((sys.stdout, STDOUT), (sys.stderr, STDERR)):
+        if data := channels.read_channel(channel):
+            stream.buffer.write(data)
+            stream.buffer.flush()
     ended: bytes = channels.read_channel(ERROR)
     return ended
 
@@ -116,18 +112,6 @@ def _end_input(channels: Any, pod: str, sent: bool) -> None:
             f"this API server has no way to tell pod {pod} where standard input ends "
             f"({channels.subprotocol or 'no protocol'}): put into COMMAND what it is to read"
         )
-
-
-def _show(stream: Any, data: bytes) -> None:
-    if data:
-        stream.buffer.write(data)
-        stream.buffer.flush()
-
-
-def _notice_death(line: Any) -> None:
-    """Have the system give up a connection whose other side acknowledges nothing."""
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_DEAD_SECONDS * 1000))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import urllib3
 import yaml
 from kubernetes import client, config
 
+from rl_api.base import API_VERSION
 from rl_api.errors import InvalidConfig
 from rl_cli.failures import NOT_INSTALLED, ClusterError, failure, unreachable
 from rl_operator.kube.wire import (
@@ -28,10 +29,8 @@ from rl_operator.kube.wire import (
     watch_event,
     watch_query,
 )
-from rl_operator.model.names import API_VERSION, KIND
-
-Object = dict[str, Any]
-"""A Kubernetes object."""
+from rl_operator.model.names import KIND, RUN_LABEL, Manifest
+from rl_operator.render.pods import CONTAINER
 
 MANAGER: Final = "rltrain"
 """Name under which the command line writes fields of objects."""
@@ -42,12 +41,10 @@ _REQUEST_SECONDS: Final = 15.0
 class Cluster:
     """A connection to an API server."""
 
-    def __init__(
-        self, api_client: client.ApiClient, namespace: str, seconds: float = _REQUEST_SECONDS
-    ) -> None:
-        """`namespace` is the one meant where none is named; `seconds` the deadline of a request."""
-        self.api_client, self.namespace, self._seconds = api_client, namespace, seconds
-        self._kinds: dict[str, dict[str, Object]] = {}
+    def __init__(self, api_client: client.ApiClient, namespace: str) -> None:
+        """`namespace` is the one meant where none is named."""
+        self.api_client, self.namespace = api_client, namespace
+        self._kinds: dict[str, dict[str, Manifest]] = {}
         self.host = str(api_client.configuration.host).rstrip("/")
 
     @classmethod
@@ -92,22 +89,22 @@ class Cluster:
             ) from error
         return cls(client.ApiClient(settings), namespace)
 
-    def run(self, namespace: str, name: str) -> Object:
+    def run(self, namespace: str, name: str) -> Manifest:
         """A run. Raises ClusterError, also where there is none."""
-        return self._json("GET", path(KIND, namespace, name))
+        return self._json(self._open("GET", path(KIND, namespace, name)))
 
-    def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Object], str]:
+    def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
         """All runs of a namespace (None: of all), or the one called `name`; and the version to watch from."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
         return self._list(path(KIND, namespace), query)
 
-    def profiles(self) -> list[Object]:
+    def profiles(self) -> list[Manifest]:
         """All profiles."""
         return self._list(path("RLTrainingProfile"))[0]
 
     def changes(
         self, namespace: str | None, version: str, name: str | None = None
-    ) -> Iterator[tuple[str, Object]]:
+    ) -> Iterator[tuple[str, Manifest]]:
         """What happens to runs from `version` on, as (ADDED, MODIFIED, DELETED or BOOKMARK; object).
 
         Ends now and then without a fault; begin again where it ended.
@@ -116,9 +113,8 @@ class Cluster:
             ClusterError: the connection broke, or `version` is too old (`gone`).
         """
         query = watch_query(version) | ({"fieldSelector": f"metadata.name={name}"} if name else {})
-        timeout = (self._seconds, WATCH_SECONDS + self._seconds)
         where = path(KIND, namespace)
-        for line in self._lines(where, query, timeout):
+        for line in self._lines(where, query, WATCH_SECONDS + _REQUEST_SECONDS):
             if not line:
                 continue
             try:
@@ -127,27 +123,26 @@ class Cluster:
                 known = failure(where, error.status, error.message) if error.status else None
                 raise known or ClusterError(error.message) from error
 
-    def namespaced(self, manifest: Object) -> bool:
+    def namespaced(self, manifest: Manifest) -> bool:
         """Whether objects of this kind are in namespaces. Raises ClusterError where the cluster knows no such kind."""
         return bool(self._resource(manifest)["namespaced"])
 
-    def apply(self, manifest: Object, force: bool = False) -> bool:
+    def apply(self, manifest: Manifest, force: bool = False) -> bool:
         """Server-side apply; conflicts with what others wrote are refused, or forced. Returns whether it is new."""
         metadata, resource = manifest["metadata"], self._resource(manifest)
         place = f"/namespaces/{quote(metadata['namespace'], safe='')}" if resource["namespaced"] else ""
         where = f"{root(manifest['apiVersion'])}{place}/{resource['name']}/{quote(metadata['name'], safe='')}"
         query = {"fieldManager": MANAGER} | ({"force": "true"} if force else {})
-        timeout = (self._seconds, self._seconds)
-        response = self._open("PATCH", where, query, timeout, manifest, APPLY)
-        self._parse(response)
+        response = self._open("PATCH", where, query, manifest, APPLY)
+        self._json(response)
         return response.status == 201
 
-    def _resource(self, manifest: Object) -> Object:
+    def _resource(self, manifest: Manifest) -> Manifest:
         """What the API server says of the kind of an object."""
         version, kind = str(manifest["apiVersion"]), manifest["kind"]
         if version not in self._kinds:
             try:
-                found = self._json("GET", root(version)).get("resources") or []
+                found = self._json(self._open("GET", root(version))).get("resources") or []
             except ClusterError as error:
                 if not error.missing and error.status != NOT_INSTALLED:
                     raise
@@ -160,56 +155,44 @@ class Cluster:
             raise failure(root(version), 404, "")
         raise ClusterError(f"the cluster knows no {kind} of {version}")
 
-    def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
+    def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Manifest:
         """Change fields of a run."""
         query = {"fieldManager": MANAGER}
         where = path(KIND, namespace, name)
-        return self._json("PATCH", where, query, change, "application/merge-patch+json")
+        return self._json(self._open("PATCH", where, query, change, "application/merge-patch+json"))
 
     def delete_run(self, namespace: str, name: str, uid: str) -> None:
         """Delete the run with this uid; a later one of the same name is left alone."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        self._json("DELETE", path(KIND, namespace, name), None, body)
+        self._json(self._open("DELETE", path(KIND, namespace, name), None, body))
 
-    def pods(self, namespace: str, labels: str) -> list[Object]:
-        """Pods with these labels."""
-        return self._list(path("Pod", namespace), {"labelSelector": labels})[0]
+    def pods(self, namespace: str, run: str) -> list[Manifest]:
+        """All pods of a run."""
+        return self._list(path("Pod", namespace), {"labelSelector": f"{RUN_LABEL}={run}"})[0]
 
-    def log(
-        self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
-    ) -> Iterator[bytes]:
-        """Lines of a container's log; with `follow` until it ends."""
-        where = path("Pod", namespace, pod, "log")
-        query = {"container": container}
+    def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> Iterator[bytes]:
+        """Lines of a pod's log; with `follow` until it ends."""
+        query = {"container": CONTAINER}
         query |= {"follow": "true"} if follow else {}
         query |= {"tailLines": str(tail)} if tail is not None else {}
         # Nobody knows when a container writes its next line.
-        timeout = (self._seconds, None if follow else self._seconds)
-        yield from self._lines(where, query, timeout)
+        timeout = None if follow else _REQUEST_SECONDS
+        yield from self._lines(path("Pod", namespace, pod, "log"), query, timeout)
 
-    def _list(self, where: str, query: Mapping[str, str] | None = None) -> tuple[list[Object], str]:
+    def _list(self, where: str, query: Mapping[str, str] | None = None) -> tuple[list[Manifest], str]:
         """Everything, page by page, and the version at which it was so."""
         asked = {**(query or {}), "limit": str(PAGE)}
-        items: list[Object] = []
+        items: list[Manifest] = []
         while True:
-            found = self._json("GET", where, asked)
+            found = self._json(self._open("GET", where, asked))
             items += found.get("items") or []
             metadata = found.get("metadata") or {}
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion") or "")
             asked["continue"] = metadata["continue"]
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        content: str = "application/json",
-    ) -> Object:
-        return self._parse(self._open(method, path, query, (self._seconds, self._seconds), body, content))
-
-    def _parse(self, response: urllib3.BaseHTTPResponse) -> Object:
+    def _json(self, response: urllib3.BaseHTTPResponse) -> Manifest:
+        """The object that the server answers with."""
         text = self._text(response)
         try:
             return parsed(text)
@@ -222,72 +205,54 @@ class Cluster:
         try:
             return response.data.decode(errors="replace")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self.host, error, self._seconds) from error
+            raise unreachable(self.host, error, _REQUEST_SECONDS) from error
 
-    def _lines(
-        self, path: str, query: Mapping[str, str], timeout: tuple[float, float | None]
-    ) -> Iterator[bytes]:
-        response = self._open("GET", path, query, timeout)
-        rest = b""
+    def _lines(self, path: str, query: Mapping[str, str], timeout: float | None) -> Iterator[bytes]:
+        """The lines of an answer as they come; `timeout` is the most seconds between two."""
+        response = self._open("GET", path, query, timeout=timeout)
         try:
-            for chunk in response.stream(None, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
+            yield from (line.removesuffix(b"\n") for line in response)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self.host, error, timeout[1] or 0.0) from error
+            raise unreachable(self.host, error, timeout or 0.0) from error
         finally:
             response.close()  # not given back: there may be more to come on it
-        if rest:
-            yield rest
 
     def _open(
         self,
         method: str,
         path: str,
-        query: Mapping[str, str] | None,
-        timeout: tuple[float, float | None],
+        query: Mapping[str, str] | None = None,
         body: object = None,
         content: str = "application/json",
+        *,
+        timeout: float | None = _REQUEST_SECONDS,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": MANAGER}
-        queries = list((query or {}).items())
-        if body is not None:
-            headers["Content-Type"] = content
+        """The answer, of which only the head is read yet; `timeout` is for its body."""
         began = time.monotonic()
         while True:
-            response = self._send(method, path, queries, headers, body, timeout)
+            # Each time anew: tokens expire.
+            headers = {"Accept": "application/json", "User-Agent": MANAGER}
+            queries = list((query or {}).items())
+            headers |= {"Content-Type": content} if body is not None else {}
+            sent = time.monotonic()
+            try:
+                self.api_client.update_params_for_auth(headers, queries, ["BearerToken"], path, method, body)
+                response: urllib3.BaseHTTPResponse = self.api_client.rest_client.pool_manager.request(
+                    method,
+                    f"{self.host}{path}{'?' + urlencode(queries) if queries else ''}",
+                    body=json.dumps(body) if body is not None else None,
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=_REQUEST_SECONDS, read=timeout),
+                    preload_content=False,
+                    retries=False,
+                )
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise unreachable(self.host, error, time.monotonic() - sent) from error
             pause = retry_after(response.status, response.headers)
-            if pause is None or time.monotonic() - began + pause > self._seconds:
+            if pause is None or time.monotonic() - began + pause > _REQUEST_SECONDS:
                 break
             response.drain_conn()
             time.sleep(pause)
         if not 200 <= response.status < 300:
             raise failure(path, response.status, self._text(response))
         return response
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        queries: list[tuple[str, str]],
-        headers: dict[str, str],
-        body: object,
-        timeout: tuple[float, float | None],
-    ) -> urllib3.BaseHTTPResponse:
-        began = time.monotonic()
-        try:
-            # Each time anew: tokens expire.
-            sent, asked = dict(headers), list(queries)
-            self.api_client.update_params_for_auth(sent, asked, ["BearerToken"], path, method, body)
-            found: urllib3.BaseHTTPResponse = self.api_client.rest_client.pool_manager.request(
-                method,
-                f"{self.host}{path}{'?' + urlencode(asked) if asked else ''}",
-                body=json.dumps(body) if body is not None else None,
-                headers=sent,
-                timeout=urllib3.Timeout(connect=timeout[0], read=timeout[1]),
-                preload_content=False,
-                retries=False,
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self.host, error, time.monotonic() - began) from error
-        return found

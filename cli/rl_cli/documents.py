@@ -6,48 +6,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_api import RLTrainingProfile, RLTrainingRun, check_document, validate_files
-from rl_api.documents import load_documents
 from rl_api.errors import InvalidConfig, InvalidDocuments
-from rl_api.overrides import Override, apply_override, parse_override
-from rl_api.validation import blamed_sentence, is_foreign, read_file
+from rl_api.overrides import apply_overrides
+from rl_api.validation import blamed_sentence, is_foreign, is_run, read_documents
+from rl_cli.patterns import wrong_patterns
+from rl_operator.model.names import Manifest
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
-
-Object = dict[str, Any]
 
 # An object of the cluster has a uid, and what is rendered bears it.
 _UID = "00000000-0000-0000-0000-000000000000"
 
 
-def read_objects(file: str, overrides: Sequence[str]) -> list[Object]:
+def read_objects(file: str, overrides: Sequence[str]) -> list[Manifest]:
     """All objects of a file: runs and profiles checked, its one run changed by `overrides`, others as they are.
 
     Raises:
         InvalidDocuments: with a sentence for everything that is wrong.
     """
-    label, text = read_file(file)
-    documents = [document for _, document in load_documents(text, label)]
-    runs = [one for one in documents if isinstance(one, dict) and one.get("kind") == "RLTrainingRun"]
-    if not documents or (overrides and len(runs) != 1):
-        wanted = "exactly one with --set" if documents else "at least one"
-        raise InvalidConfig(f"{label}: found {len(runs)} documents of kind RLTrainingRun, allowed: {wanted}")
-    changes: list[Override] = []
-    problems: list[str] = []
-    for option in overrides:
-        try:
-            changes.append(parse_override(option))
-            apply_override(runs[0], changes[-1])
-        except InvalidConfig as error:
-            problems.append(str(error))
-    objects: list[Object] = []
-    for number, document in enumerate(documents, 1):
+    documents = read_documents(file)
+    runs = [document for _, document in documents if is_run(document)]
+    if overrides and len(runs) != 1:
+        raise InvalidConfig(
+            f"{file}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one with --set"
+        )
+    changes, problems = apply_overrides(runs[0] if runs else None, overrides)
+    objects: list[Manifest] = []
+    for label, document in documents:
         if is_foreign(document) and _has_a_name(document):
             objects.append(document)
             continue
         resource, wrong = check_document(document)
-        source = f"{label} (document {number})" if len(documents) > 1 else label
-        problems += [blamed_sentence(source, problem, changes) for problem in wrong]
+        problems += [blamed_sentence(label, problem, changes) for problem in wrong]
+        if isinstance(resource, RLTrainingRun):
+            problems += [blamed_sentence(label, one, changes) for one in wrong_patterns(resource.spec)]
         if resource is not None:
             objects.append(plain(resource))
     if problems:
@@ -55,12 +48,12 @@ def read_objects(file: str, overrides: Sequence[str]) -> list[Object]:
     return objects
 
 
-def _has_a_name(document: Object) -> bool:
+def _has_a_name(document: Manifest) -> bool:
     metadata = document.get("metadata")
     return isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
 
 
-def read_profiles(file: str) -> list[Object]:
+def read_profiles(file: str) -> list[Manifest]:
     """All profiles of a file, of which there is at least one."""
     found = [
         plain(one.resource) for one in validate_files([file]) if isinstance(one.resource, RLTrainingProfile)
@@ -70,7 +63,7 @@ def read_profiles(file: str) -> list[Object]:
     return found
 
 
-def place(manifest: Object, namespace: str | None, default: str) -> Object:
+def place(manifest: Manifest, namespace: str | None, default: str) -> Manifest:
     """A namespaced object in its namespace: its own, else `namespace` (the option), else `default`."""
     metadata = manifest["metadata"]
     own = metadata.get("namespace")
@@ -82,7 +75,7 @@ def place(manifest: Object, namespace: str | None, default: str) -> Object:
     return manifest | {"metadata": metadata | {"namespace": own or namespace or default}}
 
 
-def as_planned(source: str, run: Object, profiles: Sequence[Mapping[str, Any]]) -> Effective:
+def as_planned(source: str, run: Manifest, profiles: Sequence[Mapping[str, Any]]) -> Effective:
     """The run as the operator would carry it out.
 
     Raises:
@@ -95,7 +88,7 @@ def as_planned(source: str, run: Object, profiles: Sequence[Mapping[str, Any]]) 
     return planned
 
 
-def with_profile(run: Object, profiles: Sequence[Object]) -> Object:
+def with_profile(run: Manifest, profiles: Sequence[Manifest]) -> Manifest:
     """The run, with the only profile there is where it names none."""
     spec = run["spec"]
     if spec.get("profile") is None and len(profiles) == 1:
@@ -103,7 +96,7 @@ def with_profile(run: Object, profiles: Sequence[Object]) -> Object:
     return run
 
 
-def plain(resource: RLTrainingRun | RLTrainingProfile) -> Object:
+def plain(resource: RLTrainingRun | RLTrainingProfile) -> Manifest:
     """What was written in the file, and nothing else: what we do not name stays with who sets it."""
     found = resource.model_dump(mode="json", by_alias=True, exclude_unset=True)
     found.pop("status", None)

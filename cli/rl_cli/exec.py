@@ -6,7 +6,14 @@ import argparse
 import sys
 from typing import Final
 
+from rl_api.errors import InvalidConfig
+from rl_cli.attach import attach, has_terminal
+from rl_cli.failures import ClusterError
+from rl_cli.logs import no_pods
 from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser
+from rl_cli.pods import name_of, newest, running
+from rl_operator.render.rayjob import ENTRYPOINT
+from rl_operator.render.secrets import with_secrets
 
 _SHELL: Final = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 
@@ -26,27 +33,14 @@ _EXAMPLES: Final = """\
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = new_parser(
-        subparsers,
-        "exec",
-        help="run a command, or a shell, where a run's driver is",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+    parser = new_parser(subparsers, "exec", _exec, _DESCRIPTION, _EXAMPLES)
     parser.usage = "%(prog)s [-h] [options] NAME [-- COMMAND ...]"
     add_name(parser)
     add_cluster_options(parser)
-    parser.set_defaults(command=_exec, takes_command=True)
+    parser.set_defaults(takes_command=True)
 
 
 def _exec(args: argparse.Namespace) -> int:
-    from rl_api.errors import InvalidConfig
-    from rl_cli.attach import attach, has_terminal
-    from rl_cli.failures import ClusterError
-    from rl_cli.logs import no_pods
-    from rl_cli.pods import name_of, newest, running, selector
-    from rl_operator.render.rayjob import ENTRYPOINT
-
     if not args.after and not has_terminal():
         raise InvalidConfig(
             f"no command, and no terminal for a shell: name one after --, as in rltrain exec {args.name} -- ray status"
@@ -54,7 +48,7 @@ def _exec(args: argparse.Namespace) -> int:
     cluster = connect(args)
     namespace = args.namespace or cluster.namespace
     run = cluster.run(namespace, args.name)
-    heads = newest(cluster.pods(namespace, selector(args.name)), "head")
+    heads = newest(cluster.pods(namespace, args.name), "head")
     if not heads:
         raise ClusterError(no_pods(run, "head"))
     alive = [name_of(pod) for pod in heads if running(pod)]
@@ -64,4 +58,4 @@ def _exec(args: argparse.Namespace) -> int:
         )
     if not args.after:
         print(f"pod {alive[0]}; what a job would run here: {ENTRYPOINT}", file=sys.stderr)
-    return attach(cluster, namespace, alive[0], "ray", args.after or _SHELL)
+    return attach(cluster, namespace, alive[0], with_secrets(args.after or _SHELL))

@@ -9,9 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rl_cli.failures import ClusterError, failure
+from rl_operator.render.pods import CONTAINER
 
 _CONNECT_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 1.0
+_KEPT: Final = 1 << 16
+"""Bytes of standard error, and of the last word, that are kept."""
+
 STDOUT, STDERR, ERROR = 1, 2, 3
 
 
@@ -24,31 +28,25 @@ class CommandFailed(ClusterError):
 
 
 def execute(
-    cluster: Any, namespace: str, pod: str, container: str, command: Sequence[str], *, idle: float | None
+    cluster: Any, namespace: str, pod: str, command: Sequence[str], *, idle: float | None
 ) -> Iterator[bytes]:
-    """Run a command; yields what it writes to standard output, in pieces.
+    """Run a command (no shell unless it is one); yields what it writes to standard output, in pieces.
 
-    Args:
-        cluster: a connection (rl_cli.cluster.Cluster).
-        namespace: of the pod.
-        pod: its name.
-        container: of the pod.
-        command: program and arguments; no shell unless it is one.
-        idle: most seconds of silence; None: any.
+    `cluster` is a rl_cli.cluster.Cluster, `idle` the most seconds of silence; None: any.
 
     Raises:
         CommandFailed: it failed.
         ClusterError: it could not be run, or was silent for too long.
     """
-    channels = open_channels(cluster, namespace, pod, container, command)
+    channels = open_channels(cluster, namespace, pod, command)
     errors, result = b"", b""
     heard = time.monotonic()
     try:
         while channels.is_open():
             channels.update(timeout=_POLL_SECONDS)
             output = channels.read_channel(STDOUT)
-            errors += channels.read_channel(STDERR)
-            result += channels.read_channel(ERROR)
+            errors = (errors + channels.read_channel(STDERR))[-_KEPT:]
+            result = (result + channels.read_channel(ERROR))[-_KEPT:]
             if output:
                 heard = time.monotonic()
                 yield output
@@ -84,14 +82,7 @@ def outcome(result: bytes) -> tuple[int, str]:
 
 
 def open_channels(
-    cluster: Any,
-    namespace: str,
-    pod: str,
-    container: str,
-    command: Sequence[str],
-    *,
-    stdin: bool = False,
-    tty: bool = False,
+    cluster: Any, namespace: str, pod: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
 ) -> Any:
     """Start a command; returns the library's client of its channels.
 
@@ -109,7 +100,7 @@ def open_channels(
             CoreV1Api(cluster.api_client).connect_get_namespaced_pod_exec,
             pod,
             namespace,
-            container=container,
+            container=CONTAINER,
             command=list(command),
             stdin=stdin,
             stdout=True,

@@ -42,13 +42,7 @@ def unreachable(host: str, error: Exception, seconds: float) -> ClusterError:
 
 
 def failure(path: str, status: int, body: str) -> ClusterError:
-    """What the API server answered other than success.
-
-    Args:
-        path: path of the request.
-        status: HTTP status.
-        body: the answer; a Kubernetes `Status`, or anything.
-    """
+    """What the API server answered to a request of `path` other than success: `body` is a `Status`, or anything."""
     answer = refusal(status, body)
     message, details, causes = " ".join(answer.message.split())[:1000], answer.details, answer.causes
     if status == 401:

@@ -7,9 +7,15 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
+from rl_api.printable import printable_lines
+from rl_cli.execute import CommandFailed, execute
+from rl_cli.failures import ClusterError
 from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser
+from rl_cli.pods import name_of, newest, running
+from rl_cli.view import row
 
 _IDLE_SECONDS: Final = 30.0
 _LOGS: Final = "/tmp/ray/session_latest/logs"
@@ -18,6 +24,7 @@ _LOGS: Final = "/tmp/ray/session_latest/logs"
 _BEGIN_SECONDS: Final = 300
 """How long a log that is followed may take to begin."""
 
+_LONGEST_LINE: Final = 1 << 20
 _NOTHING_YET: Final = 3
 """Exit code of our commands in a pod where there is no such file."""
 
@@ -37,13 +44,7 @@ _EXAMPLES: Final = """\
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = new_parser(
-        subparsers,
-        "logs",
-        help="show what a run's driver or pods wrote",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+    parser = new_parser(subparsers, "logs", _logs, _DESCRIPTION, _EXAMPLES)
     add_name(parser)
     parser.add_argument(
         "--role",
@@ -55,7 +56,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--tail", type=_lines, metavar="N", help="only the last N lines (default: all)")
     parser.add_argument("--pod", action="store_true", help="what the pods themselves wrote")
     add_cluster_options(parser)
-    parser.set_defaults(command=_logs)
 
 
 def _lines(text: str) -> int:
@@ -65,14 +65,11 @@ def _lines(text: str) -> int:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from rl_cli.failures import ClusterError
-    from rl_cli.pods import name_of, newest, running, selector
-
     cluster = connect(args)
     namespace = args.namespace or cluster.namespace
     run = cluster.run(namespace, args.name)
     role = "head" if args.role == "driver" else args.role
-    pods = newest(cluster.pods(namespace, selector(args.name)), role)
+    pods = newest(cluster.pods(namespace, args.name), role)
     if not pods:
         raise ClusterError(no_pods(run, role))
     inside = args.role != "head" and not args.pod
@@ -88,12 +85,12 @@ def _logs(args: argparse.Namespace) -> int:
         if inside:
             sources.append((name_of(pod), _inside(cluster, namespace, name_of(pod), args)))
         else:
-            lines = cluster.log(namespace, name_of(pod), "ray", follow=args.follow, tail=args.tail)
+            lines = cluster.log(namespace, name_of(pod), follow=args.follow, tail=args.tail)
             sources.append((name_of(pod), lines))
     written = False
     for line in merged(sources) if args.follow else one_after_another(sources):
         written = True
-        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.write(shown(line) + b"\n")
         sys.stdout.buffer.flush()
     if not written:
         raise ClusterError(
@@ -104,13 +101,9 @@ def _logs(args: argparse.Namespace) -> int:
 
 def no_pods(run: Mapping[str, Any], role: str) -> str:
     """Why there is nothing to show."""
-    from datetime import UTC, datetime
-
-    from rl_cli.view import row
-
-    shown = row(run, datetime.now(UTC))
-    why = f": {shown.reason}" if shown.reason else ", and its log went with it" if shown.over else ""
-    return f"run {shown.name} ({shown.phase}) has no {role} pod{why}"
+    one = row(run, datetime.now(UTC))
+    why = f": {one.reason}" if one.reason else ", and its log went with it" if one.over else ""
+    return f"run {one.name} ({one.phase}) has no {role} pod{why}"
 
 
 def command_of(role: str, follow: bool, tail: int | None) -> list[str]:
@@ -131,13 +124,10 @@ def command_of(role: str, follow: bool, tail: int | None) -> list[str]:
 
 
 def _inside(cluster: Any, namespace: str, pod: str, args: argparse.Namespace) -> Iterator[bytes]:
-    from rl_cli.execute import CommandFailed, execute
-    from rl_cli.failures import ClusterError
-
     command = command_of(args.role, args.follow, args.tail)
     idle = None if args.follow else _IDLE_SECONDS
     try:
-        yield from split(execute(cluster, namespace, pod, "ray", command, idle=idle))
+        yield from split(execute(cluster, namespace, pod, command, idle=idle))
     except CommandFailed as error:
         if args.follow and error.code != _NOTHING_YET:
             # Nothing but the end of its pod ends a log that is followed.
@@ -152,12 +142,20 @@ def _inside(cluster: Any, namespace: str, pod: str, args: argparse.Namespace) ->
         raise ClusterError(f"the log in pod {pod} cannot be read: {error}") from error
 
 
+def shown(line: bytes) -> bytes:
+    """A line as a terminal may get it: what a pod writes does not steer it. Colours go, too."""
+    return printable_lines(line.removesuffix(b"\r").decode(errors="replace")).encode()
+
+
 def split(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines of output that comes in pieces."""
+    """Lines of output that comes in pieces; one that does not end is given up at some length."""
     rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         yield from lines
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = b""
     if rest:
         yield rest
 

@@ -13,9 +13,10 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
+
+from rl_cli.options import program
 
 
 class Command(NamedTuple):
@@ -29,7 +30,8 @@ class Command(NamedTuple):
 
 HERE: Final = (
     Command("run", "train a run on this machine, or on the Ray cluster at RAY_ADDRESS", ""),
-    Command("validate", "check run and profile files", ""),
+    Command("validate", "check run and profile files", "rl_cli.validate"),
+    Command("verify", "check every byte of a checkpoint, and show where it comes from", ""),
 )
 """Commands that need no cluster."""
 
@@ -56,10 +58,6 @@ examples:
 `rltrain COMMAND --help` has the options and examples of each. `kubectl rltrain` is the same command.
 """
 
-_EXTRAS: Final = {
-    "kubernetes": "cluster",
-    "websocket": "cluster",
-}
 _OWN: Final = ("rl_api", "rl_cli", "rl_operator", "rl_trainer")
 
 
@@ -73,21 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(known)}"
             return _say(f"{name!r} is no command; {hint}", 2)
-        _parser(()).parse_args(words)
+        parser(()).parse_args(words)
         return _say(f"no command given; allowed: {', '.join(known)}", 2)
     if not known[name].module:
         return _train(name, words)
     return _cluster(known[name], words)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser with every command for a cluster, for documentation and tests."""
-    return _parser(CLUSTER)
-
-
-def program() -> str:
-    """How the command was called, for hints that can be typed: `rltrain` or `kubectl rltrain`."""
-    return "kubectl rltrain" if Path(sys.argv[0]).stem == "kubectl-rltrain" else "rltrain"
 
 
 def _train(name: str, words: list[str]) -> int:
@@ -103,17 +91,18 @@ def _train(name: str, words: list[str]) -> int:
 
 def _cluster(command: Command, words: list[str]) -> int:
     from rl_api.errors import RLTrainError
+    from rl_api.printable import printable_lines
 
     args: Any = None
     words, dashes, after = split(words)
     try:
-        args = _parser((command,)).parse_args(words, argparse.Namespace(after=after))
+        args = parser((command,)).parse_args(words, argparse.Namespace(after=after))
         if dashes and not getattr(args, "takes_command", False):
             return _say("found --, allowed only before the command of rltrain exec", 2)
         return int(args.command(args))
     except RLTrainError as error:
         if args is not None and args.debug and error.exit_code == 1:
-            traceback.print_exc()
+            print(printable_lines(traceback.format_exc()), file=sys.stderr, end="")
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
@@ -142,17 +131,20 @@ def split(words: list[str]) -> tuple[list[str], bool, list[str]]:
 
 
 def _lacks(package: str, command: str) -> str:
-    extra = _EXTRAS.get(package, "trainer")
+    extra = "cluster" if package in ("kubernetes", "websocket") else "trainer"
     return f"{command} needs the package {package}, which is not installed: pip install 'rltrain[{extra}]'"
 
 
 def _say(sentences: str, status: int) -> int:
-    for sentence in sentences.splitlines():
+    """Say what went wrong; a cluster or a pod may have put into it what it likes."""
+    from rl_api.printable import printable_lines
+
+    for sentence in printable_lines(sentences).split("\n"):
         print(f"rltrain: {sentence}", file=sys.stderr)
     return status
 
 
-def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
+def parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     """A parser that knows `commands`; the help lists all there are."""
     found = argparse.ArgumentParser(
         prog=program(),
@@ -169,8 +161,7 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     else:
         subparsers = found.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
         for module in dict.fromkeys(command.module for command in commands):
-            add: Callable[[Any], None] = importlib.import_module(module).add_parser
-            add(subparsers)
+            importlib.import_module(module).add_parser(subparsers)
     return found
 
 

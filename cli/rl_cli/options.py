@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from rl_cli.cluster import Cluster
 
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-else:
-    Subparsers = Any
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def program() -> str:
+    """How the command was called, for hints that can be typed: `rltrain` or `kubectl rltrain`."""
+    return "kubectl rltrain" if Path(sys.argv[0]).stem == "kubectl-rltrain" else "rltrain"
 
 
 def new_parser(
-    subparsers: Subparsers, name: str, *, help: str, description: str, examples: str
+    subparsers: Subparsers,
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    description: str,
+    examples: str,
 ) -> argparse.ArgumentParser:
-    """A command's parser."""
+    """The parser of the command `name`, which `command` carries out."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
-        help=help,
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(command=command)
     return parser
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_operator.model.names import ATTEMPT_LABEL, ROLE_LABEL, RUN_LABEL
-
-
-def selector(run: str) -> str:
-    """Label selector of all pods of a run."""
-    return f"{RUN_LABEL}={run}"
+from rl_operator.model.names import ATTEMPT_LABEL, ROLE_LABEL
 
 
 def newest(pods: Sequence[Mapping[str, Any]], role: str) -> list[Mapping[str, Any]]:

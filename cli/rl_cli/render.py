@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any, Final
 
+from rl_api import dump_yaml, load_run
+from rl_api.errors import InvalidConfig
+from rl_api.verl import verl_config
+from rl_cli.documents import as_planned, place, plain, read_profiles, with_profile
 from rl_cli.options import Subparsers, add_file_options, new_parser
+from rl_operator.model.names import LEARNER
+from rl_operator.render.objects import all_objects
+from rl_operator.render.pods import DATA_FOLDER
+from rl_trainer.program.environment import checkpoint_place
 
 MASK: Final = "********"
-"""What stands for the token of the driver's status server."""
+"""What stands for the tokens of the attempt."""
 
 _DESCRIPTION: Final = """\
-Write the objects that the operator would create for the first attempt of a run, as YAML on standard output: Secret,
-NetworkPolicy, PodDisruptionBudget, ConfigMap, and the RayJob or RayCluster. Nothing is asked of a cluster.
+Write the objects that the operator would create for the first attempt of a run, as YAML on standard output:
+NetworkPolicy, PodDisruptionBudget, Secret, ConfigMap, and the RayJob or RayCluster. Nothing is asked of a cluster.
 
-What only a cluster knows is left open: the token is masked, and the run's uid is a row of zeros. Without --profile
+What only a cluster knows is left open: tokens are masked, and the run's uid is a row of zeros. Without --profile
 the run gets what a cluster without profiles gives it: one pool of all nodes, no accelerators."""
 
 _EXAMPLES: Final = """\
@@ -29,13 +38,7 @@ _EXAMPLES: Final = """\
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = new_parser(
-        subparsers,
-        "render",
-        help="show what a cluster would be given for a run, offline",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+    parser = new_parser(subparsers, "render", _render, _DESCRIPTION, _EXAMPLES)
     add_file_options(parser)
     parser.add_argument("--profile", metavar="FILE", help="file with the cluster's RLTrainingProfiles")
     parser.add_argument(
@@ -44,13 +47,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="instead, write the configuration that verl would be given for a run of trainer.kind verl",
     )
     parser.add_argument("-n", "--namespace", metavar="NS", help="namespace (default: the file's, or default)")
-    parser.set_defaults(command=_render)
 
 
 def _render(args: argparse.Namespace) -> int:
-    from rl_api import load_run
-    from rl_cli.documents import as_planned, place, plain, read_profiles, with_profile
-
     profiles = read_profiles(args.profile) if args.profile else []
     run = place(plain(load_run(args.file, args.overrides)), args.namespace, "default")
     effective = as_planned(args.file, with_profile(run, profiles), profiles)
@@ -64,24 +63,14 @@ def _render(args: argparse.Namespace) -> int:
 
 def _verl(source: str, effective: Any) -> str:
     """YAML of verl's configuration."""
-    from pathlib import PurePosixPath
-
-    from rl_api import dump_yaml
-    from rl_api.errors import InvalidConfig
-    from rl_api.verl import verl_config
-    from rl_operator.model.names import LEARNER
-    from rl_operator.render.pods import DATA_FOLDER
-
     kind = effective.spec.trainer.kind
     if kind != "verl":
         raise InvalidConfig(f"{source}: spec.trainer.kind: found {kind!r}, allowed with --verl: verl")
-    storage = effective.spec.checkpoint.storage if effective.spec.checkpoint is not None else None
-    place = storage.path if storage is not None and storage.path is not None else "checkpoints"
     return dump_yaml(
         verl_config(
             effective.spec,
             name=effective.name,
-            checkpoints=str(PurePosixPath(DATA_FOLDER, "run", place)),
+            checkpoints=checkpoint_place(effective.spec, Path(DATA_FOLDER, "run")),
             gpus_per_node=effective.role(LEARNER).accelerators,
         )
     )
@@ -89,8 +78,6 @@ def _verl(source: str, effective: Any) -> str:
 
 def as_text(manifest: dict[str, Any]) -> str:
     """YAML of an object; the files in a ConfigMap can be read as they are."""
-    from rl_api import dump_yaml
-
     if manifest["kind"] != "ConfigMap":
         return dump_yaml(manifest)
     files = "".join(
@@ -102,11 +89,9 @@ def as_text(manifest: dict[str, Any]) -> str:
 
 def masked_objects(effective: Any) -> list[dict[str, Any]]:
     """The objects of the first attempt, in the order in which they are created, without a token."""
-    from rl_operator.render.config import TOKEN_KEY
-    from rl_operator.render.objects import all_objects
-
-    found = all_objects(effective, 1, "")
     return [
-        manifest | {"data": {TOKEN_KEY: MASK}} if manifest["kind"] == "Secret" else manifest
-        for manifest in found
+        manifest | {"data": dict.fromkeys(manifest["data"], MASK)}
+        if manifest["kind"] == "Secret"
+        else manifest
+        for manifest in all_objects(effective, 1, b"")
     ]

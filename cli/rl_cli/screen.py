@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+from typing import Final, Literal, TextIO
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rl_api.printable import printable
 from rl_cli.view import SILENT_SECONDS, Row, age, changed, facts, fraction, length, line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _STYLES: Final = {
     "Training": "cyan",
@@ -56,13 +59,9 @@ class Screen:
         self._stream = stream or sys.stdout
         self._rows: list[Row] = []
         self._history: dict[str, tuple[int, list[float]]] = {}
-        self._live: Any = None
-        self._console: Any = None
+        self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
+        self._live: Live | None = None
         if _can_draw(self._stream):
-            from rich.console import Console
-            from rich.live import Live
-
-            self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
             self._live = Live(
                 get_renderable=self._draw,
                 console=self._console,
@@ -75,9 +74,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -96,6 +93,7 @@ class Screen:
 
     def say(self, sentence: str) -> None:
         """Print a sentence that stays, to standard error."""
+        sentence = printable(sentence)
         if self._live is not None:
             self._console.print(sentence, style="yellow")
         else:
@@ -122,10 +120,6 @@ class Screen:
 
 def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, width: int) -> RenderableType:
     """The view of one run, for a terminal `width` columns wide."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     width = max(20, min(width, 110))
     head = Table.grid(expand=False, padding=0)
     head.add_column(width=width - 16, no_wrap=True, overflow="ellipsis")
@@ -140,7 +134,7 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     parts: list[RenderableType] = [Text(), head]
     if shown.step is not None and shown.max_steps:
         parts.append(_bar(shown, width))
-    pairs = [(label, text) for label, text in facts(shown) if label not in ("step", "ETA", "-")]
+    pairs = [(label, text) for label, text in facts(shown).items() if label not in ("step", "ETA", "-")]
     if shown.learners is not None and not shown.over:
         pairs.append(("learners", fraction(*shown.learners)))
     body = Table.grid(padding=(0, 1))
@@ -164,18 +158,13 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
 
 def all_runs(rows: Sequence[Row], now: datetime, width: int, *, with_namespace: bool) -> RenderableType:
     """The table of all runs, for a terminal `width` columns wide: what matters less gives way to what matters more."""
-    from rich.table import Table
-    from rich.text import Text
-
     cells = {
-        "NAMESPACE": [one.namespace for one in rows],
+        **({"NAMESPACE": [one.namespace for one in rows]} if with_namespace else {}),
         "NAME": [one.name for one in rows],
         "PHASE": [one.phase for one in rows],
         **{title: _column(rows, label) for title, label in _NUMBERS.items()},
         "AGE": [age(one.created, now) for one in rows],
     }
-    if not with_namespace:
-        del cells["NAMESPACE"]
     reasons = any(one.reason for one in rows)
     widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
     for title in _GIVE_WAY:
@@ -198,13 +187,10 @@ def all_runs(rows: Sequence[Row], now: datetime, width: int, *, with_namespace: 
 
 
 def _column(rows: Sequence[Row], label: str) -> list[str]:
-    return [dict(facts(one)).get(label, "").removesuffix(" tokens/s") for one in rows]
+    return [facts(one).get(label, "").removesuffix(" tokens/s") for one in rows]
 
 
 def _bar(shown: Row, width: int) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
     label = fraction(shown.step, shown.max_steps)
     label += f"  ETA {length(shown.eta)}" if shown.eta is not None and not shown.over else ""
     bar = Table.grid(padding=0)
@@ -225,8 +211,6 @@ def _bar(shown: Row, width: int) -> RenderableType:
 def _cell(
     label: str, text: str, shown: Row, rewards: Mapping[str, Sequence[float]], room: int
 ) -> RenderableType:
-    from rich.text import Text
-
     from rl_trainer.observe.console import sparkline
 
     if label == "reward":

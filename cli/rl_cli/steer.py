@@ -8,7 +8,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser
+from rl_api.errors import InvalidConfig
+from rl_cli.failures import ClusterError
+from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser, program
+from rl_cli.view import facts, row
 
 _POLL_SECONDS: Final = 1.0
 
@@ -26,15 +29,16 @@ they are. Waits until the run is gone."""
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the three commands."""
-    for name, command, help_line, text in (
-        ("suspend", _suspend, "write a checkpoint and give the accelerators back", _SUSPEND),
-        ("resume", _resume, "go on with a suspended run", _RESUME),
-        ("cancel", _cancel, "delete a run, after a last checkpoint", _CANCEL),
+    for name, command, description in (
+        ("suspend", _suspend, _SUSPEND),
+        ("resume", _suspend, _RESUME),
+        ("cancel", _cancel, _CANCEL),
     ):
         examples = f"  rltrain {name} arithmetic\n  rltrain {name} arithmetic -n team-a\n"
         if name == "cancel":
             examples += "  rltrain cancel arithmetic --yes --timeout 600     # in a script\n"
-        parser = new_parser(subparsers, name, help=help_line, description=text, examples=examples)
+        parser = new_parser(subparsers, name, command, description, examples)
+        parser.set_defaults(suspend=name == "suspend")
         add_name(parser)
         if name == "cancel":
             parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
@@ -46,22 +50,11 @@ def add_parser(subparsers: Subparsers) -> None:
                 help="how long to wait for the run to be gone; 0: do not wait (default: 300)",
             )
         add_cluster_options(parser)
-        parser.set_defaults(command=command)
 
 
 def _suspend(args: argparse.Namespace) -> int:
-    return _set_suspend(args, True)
-
-
-def _resume(args: argparse.Namespace) -> int:
-    return _set_suspend(args, False)
-
-
-def _set_suspend(args: argparse.Namespace, wanted: bool) -> int:
-    from rl_cli.failures import ClusterError
-    from rl_cli.main import program
-    from rl_cli.view import row
-
+    """Suspend the run, or go on with it."""
+    wanted: bool = args.suspend
     cluster = connect(args)
     namespace = args.namespace or cluster.namespace
     run = cluster.run(namespace, args.name)
@@ -91,17 +84,13 @@ def _scope(args: argparse.Namespace) -> str:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from rl_api.errors import InvalidConfig
-    from rl_cli.failures import ClusterError
-    from rl_cli.view import facts, row
-
     cluster = connect(args)
     namespace = args.namespace or cluster.namespace
     shown = row(cluster.run(namespace, args.name), datetime.now(UTC))
     if not args.yes:
         if not sys.stdin.isatty():
             raise InvalidConfig("--yes: missing, required where nobody can be asked")
-        step = dict(facts(shown)).get("step")
+        step = facts(shown).get("step")
         state = f"{shown.phase}{f', step {step}' if step else ''}"
         answer = input(f"Delete run {args.name} in namespace {namespace} ({state})? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):
@@ -123,8 +112,6 @@ def _cancel(args: argparse.Namespace) -> int:
 
 def _wait_until_gone(cluster: Any, namespace: str, name: str, uid: str, seconds: float) -> None:
     """Wait for the operator to let the run go, which it does after the last checkpoint."""
-    from rl_cli.failures import ClusterError
-
     began, told = time.monotonic(), False
     while True:
         try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Final
+
+from rl_api.printable import printable
 
 UNSEEN_SECONDS: Final = 20.0
 """A run that no operator has looked at for so long gets a hint."""
@@ -13,7 +16,17 @@ UNSEEN_SECONDS: Final = 20.0
 SILENT_SECONDS: Final = 60.0
 """Progress that is older is shown with its age."""
 
+_LONGEST: Final = 1000
+"""Characters of a sentence of others."""
+
+_GREATEST: Final = 1e15
+"""A number beyond it is none that a run can have."""
+
 _WORKING: Final = ("Training", "WarmStart", "Evaluating", "Checkpointing")
+
+_NEWS: Final = attrgetter(
+    *("uid", "phase", "step", "heldout", "samplers", "attempt", "checkpoint", "reason", "deleting")
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,6 @@ class Row:
     checkpoint: int | None = None
     """Step of the newest good checkpoint."""
     checkpoint_uri: str = ""
-    model: str = ""
     target: float | None = None
     created: datetime | None = None
     updated: datetime | None = None
@@ -48,6 +60,8 @@ class Row:
     """Why the run does not go on, in a sentence; empty where it does."""
     ended: tuple[str, ...] = ()
     """How earlier attempts ended."""
+    begun: bool = False
+    """Whether an attempt has."""
     deleting: bool = False
 
     @property
@@ -62,38 +76,38 @@ class Row:
 
 
 def row(run: Mapping[str, Any], now: datetime) -> Row:
-    """The row of a run, whatever version of the operator wrote its status."""
-    metadata, spec, status = run["metadata"], _map(run.get("spec")), _map(run.get("status"))
+    """The row of a run, whatever wrote it: what is not of its kind is not known, what steers a terminal is left out."""
+    metadata, spec, status = _map(run.get("metadata")), _map(run.get("spec")), _map(run.get("status"))
     progress, roles = _map(status.get("progress")), _map(status.get("roles"))
-    conditions = {str(one.get("type")): one for one in status.get("conditions") or ()}
-    attempts = status.get("attempts") or []
+    conditions = {str(one.get("type")): one for one in _maps(status.get("conditions"))}
+    attempts = _maps(status.get("attempts"))
     checkpoint, stop = _map(status.get("checkpoint")), _map(spec.get("stop"))
     created = _time(metadata.get("creationTimestamp"))
     phase = _phase(status, conditions, metadata)
     return Row(
-        namespace=str(metadata.get("namespace") or ""),
-        name=str(metadata["name"]),
-        uid=str(metadata.get("uid") or ""),
+        namespace=_sentence(metadata.get("namespace")),
+        name=_sentence(metadata.get("name")),
+        uid=_sentence(metadata.get("uid")),
         phase=phase,
-        step=progress.get("step"),
-        max_steps=progress.get("maxSteps") or stop.get("maxSteps"),
-        reward=progress.get("reward"),
-        heldout=progress.get("heldoutScore"),
-        tokens_per_second=progress.get("tokensPerSecond"),
-        buffer_fill=progress.get("bufferFill"),
-        staleness=progress.get("staleness"),
-        eta=progress.get("etaSeconds"),
+        step=_whole(progress.get("step")),
+        max_steps=_whole(progress.get("maxSteps")) or _whole(stop.get("maxSteps")),
+        reward=_number(progress.get("reward")),
+        heldout=_number(progress.get("heldoutScore")),
+        tokens_per_second=_number(progress.get("tokensPerSecond")),
+        buffer_fill=_number(progress.get("bufferFill")),
+        staleness=_number(progress.get("staleness")),
+        eta=_number(progress.get("etaSeconds")),
         samplers=_replicas(roles, "sampler"),
         learners=_replicas(roles, "learner"),
-        attempt=attempts[-1].get("number") if attempts else None,
-        checkpoint=checkpoint.get("step"),
-        checkpoint_uri=str(checkpoint.get("uri") or ""),
-        model=str(_map(spec.get("model")).get("source") or ""),
-        target=stop.get("targetReward"),
+        attempt=_whole(attempts[-1].get("number")) if attempts else None,
+        checkpoint=_whole(checkpoint.get("step")),
+        checkpoint_uri=_sentence(checkpoint.get("uri")),
+        target=_number(stop.get("targetReward")),
         created=created,
         updated=_time(progress.get("updatedAt")),
-        reason=_reason(phase, conditions, roles, status, created, now),
+        reason=_reason(phase, conditions, roles, created, now),
         ended=tuple(_ended(attempt) for attempt in attempts if attempt.get("endTime")),
+        begun=bool(attempts),
         deleting=metadata.get("deletionTimestamp") is not None,
     )
 
@@ -101,41 +115,33 @@ def row(run: Mapping[str, Any], now: datetime) -> Row:
 def line(shown: Row, *, with_namespace: bool = False) -> str:
     """The row as a plain line, without what is not known: `arithmetic  Training  step 12/100  reward 0.52`."""
     name = f"{shown.namespace}/{shown.name}" if with_namespace else shown.name
-    return "  ".join([name, shown.phase, *(f"{label} {text}".strip() for label, text in facts(shown))])
+    return "  ".join([name, shown.phase, *(f"{label} {text}" for label, text in facts(shown).items())])
 
 
-def facts(shown: Row) -> list[tuple[str, str]]:
-    """(label, text) of everything that is known; the reason last."""
-    found: list[tuple[str, str]] = []
-    if shown.step is not None:
-        found.append(("step", fraction(shown.step, shown.max_steps)))
-    if shown.reward is not None:
-        found.append(("reward", f"{shown.reward:.2f}"))
-    if shown.heldout is not None:
-        found.append(("held-out", f"{shown.heldout:.2f}"))
+def facts(shown: Row) -> dict[str, str]:
+    """Text of everything that is known, by its label; the reason last."""
     running = shown.phase in _WORKING
-    if shown.tokens_per_second is not None and running:
-        found.append(("speed", f"{shown.tokens_per_second:,.0f} tokens/s"))
-    if shown.buffer_fill is not None and running:
-        found.append(("buffer", f"{shown.buffer_fill:.0%}"))
-    if shown.staleness is not None and running:
-        found.append(("staleness", f"{shown.staleness:.1f}"))
-    if shown.samplers is not None and not shown.over:
-        found.append(("samplers", fraction(*shown.samplers)))
-    if shown.attempt is not None:
-        found.append(("attempt", str(shown.attempt)))
-    if shown.checkpoint is not None:
-        found.append(("checkpoint", str(shown.checkpoint)))
-    if shown.eta is not None and running:
-        found.append(("ETA", length(shown.eta)))
-    if shown.reason:
-        found.append(("-", shown.reason))
-    return found
+    found = {
+        "step": shown.step is not None and fraction(shown.step, shown.max_steps),
+        "reward": shown.reward is not None and f"{shown.reward:.2f}",
+        "held-out": shown.heldout is not None and f"{shown.heldout:.2f}",
+        "speed": running
+        and shown.tokens_per_second is not None
+        and f"{shown.tokens_per_second:,.0f} tokens/s",
+        "buffer": running and shown.buffer_fill is not None and f"{shown.buffer_fill:.0%}",
+        "staleness": running and shown.staleness is not None and f"{shown.staleness:.1f}",
+        "samplers": not shown.over and shown.samplers is not None and fraction(*shown.samplers),
+        "attempt": shown.attempt is not None and str(shown.attempt),
+        "checkpoint": shown.checkpoint is not None and str(shown.checkpoint),
+        "ETA": running and shown.eta is not None and length(shown.eta),
+        "-": shown.reason,
+    }
+    return {label: text for label, text in found.items() if text}
 
 
 def changed(old: Row | None, new: Row) -> bool:
     """Whether a person wants to hear of it: not of every reading's time, and not of every number between two steps."""
-    return old is None or _news(old) != _news(new)
+    return old is None or _NEWS(old) != _NEWS(new)
 
 
 def fraction(part: int | None, whole: int | None) -> str:
@@ -160,34 +166,19 @@ def age(since: datetime | None, now: datetime) -> str:
     return length((now - since).total_seconds()) if since is not None else ""
 
 
-def _news(shown: Row) -> tuple[object, ...]:
-    return (
-        shown.uid,
-        shown.phase,
-        shown.step,
-        shown.heldout,
-        shown.samplers,
-        shown.attempt,
-        shown.checkpoint,
-        shown.reason,
-        shown.deleting,
-    )
-
-
 def _phase(status: Mapping[str, Any], conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     for ended in ("Succeeded", "Failed"):
         if _map(conditions.get(ended)).get("status") == "True":
             return ended
     if metadata.get("deletionTimestamp") is not None:
         return "Stopping"
-    return str(status.get("phase") or "Pending")
+    return _sentence(status.get("phase")) or "Pending"
 
 
 def _reason(
     phase: str,
     conditions: Mapping[str, Any],
     roles: Mapping[str, Any],
-    status: Mapping[str, Any],
     created: datetime | None,
     now: datetime,
 ) -> str:
@@ -216,7 +207,7 @@ def _reason(
     if phase not in _WORKING or _map(conditions.get("Training")).get("status") == "Unknown":
         found = says("Training", "False", "Unknown")
     missing = (
-        f"{name}: {_sentence(_map(role).get('reason'))}"
+        f"{_sentence(name)}: {_sentence(_map(role).get('reason'))}"
         for name, role in sorted(roles.items())
         if _map(role).get("reason")
     )
@@ -225,26 +216,42 @@ def _reason(
 
 def _ended(attempt: Mapping[str, Any]) -> str:
     steps = ""
-    if attempt.get("toStep") is not None:
-        steps = f" (steps {attempt.get('fromStep') or 0} to {attempt['toStep']})"
-    return f"attempt {attempt.get('number')}{steps}: {_sentence(attempt.get('reason'))}"
+    last = _whole(attempt.get("toStep"))
+    if last is not None:
+        steps = f" (steps {_whole(attempt.get('fromStep')) or 0} to {last})"
+    return f"attempt {_whole(attempt.get('number')) or '?'}{steps}: {_sentence(attempt.get('reason'))}"
 
 
 def _replicas(roles: Mapping[str, Any], name: str) -> tuple[int, int] | None:
     role = roles.get(name)
     if not isinstance(role, Mapping):
         return None
-    return int(role.get("ready") or 0), int(role.get("desired") or 0)
+    return _whole(role.get("ready")) or 0, _whole(role.get("desired")) or 0
 
 
 def _sentence(text: object) -> str:
     """One line, whatever it was; terminals must not be steered by what a container wrote."""
-    joined = " ".join(str(text or "").split())
-    return "".join(character if character.isprintable() else "?" for character in joined)
+    return printable(" ".join(text.split()), _LONGEST) if isinstance(text, str) else ""
+
+
+def _number(value: object) -> float | None:
+    """A number that can be one of a run's; None: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if -_GREATEST <= value <= _GREATEST else None  # NaN is not, either
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None or number < 0 else int(number)
 
 
 def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def _time(value: object) -> datetime | None:

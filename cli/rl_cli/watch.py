@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rl_api.errors import InvalidConfig
+from rl_cli.failures import ClusterError
 from rl_cli.options import Subparsers, add_cluster_options, connect, new_parser
+from rl_cli.view import row
+from rl_operator.kube.wire import BREATH_SECONDS
 
-PATIENCE_SECONDS: Final = 300.0
+_PATIENCE_SECONDS: Final = 300.0
 """How long an API server that was there may be away before the watch gives up."""
 
 _PAUSE_SECONDS: Final = 2.0
@@ -31,24 +35,15 @@ _EXAMPLES: Final = """\
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    parser = new_parser(
-        subparsers,
-        "watch",
-        help="watch one run, or all of them, live",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+    parser = new_parser(subparsers, "watch", _watch, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("name", metavar="NAME", nargs="?", help="name of a run (default: all)")
     parser.add_argument(
         "-A", "--all-namespaces", action="store_true", help="runs of all namespaces; not with NAME"
     )
     add_cluster_options(parser)
-    parser.set_defaults(command=_watch)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from rl_api.errors import InvalidConfig
-
     if args.all_namespaces and (args.name or args.namespace):
         found = "NAME" if args.name else "--namespace"
         raise InvalidConfig(f"--all-namespaces: found with {found}, allowed: one of them")
@@ -62,41 +57,32 @@ def _watch(args: argparse.Namespace) -> int:
 
 def follow(cluster: Any, namespace: str | None, name: str | None, screen: Any) -> int:
     """Show every state until the run is over; the exit status."""
-    from rl_cli.failures import ClusterError
-    from rl_cli.view import row
-
     if name is not None:
-        screen.show([row(cluster.run(namespace, name), _now())])  # a sentence where there is none
+        screen.show([row(cluster.run(namespace, name), datetime.now(UTC))])  # a sentence where there is none
     elif not cluster.runs(namespace)[0]:
         screen.say(f"there are no runs {f'in namespace {namespace}' if namespace else 'in this cluster'} yet")
-    seen = False
     for objects in states(cluster, namespace, name, screen.say):
-        rows = [row(run, _now()) for run in objects]
+        rows = [row(run, datetime.now(UTC)) for run in objects]
         screen.show(rows)
         if name is None:
             continue
         if not rows:
-            if seen:
-                raise ClusterError(f"run {name} was deleted")
-            raise ClusterError(f"there is no run {name} in namespace {namespace}", 404)
-        seen = True
+            raise ClusterError(f"run {name} was deleted")
         if rows[0].over:
             return 0 if rows[0].phase == "Succeeded" else 1
     return 1
 
 
 def states(
-    cluster: Any, namespace: str | None, name: str | None, say: Any, patience: float = PATIENCE_SECONDS
+    cluster: Any, namespace: str | None, name: str | None, say: Callable[[str], None]
 ) -> Iterator[list[dict[str, Any]]]:
     """All runs that match, now and after every change, without end.
 
-    Lists, then watches from there on. A connection that breaks is made again, for `patience` seconds.
+    Lists, then watches from there on. A connection that breaks is made again, for five minutes.
 
     Raises:
         ClusterError: the cluster refuses, or has been away for too long.
     """
-    from rl_cli.failures import ClusterError
-
     known: dict[tuple[str, str], dict[str, Any]] = {}
     version, away = "", None
     while True:
@@ -115,6 +101,7 @@ def states(
                 else:
                     known[_key(found)] = found
                 yield list(known.values())
+            time.sleep(BREATH_SECONDS)
         except ClusterError as error:
             version = ""
             if error.gone:
@@ -123,15 +110,11 @@ def states(
                 raise
             if away is None:
                 away = time.monotonic()
-                say(f"{error}; trying again for {patience:.0f} s")
-            if time.monotonic() - away >= patience:
-                raise ClusterError(f"{error}, and did not for {patience:.0f} s") from error
-            time.sleep(min(_PAUSE_SECONDS, patience))
+                say(f"{error}; trying again for {_PATIENCE_SECONDS:.0f} s")
+            if time.monotonic() - away >= _PATIENCE_SECONDS:
+                raise ClusterError(f"{error}, and did not for {_PATIENCE_SECONDS:.0f} s") from error
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _key(run: dict[str, Any]) -> tuple[str, str]:
     return str(run["metadata"].get("namespace") or ""), str(run["metadata"]["name"])
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

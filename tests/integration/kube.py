@@ -45,14 +45,14 @@ class KubeApi:
         certificate: file of the authority that signed the server's certificate.
     """
 
-    def __init__(self, folder: Path, binaries: Path) -> None:
-        """Prepare keys and files; `start` starts the processes.
+    def __init__(self, folder: Path, binaries: Path, *options: str) -> None:
+        """Prepare keys and files; `start` starts the processes, kube-apiserver with `options` more.
 
         Args:
             folder: empty folder for data, keys and logs.
             binaries: folder of etcd, kube-apiserver and kubectl.
         """
-        self.folder, self.binaries = folder, binaries
+        self.folder, self.binaries, self._options = folder, binaries, options
         self.token = TOKEN
         self._etcd_port, self._peer_port, self._port = free_ports(3)
         self.server = f"https://127.0.0.1:{self._port}"
@@ -91,6 +91,7 @@ class KubeApi:
             # Pods would wait for service accounts, which a controller makes and none runs here.
             "--disable-admission-plugins=ServiceAccount",
             "--service-cluster-ip-range=10.0.0.0/24",
+            *self._options,
         )
         self._until("kube-apiserver", lambda: self._ask("/readyz") == 200)
 
@@ -151,7 +152,14 @@ class KubeApi:
         )
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
         names = [f"crd/{document['metadata']['name']}" for document in yaml.safe_load_all(text) if document]
-        self.kubectl("wait", "--for=condition=Established", f"--timeout={COMMAND_SECONDS:.0f}s", *names)
+        self.wait_for_definitions(*names)
+
+    def wait_for_definitions(self, *names: str) -> None:
+        """Wait until definitions, as crd/NAME, are served; `kubectl wait` fails on one that has no conditions yet."""
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while (done := self.kubectl("wait", "--for=condition=Established", *names, check=False)).returncode:
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.1)
 
     def pid(self, name: str) -> int:
         """Process id of `etcd` or `kube-apiserver`."""

@@ -33,14 +33,15 @@ def run(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def connected(kube: KubeApi) -> Api:
+async def connected(kube: KubeApi, metrics: Metrics | None = None) -> Api:
     where = client.Configuration()
     await config.load_kube_config(str(kube.kubeconfig), client_configuration=where, persist_config=False)
-    return Api(client.ApiClient(where), Metrics())
+    return Api(client.ApiClient(where), (metrics or Metrics()).api_called)
 
 
 async def primed(kube: KubeApi, namespace: str) -> Controller:
-    controller = Controller(await connected(kube), Settings(), Metrics(), [namespace])
+    metrics = Metrics()
+    controller = Controller(await connected(kube, metrics), Settings(), metrics, [namespace])
     await controller.prime()
     return controller
 

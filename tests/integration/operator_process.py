@@ -81,6 +81,12 @@ class OperatorProcess(Program):
         """Start it; it does not work at once."""
         (self._port,) = free_ports(1)
         listen = [f"--metrics-listen=127.0.0.1:{self._port}", "--health-listen=127.0.0.1:0"]
+        if (
+            "--leader-elect" not in self._options
+        ):  # and has no namespace of its own, in which its key could be kept
+            key = self.log.with_suffix(".key")
+            key.write_bytes(b"the key of an operator in a test")
+            listen.append(f"--key-file={key}")
         self.command = [sys.executable, "-m", "rl_operator", *listen, *self._options]
         super().start()
 

@@ -32,6 +32,14 @@ def group(ticket, tokens=5):
     return Group.of(ticket.group_id, [one])
 
 
+def acquire(buffer, sampler, groups, timeout, known_version=-1):
+    return Buffer.result(buffer.acquire_ref(sampler, groups, timeout, known_version), "acquiring work")
+
+
+def put(buffer, sampler, group):
+    return Buffer.result(buffer.put_ref(sampler, [group]), "handing in a group")[0]
+
+
 @ray.remote(num_cpus=0)
 class Sampler:
     def __init__(self, buffer, rank):
@@ -42,20 +50,20 @@ class Sampler:
         return os.getpid()
 
     def take_tickets(self, count):
-        return [ticket.group_id for ticket in self.buffer.acquire(self.rank, count, 10.0).tickets]
+        return [ticket.group_id for ticket in acquire(self.buffer, self.rank, count, 10.0).tickets]
 
     def sample(self, count, tokens=5):
         done = []
         while len(done) < count:
-            for ticket in self.buffer.acquire(self.rank, count - len(done), 10.0).tickets:
-                assert self.buffer.put(self.rank, group(ticket, tokens)).accepted
+            for ticket in acquire(self.buffer, self.rank, count - len(done), 10.0).tickets:
+                assert put(self.buffer, self.rank, group(ticket, tokens)).accepted
                 done.append(ticket.group_id)
         return done
 
     def sample_until_stopped(self):
         version, weights = -1, []
         while True:
-            acquired = self.buffer.acquire(self.rank, 2, 10.0, version)
+            acquired = acquire(self.buffer, self.rank, 2, 10.0, version)
             if acquired.stop:
                 return weights
             if acquired.weights is not None:
@@ -63,7 +71,7 @@ class Sampler:
                 weights.append((version, ray.get(acquired.weights[0])))
             for ticket in acquired.tickets:
                 assert ticket.version <= version
-                self.buffer.put(self.rank, group(ticket))
+                put(self.buffer, self.rank, group(ticket))
 
 
 def make(weights=None, **config):
@@ -111,17 +119,17 @@ def test_a_killed_samplers_prompts_are_sampled_by_another():
     assert buffer.release(0) == [0, 1, 2]
     assert ray.get(second.sample.remote(4)) == [0, 1, 2, 3]
     assert ids(buffer.take(10.0)) == [0, 1, 2, 3]
-    assert buffer.metrics()["counts"]["reissued"] == 3
 
 
 def test_a_call_that_a_dead_sampler_left_behind_gets_no_tickets():
     buffer = make()
     buffer.register(0)
-    assert len(buffer.acquire(0, 9, 1.0).tickets) == 4
+    assert len(acquire(buffer, 0, 9, 1.0).tickets) == 4
     waiting = buffer.acquire_ref(0, 9, 30.0, 0)  # no budget: it waits
+    buffer.snapshot()  # answered: by now it does wait (calls of an async actor may begin in another order)
     buffer.register(0)  # the next life of the same sampler
     assert Buffer.result(waiting, "the old call", 10.0).stop
-    assert [t.group_id for t in buffer.acquire(0, 9, 1.0).tickets] == [0, 1, 2, 3]
+    assert [t.group_id for t in acquire(buffer, 0, 9, 1.0).tickets] == [0, 1, 2, 3]
 
 
 def test_weights_reach_every_sampler_and_the_loop_ends():
@@ -132,9 +140,8 @@ def test_weights_reach_every_sampler_and_the_loop_ends():
         batch = buffer.take(30.0)
         assert ids(batch) == [4 * step + i for i in range(4)]
         assert {taken.version for taken in batch.groups} == {step}
-        assert buffer.commit(step) == step + 1
-        assert buffer.commit(step) == step + 1  # a driver that repeats itself
-        buffer.publish(step + 1, [ray.put(f"w{step + 1}")])
+        buffer.finish_step(step, None, None)
+        buffer.finish_step(step, step + 1, [ray.put(f"w{step + 1}")])  # a driver that repeats itself
     buffer.stop()
     for weights in ray.get(runs, timeout=30):
         assert weights == [(version, f"w{version}") for version, _ in weights]
@@ -153,7 +160,7 @@ def test_a_consumer_that_dies_gets_the_same_batch_again():
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(take_and_die.options(max_retries=0).remote(buffer))
     assert ids(buffer.take(10.0)) == [0, 1, 2, 3]
-    buffer.commit(0)
+    buffer.finish_step(0, None, None)
     assert ids(buffer.take(10.0)) == [4, 5, 6, 7]
 
 
@@ -163,24 +170,23 @@ def test_snapshot_goes_into_a_fresh_buffer():
     ray.get(sampler.sample.remote(5, LARGE))
     assert ray.get(sampler.take_tickets.remote(2)) == [5, 6]
     buffer.take(10.0)
-    buffer.commit(0)
-    buffer.publish(1, None)
+    buffer.finish_step(0, 1, None)
     state, payloads = buffer.snapshot()
     ray.kill(buffer.actor)
 
     again = Buffer.create(BufferConfig(groups_per_step=4, capacity=32, max_staleness=2))
     again.restore(json.loads(json.dumps(state)), payloads)
     again.register(0)
-    assert again.acquire(0, 9, 0.2).tickets == []  # not before weights are published
+    assert acquire(again, 0, 9, 0.2).tickets == []  # not before weights are published
     again.publish(1, None)
-    tickets = again.acquire(0, 3, 5.0).tickets
+    tickets = acquire(again, 0, 3, 5.0).tickets
     assert [(t.group_id, t.version, t.reissued) for t in tickets] == [
         (5, 1, True),
         (6, 1, True),
         (7, 1, False),
     ]
     for ticket in tickets:
-        again.put(0, group(ticket))
+        put(again, 0, group(ticket))
     batch = again.take(10.0)
     assert ids(batch) == [4, 5, 6, 7]
     assert [len(one.tokens) for one in trajectories(batch)] == [LARGE, 5, 5, 5]
@@ -189,18 +195,17 @@ def test_snapshot_goes_into_a_fresh_buffer():
 def test_waits_end_with_a_sentence():
     buffer = make()
     buffer.register(0)
-    buffer.acquire(0, 3, 1.0)
+    acquire(buffer, 0, 3, 1.0)
     with pytest.raises(
         DeadlineExceeded, match="0 of 4 groups are ready, 3 are running in 1 samplers, 1 wait"
     ):
         buffer.take(0.2)
     started = time.monotonic()
-    assert buffer.acquire(0, 3, 0.2).tickets != []
-    assert buffer.acquire(0, 3, 0.2, known_version=0).tickets == []
+    assert acquire(buffer, 0, 3, 0.2).tickets != []
+    assert acquire(buffer, 0, 3, 0.2, known_version=0).tickets == []
     assert 0.2 <= time.monotonic() - started < 5.0
-    assert buffer.metrics()["consumer_wait"]["longest"] >= 0.2
     assert buffer.drop(0, 0, "reward_error")
-    assert buffer.metrics()["drops"] == {"reward_error": 1}
+    assert buffer.snapshot()[0]["drops"] == {"reward_error": 1}
 
 
 def test_a_payload_that_does_not_arrive_is_a_sentence():
@@ -233,11 +238,11 @@ def test_a_restored_buffer_holds_no_more_than_one_message_of_payloads_itself():
 def test_a_mistake_is_the_buffers_own_sentence():
     buffer = make()
     with pytest.raises(RLTrainError, match="sampler 3 asked for work but is not registered"):
-        buffer.acquire(3, 1, 1.0)
+        acquire(buffer, 3, 1, 1.0)
     with pytest.raises(RLTrainError, match="no batch is under lease"):
-        buffer.commit(0)
+        buffer.finish_step(0, None, None)
     with pytest.raises(RLTrainError, match="commit of step 2, but the batch under lease is step 0"):
-        buffer.commit(2)
+        buffer.finish_step(2, None, None)
 
 
 def test_a_killed_buffer_is_named():

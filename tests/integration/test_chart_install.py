@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from kube import KubeApi
+from operator_inside import run
 
 ROOT = Path(__file__).parents[2]
 HELM = ROOT / ".tools" / "bin" / "helm"
@@ -29,10 +31,13 @@ def helm(kube: KubeApi, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(kube: KubeApi) -> KubeApi:
+def installed(kube: KubeApi) -> Iterator[KubeApi]:
     """The API with manifests/rltrain.yaml applied client-side, as the page says."""
     kube.kubectl("apply", "-f", str(MANIFESTS))
-    return kube
+    yield kube
+    # Other tests look at the definitions alone.
+    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+        kube.kubectl("delete", kind, "--all")
 
 
 def test_applying_the_manifests_again_changes_nothing(installed: KubeApi) -> None:
@@ -65,7 +70,11 @@ def test_pods_are_let_into_a_restricted_namespace(installed: KubeApi) -> None:
         ("update", "rltrainingruns.rltrain.dev/finalizers", "yes"),
         ("watch", "rltrainingprofiles.rltrain.dev", "yes"),
         ("create", "rayjobs.ray.io", "yes"),
-        ("get", "secrets", "yes"),
+        ("create", "secrets", "yes"),
+        ("get", "secrets", "no"),
+        ("patch", "secrets", "no"),
+        ("delete", "secrets", "no"),
+        ("get", "pods", "no"),
         ("create", "configmaps", "yes"),
         ("get", "pods/log", "yes"),
         ("create", "events", "yes"),
@@ -93,9 +102,20 @@ def test_what_the_operator_may_do_in_any_namespace(
     assert done.stdout.split()[-1] == answer
 
 
-def test_leases_are_for_its_own_namespace(installed: KubeApi) -> None:
-    arguments = ("auth", "can-i", "patch", "leases.coordination.k8s.io", "-n", "rltrain-system")
-    assert installed.kubectl(*arguments, f"--as={ACCOUNT}").stdout.strip() == "yes"
+@pytest.mark.parametrize(
+    ("verb", "what", "answer"),
+    [
+        ("patch", "leases.coordination.k8s.io", "yes"),
+        ("get", "secrets/rltrain-operator-key", "yes"),
+        ("get", "secrets/of-somebody-else", "no"),
+        ("delete", "secrets/rltrain-operator-key", "no"),
+    ],
+)
+def test_lease_and_key_are_in_its_own_namespace(
+    installed: KubeApi, verb: str, what: str, answer: str
+) -> None:
+    arguments = ("auth", "can-i", verb, what, "-n", "rltrain-system", f"--as={ACCOUNT}")
+    assert installed.kubectl(*arguments, check=False).stdout.split()[-1] == answer
 
 
 def test_the_default_profile_is_applied_and_a_change_by_hand_is_kept(
@@ -214,3 +234,44 @@ def wait_for(condition: Callable[[], bool], log: Path, seconds: float = 60.0) ->
             f"not within {seconds:.0f} s; the operator's log:\n{log.read_text()[-3000:]}"
         )
         time.sleep(0.2)
+
+
+def of_size(characters: int) -> str:
+    """A run with an argument of so many characters."""
+    document = run("sized", profile=None)
+    document["spec"]["task"]["args"] = {"words": "a" * characters}
+    return json.dumps(document)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.2)
+
+
+def test_a_spec_larger_than_64_kib_is_refused_and_one_that_is_stored_may_go_on(installed: KubeApi) -> None:
+    namespace = installed.new_namespace("size")
+
+    def create(characters: int, *more: str) -> subprocess.CompletedProcess[str]:
+        where = ("create", "-n", namespace, "-f", "-", *more)
+        return installed.kubectl(*where, stdin=of_size(characters), check=False)
+
+    def patched(change: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        where = ("patch", "rlrun", "sized", "-n", namespace, "--type=merge", "-p", json.dumps(change))
+        return installed.kubectl(*where, check=False)
+
+    until(lambda: create(70_000, "--dry-run=server").returncode != 0, "the policy is enforced")
+    assert "spec: found 71" in (said := create(70_000).stderr), said
+    assert "characters, allowed: at most 65536; what is larger belongs into a file or the image" in said
+    assert create(60_000, "--dry-run=server").returncode == 0
+    installed.kubectl("delete", "validatingadmissionpolicybinding", "rltrain-size")
+    until(lambda: create(70_000, "--dry-run=server").returncode == 0, "the policy is not enforced")
+    assert create(70_000).returncode == 0
+    installed.kubectl("apply", "-f", str(MANIFESTS))
+    until(lambda: "spec: found 71" in create(70_000, "--dry-run=server").stderr, "the policy is enforced")
+    assert patched({"metadata": {"labels": {"team": "a"}}}).returncode == 0
+    assert patched({"spec": {"stop": {"maxSteps": 7}}}).returncode == 0
+    refused = patched({"spec": {"stop": {"maxSteps": 70_000_000}}})
+    assert "spec: found 71" in refused.stderr
+    installed.kubectl("delete", "rlrun", "sized", "-n", namespace)

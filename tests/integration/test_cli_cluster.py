@@ -101,7 +101,8 @@ def test_apply_checks_with_the_profiles_of_the_cluster(
     try:
         assert main(["apply", str(file), "-n", namespace, "--set", "profile=cli-small"]) == 2
         assert error_of(capsys) == (
-            f"{file}: spec.sampler.replicas: found 2, allowed: at most 1, the limit of profile cli-small"
+            f"{file}: spec.sampler.replicas: found 2, allowed: at most 1, the limit of profile cli-small. "
+            "Ask the platform team for more."
         )
         assert main(["apply", str(file), "-n", namespace, "--set", "profile=large"]) == 2
         assert "there is no such RLTrainingProfile" in error_of(capsys)
@@ -258,8 +259,9 @@ def test_report_says_where_the_page_is(kube: KubeApi, run: str, capsys: pytest.C
     uid = run_of(kube, run)["metadata"]["uid"]
     assert main(["report", "arithmetic", "-n", run]) == 1
     assert error_of(capsys) == (
-        f"run arithmetic (Succeeded) has no head pod: its report is on PersistentVolumeClaim checkpoints in "
-        f"namespace {run}, as arithmetic-{uid[:8]}/run/report.html; docs/cluster.md shows how to copy it from there"
+        f"run arithmetic (Succeeded) has no head pod: its run folder is on PersistentVolumeClaim checkpoints in "
+        f"namespace {run}, as arithmetic-{uid[:8]}/run; docs/cluster.md shows how to copy it from there, and "
+        "rltrain report FOLDER makes the report"
     )
 
 
@@ -335,4 +337,4 @@ def test_a_cluster_without_the_chart(kube: KubeApi, capsys: pytest.CaptureFixtur
         for key in ("resourceVersion", "uid", "creationTimestamp", "managedFields"):
             definition["metadata"].pop(key, None)
         kube.apply(definition | {"status": None})
-        kube.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/rltrainingruns.rltrain.dev")
+        kube.wait_for_definitions("crd/rltrainingruns.rltrain.dev")

@@ -118,7 +118,7 @@ def ended_with(code: int) -> bytes:
 
 
 def run(cluster: Cluster, idle: float | None = 20.0) -> bytes:
-    return b"".join(execute(cluster, "team-a", "head", "ray", ["cat", "a file"], idle=idle))
+    return b"".join(execute(cluster, "team-a", "head", ["cat", "a file"], idle=idle))
 
 
 def test_output_comes_as_it_was_written() -> None:
@@ -195,7 +195,7 @@ from rl_cli.cluster import Cluster
 from rl_cli.failures import ClusterError
 cluster = Cluster(client.ApiClient(client.Configuration(host=sys.argv[1])), "team-a")
 try:
-    sys.exit(attach(cluster, "team-a", "head", "ray", ["python", "-"]))
+    sys.exit(attach(cluster, "team-a", "head", ["python", "-"]))
 except ClusterError as error:
     sys.exit(f"said: {error}")
 """

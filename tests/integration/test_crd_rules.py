@@ -242,6 +242,39 @@ def test_status_is_not_written_with_the_spec(kube: KubeApi, run: str) -> None:
     assert "status" not in kube.get("rlrun", "run", "-n", run)
 
 
+@pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
+@pytest.mark.parametrize(
+    ("field", "below"),
+    [
+        ("f:task", {"task": {"args": "@"}}),
+        ("f:task", {"task": {"chatTemplateKwargs": "@"}}),
+        ("f:task", {"task": {"tools": ["@"]}}),
+        ("f:trainer", {"trainer": {"kind": "command", "command": ["python"], "config": "@"}}),
+    ],
+    ids=["args", "chatTemplateKwargs", "tools", "config"],
+)
+def test_who_manages_a_free_object_manages_it_as_one(
+    kube: KubeApi, field: str, below: dict[str, Any], how: tuple[str, ...]
+) -> None:
+    """Levels in it would be paths of the object's managed fields, and cost the square of their number at each write."""
+
+    def managed(value: object) -> Any:
+        spec = json.loads(json.dumps(below).replace('"@"', json.dumps(value)))
+        task = {**RUN["spec"]["task"], **spec.get("task", {})}
+        run = {**RUN, "spec": {**RUN["spec"], **spec, "task": task}}
+        namespace = kube.new_namespace("crd-managed")
+        kube.kubectl("apply", *how, "-n", namespace, "-f", "-", stdin=json.dumps(run))
+        (one,) = kube.get("rlrun", "run", "-n", namespace, "--show-managed-fields")["metadata"][
+            "managedFields"
+        ]
+        return one["fieldsV1"]["f:spec"][field]
+
+    deep: object = 1
+    for _ in range(200):
+        deep = {"a": deep, "b": [deep]} if isinstance(deep, int) else {"a": deep}
+    assert managed({"deep": deep}) == managed({"flat": 1})
+
+
 def test_explain_reads_well(kube: KubeApi) -> None:
     text = kube.kubectl("explain", "rlrun.spec.sampler.maxNewTokens").stdout
     assert "Longest completion in tokens. Default: 256." in text

@@ -20,7 +20,7 @@ from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
-from rl_trainer.placement.groups import Bundle, reserve
+from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import unpack_weights
 
@@ -67,7 +67,8 @@ def groups(seed: int) -> list[Group]:
 
 def launch(replicas: int, cache: Path, **algorithm: object) -> tuple[Learners, Any]:
     run = spec(replicas, **algorithm)
-    reservation = reserve([Bundle(f"learner {rank}", 1) for rank in range(replicas)], "PACK", 30)
+    reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
+    wait_for_all([reservation], 30)
     learners = Learners.launch(run, reservation)
     learners.start(share_folder(resolve_model("tiny", cache, run.model.tiny, 0, None)))
     return learners, reservation
@@ -210,7 +211,7 @@ def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
 def test_a_cluster_that_is_too_small_is_told_after_the_deadline():
     bundles = [Bundle("learner 0", 1), *(Bundle(f"sampler {rank}", 64) for rank in range(2))]
     with pytest.raises(PlacementError) as caught:
-        reserve(bundles, "PACK", 1.0)
+        wait_for_all([Reservation(bundles)], 1.0)
     sentence = str(caught.value)
     assert "129 CPU in all and 64 on one node (cluster: 4," in sentence
     assert "placement.timeout" in sentence

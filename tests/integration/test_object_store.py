@@ -14,9 +14,11 @@ from object_store import ObjectStore
 from training_runs import PROMPTS, RunFiles, ray_here, until
 
 from rl_api.errors import TaskError
+from rl_trainer.cli import main
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.tasks.prompts import read_prompts
+from rl_trainer.storage.remote_folder import RemoteFolder
+from rl_trainer.tasks.prompts import read_file, read_prompts
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -50,7 +52,9 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json"))
 
 
-def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp_path: Path):
+def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     bucket = store.bucket("lost-disk")
     task = {"evaluation": {"everySteps": 4, "samples": 8}}
     whole = RunFiles(tmp_path / "whole", task=task, stop={"maxSteps": STEPS})
@@ -76,6 +80,17 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(store: ObjectStore, tmp
     assert (kept / "final" / "model.safetensors").read_bytes() == whole.weights
     for name in ("metrics.jsonl", "summary.json", "report.html", "run.yaml", "timeline.json"):
         assert (kept / name).read_bytes() == (second.out / name).read_bytes()
+    last = "s3://lost-disk/runs/one/step-00000008"
+    assert main(["verify", last]) == 0
+    assert "every file is as it was written" in capsys.readouterr().out
+    content = (kept / "step-00000008" / "groups.npz").read_bytes()
+    RemoteFolder(last).write("groups.npz", content[:-1] + bytes([content[-1] ^ 1]))
+    RemoteFolder(last).write("added.py", b"x")
+    assert main(["verify", last]) == 1
+    assert capsys.readouterr().err == (
+        f"rltrain: {last}: groups.npz was changed: its SHA-256 is another\n"
+        f"rltrain: {last}: added.py is not of the checkpoint\n"
+    )
     examples = json.loads((kept / "examples.json").read_text())
     assert examples
     assert all(one["before"] is not None and one["after"] is not None for one in examples)
@@ -89,11 +104,12 @@ def test_prompts_from_the_object_store(store: ObjectStore):
     (store.bucket("prompts") / "two.jsonl").write_text(
         '{"prompt": "1+1", "answer": 2}\n{"prompt": "1+2", "answer": 3}\n'
     )
-    assert len(read_prompts("s3://prompts/two.jsonl", "prompt", "answer")) == 2
+    content = read_file("s3://prompts/two.jsonl", None)
+    assert len(read_prompts("two.jsonl", content, "prompt", "answer")) == 2
     with pytest.raises(
         TaskError, match=r"task\.file: s3://prompts/three\.jsonl cannot be read: .* Look at bucket"
     ):
-        read_prompts("s3://prompts/three.jsonl", "prompt", "answer")
+        read_file("s3://prompts/three.jsonl", None)
 
 
 def test_an_earlier_run_in_the_folder_is_not_lost_by_mistake(store: ObjectStore, tmp_path: Path):

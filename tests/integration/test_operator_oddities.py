@@ -13,7 +13,10 @@ from kube import KubeApi
 from operator_inside import run
 from operator_process import OperatorProcess
 
+from rl_api.crd import definitions
+
 DEEP = 1_200
+LARGE = {"environment": "reasoning-gym", "name": "chain_sum", "args": {"words": "a" * 70_000}}
 
 
 @pytest.fixture
@@ -162,3 +165,71 @@ def test_a_queue_without_kueue_starts_no_pods_and_has_admitted_nobody(
     assert said["reason"] == "KueueMissing"
     job = kube.get("rayjob", "queued-1", "-n", namespace)
     assert job["spec"]["suspend"] is True
+
+
+def without_bounds(kube: KubeApi) -> None:
+    """The definition as it was before a run's numbers and texts had bounds."""
+    definition = definitions()["rltrainingruns"]
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    sampler = schema["properties"]["spec"]["properties"]["sampler"]["properties"]
+    del sampler["replicas"]["maximum"]
+    image = schema["properties"]["spec"]["properties"]["image"]
+    del image["pattern"], image["maxLength"]
+    kube.kubectl("replace", "-f", "-", stdin=json.dumps(definition))
+
+
+def test_what_was_stored_before_there_were_bounds_is_shown_once_and_can_still_be_changed(
+    kube: KubeApi, namespace: str, operator: OperatorProcess
+) -> None:
+    without_bounds(kube)
+    try:
+        many = run("many", profile=None, sampler={"replicas": 1_000_000})
+        said = wait_for(
+            lambda: (
+                kube.kubectl(
+                    "create", "-n", namespace, "-f", "-", stdin=json.dumps(many), check=False
+                ).returncode
+                == 0
+            )
+        )
+        assert said, "the definition is not served"
+        put(kube, namespace, "image", image="x:1\n" + "a" * 5_000)
+        put(kube, namespace, "large", task=LARGE)
+    finally:
+        kube.kubectl("replace", "-f", "-", stdin=json.dumps(definitions()["rltrainingruns"]))
+    refused = run("refused", profile=None, sampler={"replicas": 1_000_000})
+    assert wait_for(
+        lambda: (
+            kube.kubectl(
+                "create",
+                "-n",
+                namespace,
+                "--dry-run=server",
+                "-f",
+                "-",
+                stdin=json.dumps(refused),
+                check=False,
+            ).returncode
+            != 0
+        )
+    )
+    operator.start()
+    operator.until_works()
+    for name, sentence in (
+        ("many", "spec.sampler.replicas: found 1000000, allowed: a whole number >= 1 and <= 4096"),
+        ("image", "spec.image: found 'x:1\\naaaa"),
+        ("large", "spec: found 71"),
+    ):
+        found = operator.until(lambda name=name: accepted(kube, namespace, name), f"{name} is refused")
+        assert (found["status"], found["reason"]) == ("False", "InvalidSpec")
+        assert found["message"].startswith(sentence)
+    put(kube, namespace, "other")
+    starts(kube, namespace, operator, "other")
+    # What is not changed is not checked again: a person may still suspend and delete it.
+    for name in ("many", "image", "large"):
+        kube.kubectl(
+            "patch", "rlrun", name, "-n", namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}'
+        )
+        kube.kubectl("delete", "rlrun", name, "-n", namespace)
+    assert "Traceback" not in operator.log.read_text()
+    assert not [name for name in operator.metrics() if "errors_total{" in name and "Conflict" not in name]

@@ -66,7 +66,7 @@ def test_a_conflict_is_tried_again(kube: KubeApi, namespace: str) -> None:
             assert (said.get("attempts", []), said.get("phase", "Pending")) == ([], "Pending")
             # What the garbage collector does, and the watch.
             kube.kubectl("delete", "rayjob/twice-1", "-n", namespace)
-            for what in ("configmap/twice-1", "secret/twice-status", "networkpolicy/twice", "pdb/twice"):
+            for what in ("configmap/twice-1", "networkpolicy/twice", "pdb/twice"):
                 kube.kubectl("delete", what, "-n", namespace)
             controller.seen("RayJob", "DELETED", job)
             controller.seen("RLTrainingRun", "DELETED", old)
@@ -114,7 +114,7 @@ def test_a_status_that_somebody_else_wrote_in_between(kube: KubeApi, namespace: 
             assert [one["number"] for one in status["attempts"]] == [1, 2]
             assert status["attempts"][0]["reason"] == "AppFailed: x"
             assert "deleted by somebody" in status["attempts"][1]["reason"]
-            sample = controller.api._calls.registry.get_sample_value
+            sample = controller.metrics.registry.get_sample_value
             labels = {"verb": "patch", "kind": "RLTrainingRun", "code": "409"}
             assert sample("rltrain_operator_api_calls_total", labels) == 1
         finally:
@@ -182,12 +182,31 @@ def small(name: str, **spec: Any) -> dict[str, Any]:
     return document
 
 
-def test_everything_is_applied_from_birth(kube: KubeApi, namespace: str) -> None:
+def test_what_changes_later_is_applied_from_birth_and_the_rest_is_made_once(
+    kube: KubeApi, namespace: str
+) -> None:
     kube.apply(small("born"), namespace=namespace)
     look_once(kube, namespace)
-    names = {"configmap": "born-1", "rayjob": "born-1", "secret": "born-status", "pdb": "born"}
-    for what, name in (names | {"networkpolicy": "born"}).items():
-        assert owners(managed(kube, what, name, namespace)) == [("rltrain-operator", "Apply")], what
+    for what in ("pdb", "networkpolicy"):
+        assert owners(managed(kube, what, "born", namespace)) == [("rltrain-operator", "Apply")], what
+    for what in ("rayjob", "configmap"):
+        assert owners(managed(kube, what, "born-1", namespace)) == [("rltrain-operator", "Update")], what
+    (secret,) = kube.get("secrets", "-n", namespace)["items"]
+    uid = kube.get("rlrun", "born", "-n", namespace)["metadata"]["uid"]
+    assert secret["metadata"]["name"] == f"born-1-{uid[:8]}"
+    assert secret["immutable"] is True
+
+
+def test_a_pod_that_may_keep_little_on_its_disk_is_taken(kube: KubeApi, namespace: str) -> None:
+    """KubeRay's definitions let any pod pass: one that asks for more than it may have would only never be made."""
+    kube.apply(small("little", sampler={"resources": {"ephemeralStorage": "100Mi"}}), namespace=namespace)
+    look_once(kube, namespace)
+    (_, sampler) = kube.get("rayjob", "little-1", "-n", namespace)["spec"]["rayClusterSpec"][
+        "workerGroupSpecs"
+    ]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": sampler["template"]["spec"]}
+    assert sampler["groupName"] == "sampler"
+    kube.kubectl("create", "--dry-run=server", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(pod))
 
 
 def test_what_an_earlier_operator_posted_and_no_render_names_is_dropped(

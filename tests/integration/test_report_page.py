@@ -60,6 +60,11 @@ def browse(tmp_path, page, *options):
     return result.stdout
 
 
+def without_policy(page):
+    """The page without what forbids it to run other scripts, such as those of a test."""
+    return re.sub(r'<meta http-equiv="Content-Security-Policy[^>]*>', "", page)
+
+
 def step_record(step, steps):
     done = 1 / (1 + math.exp(-(step / steps - 0.4) * 9))
     noise = math.sin(step * 12.9898) * 0.5
@@ -244,7 +249,7 @@ def test_a_person_can_ask_for_values_times_and_all_examples(tmp_path, report):
       document.body.dataset.first = document.getElementById("tooltip").innerText;
     </script></body>"""
     page = tmp_path / "used.html"
-    page.write_text(report.read_text().replace("</body>", script))
+    page.write_text(without_policy(report.read_text()).replace("</body>", script))
     dom = browse(tmp_path, page, "--window-size=1280,3000", "--dump-dom")
     body = re.search(r"<body([^>]*)>", dom)[1]
     assert re.search(r'data-tooltip="Step 60 .*?KL\s+0\.05', body, re.S), body
@@ -273,3 +278,17 @@ def test_the_file_names_no_other_place(report):
     text = Path(report).read_text()
     # The name of the SVG vocabulary is an identifier; no browser fetches it.
     assert re.findall(r"https?://[^\s\"'<]+", text.replace("http://www.w3.org/2000/svg", "")) == []
+
+
+def test_a_script_that_is_not_ours_does_not_run(tmp_path, report):
+    """The second wall, should a text ever come through unescaped: the page names the hash of its own script."""
+    text = Path(report).read_text()
+    injected = "<script>document.title = 1</script><img src=x onerror='document.title = 1'><base href='http://a.example'>"
+    assert text.count("</header>") == 1
+    page = tmp_path / "injected.html"
+    page.write_text(text.replace("</header>", f"</header>{injected}"))
+    dom = browse(tmp_path, page, "--dump-dom")
+    assert 'data-rendered="true"' in dom, "our own script runs"
+    assert "<title>1</title>" not in dom
+    page.write_text(without_policy(page.read_text()))
+    assert "<title>1</title>" in browse(tmp_path, page, "--dump-dom"), "without the policy it would"

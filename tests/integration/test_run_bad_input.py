@@ -118,6 +118,12 @@ def test_a_resumed_run_must_be_the_same_run(tmp_path: Path):
     outcome = files.run("--resume", "--set", "seed=9")
     assert outcome.code == 2, outcome
     assert "spec.seed: found 9, but the checkpoint of step 2 was made with 1" in outcome.sentence
+    outcome = files.run("--resume", "--set", "task.chatTemplateKwargs={enable_thinking: false}")
+    assert outcome.code == 2, outcome
+    assert (
+        "spec.task.chatTemplateKwargs.enable_thinking: found False, but the checkpoint of step 2 was made with None"
+        in outcome.sentence
+    )
 
 
 def test_a_ray_cluster_that_is_not_there(tmp_path: Path):

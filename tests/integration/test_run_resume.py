@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from training_runs import GROUP, PROMPTS, RunFiles, ray_here
+
+from rl_trainer.checkpoint.inspection import inspect_folder
+from rl_trainer.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -64,6 +68,13 @@ def test_killed_and_resumed_is_the_uninterrupted_run_bit_by_bit(uninterrupted: R
     assert curves(files) == curves(uninterrupted)
     assert [prompt for r in files.steps for prompt in r.prompts] == list(range(STEPS * PROMPTS))
     files.assert_nothing_lost_or_twice()
+    # A checkpoint names the one before it, also where a kill lies between.
+    kept = CheckpointStore(files.out / "checkpoints", read_only=True).list()
+    assert len(kept) > 1
+    for before, after in itertools.pairwise(kept):
+        parent = {"step": before.step, "digest": before.digest}
+        assert after.metadata["lineage"] == before.metadata["lineage"] | {"parent": parent}
+        assert inspect_folder(after.path).problems == ()
 
 
 def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path: Path):

@@ -45,7 +45,7 @@ def asked():
 
 @pytest.fixture
 def server(asked):
-    with StatusServer("arithmetic", on_checkpoint=asked.set, checkpoint_timeout=20.0) as server:
+    with StatusServer("arithmetic", on_checkpoint=asked.set) as server:
         yield server
 
 
@@ -200,13 +200,6 @@ def test_who_waits_when_the_run_ends_is_told(asked):
     server.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((server.host, server.port), timeout=1)
-
-
-def test_a_run_without_checkpoints_says_so():
-    with StatusServer("run") as server:
-        status, document = post(server)
-    assert status == 409
-    assert "spec.checkpoint" in document["error"]
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,13 @@ class Sampler:
 
     def sample(self, count: int) -> list[int]:
         """Group ids."""
-        tickets = self.buffer.acquire(0, count, 10.0).tickets
+        tickets = Buffer.result(self.buffer.acquire_ref(0, count, 10.0), "acquiring work").tickets
         for ticket in tickets:
             tokens = np.full(LARGE, ticket.group_id, np.int32)
             logprobs, versions = np.zeros(LARGE - 1, np.float32), np.zeros(LARGE - 1, np.int32)
             made = Trajectory(tokens, np.arange(LARGE) > 0, logprobs, versions)
-            assert self.buffer.put(0, Group.of(ticket.group_id, [made])).accepted
+            asked = self.buffer.put_ref(0, [Group.of(ticket.group_id, [made])])
+            assert Buffer.result(asked, "handing in a group")[0].accepted
         return [ticket.group_id for ticket in tickets]
 
 
@@ -77,7 +78,7 @@ def load_on_the_second(folder: Path, temporary: Path) -> None:
         learner = ray.remote(LearnerActor).options(**SECOND).remote(0, 1, spec)
         ray.get(learner.start.remote(shared, None), timeout=120)
         assert list((temporary / "rltrain-models").iterdir()) == []
-        samplers = Samplers(spec, shared, buffer, place_run(spec, print), None, print, print)
+        samplers = Samplers(spec, shared, buffer, place_run(spec, print), None, None, print, print)
         del shared
         samplers.wait_ready()
         core, deadline = ray._private.worker.global_worker.core_worker, time.monotonic() + 60

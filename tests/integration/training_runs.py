@@ -22,7 +22,8 @@ import psutil
 import ray
 import yaml
 
-from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint.manifest import Checkpoint
+from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.cli import main
 from rl_trainer.observe.metrics import StepRecord, read_events, read_metrics
 

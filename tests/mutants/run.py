@@ -34,7 +34,7 @@ from mutations import Mutant, mutants  # noqa: E402
 # What is pure, and the folders of tests/unit whose tests are asked about it.
 PURE: Mapping[str, tuple[str, ...]] = {
     "api/rl_api": ("api",),
-    "operator/rl_operator/model": ("operator/plan", "operator/render", "operator/decide"),
+    "operator/rl_operator/model": ("operator/model", "operator/plan", "operator/render", "operator/decide"),
     "operator/rl_operator/plan": ("operator/plan", "operator/render"),
     "operator/rl_operator/render": ("operator/render",),
     "operator/rl_operator/decide": ("operator/decide",),

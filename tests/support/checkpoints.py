@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from rl_trainer.checkpoint.manifest import Checkpoint
+from rl_trainer.checkpoint.store import CheckpointStore, Writer
 
 
 def content(step: int, size: int = 3000) -> dict[str, Writer]:
@@ -30,7 +31,7 @@ def check(checkpoint: Checkpoint | None, step: int) -> None:
     assert checkpoint is not None
     assert checkpoint.step == step
     assert checkpoint.metadata == {"cursor": step}
-    assert sorted(checkpoint.info.files) == [
+    assert sorted(checkpoint.files) == [
         "hf/config.json",
         "hf/deeper/empty",
         "state/rng.json",

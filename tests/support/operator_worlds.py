@@ -83,6 +83,19 @@ GPU_POOLS = [
     },
 ]
 
+VERL: dict[str, Any] = {
+    "trainer": {"kind": "verl"},
+    "model": {"source": "org/model"},
+    "task": {
+        "environment": "prompts",
+        "file": "train.parquet",
+        "name": None,
+        "rewards": [{"rule": "function", "function": "rewards:score"}],
+    },
+    "sampler": {"engine": "vllm", "replicas": 1},
+    "learner": {"pools": ["h100"]},
+}
+
 
 def make_plan(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Effective:
     found = plan(make_run(spec), [profile] if profile else [], SETTINGS)
@@ -96,6 +109,8 @@ def make_pod(role: str, *, attempt: int = 1, index: int = 0, ready: bool = True,
         "uid": f"{role}-{attempt}-{index}",
         "role": role,
         "attempt": attempt,
+        "owner": f"cluster-{attempt}",
+        "ip": "10.0.0.7",
         "phase": "Running" if ready else "Pending",
         "ready": ready,
         "node": "node-1",
@@ -123,6 +138,7 @@ def make_ray(attempt: int = 1, **fields: Any) -> Ray:
         "created": NOW,
         "deployment_status": "Initializing",
         "cluster": f"sums-{attempt}-abcde",
+        "cluster_uid": f"cluster-{attempt}",
         "head_service": f"sums-{attempt}-abcde-head-svc",
     }
     return Ray(**(values | fields))
@@ -184,7 +200,7 @@ class Story:
         self.run = make_run(spec)
         self.profiles = profiles or []
         self.now = NOW
-        self.world = World(run=self.run, claim_exists=True, new_token="fresh")
+        self.world = World(run=self.run, claim_exists=True)
         self.last: Decision | None = None
 
     def look(self, **changes: Any) -> Decision:
@@ -196,7 +212,7 @@ class Story:
         assert decision == again, "the same world must give the same decision"
         self._write(decision)
         if isinstance(found, Effective) and decision.create:
-            self.world = replace(self.world, live=live_objects(found), token=self.world.token or "fresh")
+            self.world = replace(self.world, live=live_objects(found))
         self.last = decision
         return decision
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,3 +72,11 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def any_scheme() -> Iterator[None]:
+    """Stores in memory and on the disk stand for an object store, the only one that is opened otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_trainer.storage.remote_folder.is_s3_address", lambda uri: True)
+        yield

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from rl_api import RLTrainingRun, RunSpec, validate_files
 from rl_api.recipes import RECIPES, recipe
+from rl_cli.main import CLUSTER, HERE, parser
 from rl_trainer.cli import _parser
 from rl_trainer.observe.charts import SECTIONS
 from rl_trainer.observe.metrics import FIELDS
@@ -75,6 +76,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.+)$", text_of(file), flags=re.M)
             assert section in [anchor(heading) for heading in headings], f"{page.name}: no section {target}"
+
+
+def test_modules_of_the_algorithms_page_exist() -> None:
+    modules = [
+        word for word in code(text_of(ROOT / "docs/algorithms.md")) if re.fullmatch(r"\w+/\w+\.py", word)
+    ]
+    assert len(modules) > 8
+    assert [module for module in modules if not (TRAINER / module).exists()] == []
 
 
 def test_paths_of_the_architecture_page_exist() -> None:
@@ -156,7 +165,8 @@ def test_fields_are_spelt_as_in_the_contract(page: Path) -> None:
 def test_commands_can_be_typed(command: str) -> None:
     words = [word for word in shlex.split(command, comments=True) if word != "FILE"]
     arguments = [*words[1:], "run.yaml"] if "FILE" in command else words[1:]
-    parsed = _parser().parse_args(arguments)
+    known = next(one for one in (*HERE, *CLUSTER) if one.name == arguments[0])
+    parsed = (parser((known,)) if known.module else _parser()).parse_args(arguments)
     names = [getattr(parsed, "file", None), *getattr(parsed, "files", [])]
     for name in filter(None, names):
         assert name == "run.yaml" or (ROOT / name).exists(), f"{command}: there is no {name}"

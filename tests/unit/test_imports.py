@@ -30,11 +30,13 @@ LAZY: dict[str, dict[str, set[str]]] = {
         },
         "rl_cli.*": {
             "kubernetes",
-            "rich",
-            "rl_api.*",
-            "rl_cli.*",
-            "rl_operator.*",
-            "rl_trainer.*",
+            "rl_api.errors",
+            "rl_api.printable",
+            "rl_cli.cluster",
+            "rl_cli.screen",
+            "rl_trainer.cli",
+            "rl_trainer.observe.console",
+            "rl_trainer.observe.page",
             "websocket",
         },
     },
@@ -65,7 +67,6 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.program.run": {"torch"},
         "rl_trainer.rollout.engines.library": {"transformers"},
         "rl_trainer.storage.remote_folder": {"fsspec"},
-        "rl_trainer.tasks.prompts": {"fsspec"},
     },
 }
 

@@ -130,6 +130,8 @@ class Stage:
         meta = {"name": cluster, "labels": labels, "ownerReferences": [owner]}
         document = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": meta, "spec": spec}
         self.kube.apply(document, namespace=NAMESPACE)
+        control = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster, "controller": True}
+        control["uid"] = self.stored("raycluster", cluster)["metadata"]["uid"]
         ready = {"state": "ready", "head": {"serviceName": f"{cluster}-head-svc"}}
         groups = {"head": spec["headGroupSpec"]} | {one["groupName"]: one for one in spec["workerGroupSpecs"]}
         for group, parts in groups.items():
@@ -138,10 +140,11 @@ class Stage:
                 meta = {
                     "name": f"{cluster}-{group}-{index}",
                     "labels": parts["template"]["metadata"]["labels"],
+                    "ownerReferences": [control],
                 }
                 self.kube.apply(pod | {"metadata": meta}, namespace=NAMESPACE)
                 conditions = [{"type": "Ready", "status": "True"}]
-                self.status("pod", meta["name"], phase="Running", conditions=conditions)
+                self.status("pod", meta["name"], phase="Running", conditions=conditions, podIP="10.0.0.7")
         self.status("raycluster", cluster, **ready)
         running = {"jobStatus": "RUNNING", "jobDeploymentStatus": "Running", "rayClusterName": cluster}
         self.status("rayjob", f"{run}-1", **running, rayClusterStatus=ready)
@@ -242,7 +245,14 @@ def main(tree: Path, folder: Path) -> None:
             environment = os.environ | {"PYTHONPATH": path, "KUBECONFIG": str(kube.kubeconfig)}
             url = f"http://127.0.0.1:{drivers.server_port}/{{namespace}}/{{run}}"
             metrics, health = (f"127.0.0.1:{port}" for port in free_ports(2))
-            options = [f"--driver-url={url}", f"--metrics-listen={metrics}", f"--health-listen={health}"]
+            key = Path(scratch) / "key"
+            key.write_bytes(b"the key of an operator that is recorded")
+            options = [
+                f"--driver-url={url}",
+                f"--key-file={key}",
+                f"--metrics-listen={metrics}",
+                f"--health-listen={health}",
+            ]
             operator = subprocess.Popen([sys.executable, "-m", "rl_operator", *options], env=environment)
             stage = Stage(kube)
             names = play(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from dataclasses import replace
@@ -17,9 +18,10 @@ from operator_worlds import make_reading
 from rl_api.progress import CheckpointStatus, RunStatus
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.decide.unreadable import wrong_status
-from rl_operator.kube.cache import Key, Store
+from rl_operator.kube.cache import Store
 from rl_operator.kube.client import Api
 from rl_operator.model.decision import Decision
+from rl_operator.model.names import Key
 from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective
@@ -52,6 +54,20 @@ class OnlyReads(Api):
         return True
 
 
+def owned(items: list[dict[str, Any]]) -> None:
+    """Pods as KubeRay makes them, and the kubelet: under control of their RayCluster, and with an address."""
+    for pod in (one for one in items if one["kind"] == "Pod"):
+        (cluster,) = (
+            one
+            for one in items
+            if one["kind"] == "RayCluster" and pod["metadata"]["name"].startswith(one["metadata"]["name"])
+        )
+        owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "controller": True}
+        owner |= {part: cluster["metadata"][part] for part in ("name", "uid")}
+        pod["metadata"].setdefault("ownerReferences", [owner])
+        pod["status"].setdefault("podIP", "10.0.0.7")
+
+
 class Upgraded:
     """An operator of today that begins with what an earlier one has stored."""
 
@@ -61,6 +77,7 @@ class Upgraded:
         self.run = next(one for one in self.items if one["kind"] == "RLTrainingRun")
         self.key: Key = (self.run["metadata"]["namespace"], self.run["metadata"]["name"])
         self.memory = Memory(self.run["metadata"]["uid"])
+        owned(self.items)
         store = Store()
         for document in (profile, *self.items):
             if document["kind"] not in ("ConfigMap", "Secret"):
@@ -71,12 +88,12 @@ class Upgraded:
         self.now = now + timedelta(seconds=1)
 
     def world(self) -> World:
-        found = asyncio.run(self.cluster.observe(self.key, self.memory))
-        assert found is not None
-        return found
+        run = self.cluster.store.run(self.key)
+        assert run is not None
+        return asyncio.run(self.cluster.observe(self.key, run, self.memory))
 
     def look(self, world: World) -> Decision:
-        return reconcile(world, self.now, self.cluster.plan(dict(world.run), self.memory))
+        return reconcile(world, self.now, self.cluster.plan(world.run, self.memory))
 
 
 @pytest.fixture(params=RECORDED, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -113,7 +130,8 @@ def test_a_run_that_is_under_way_goes_on(upgraded: Upgraded) -> None:
     if not under_way:
         return
     assert world.ray(under_way[-1].number) is not None
-    assert world.token, "the driver knows it"
+    (secret,) = (one for one in upgraded.items if one["kind"] == "Secret")
+    assert upgraded.memory.token == base64.b64decode(secret["data"]["token"]).decode(), "the driver knows it"
     decision = upgraded.look(world)
     assert decision.status.attempts == attempts
     if world.rays[0].submitted and not world.wants_suspend:

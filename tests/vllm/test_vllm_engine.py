@@ -19,8 +19,6 @@ from rl_trainer.model.loader import load_model
 from rl_trainer.rollout.engines import vllm as vllm_engine
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.library import LibraryEngine
-from rl_trainer.rollout.engines.torch import TorchEngine
 from rl_trainer.rollout.engines.vllm import VllmEngine, cache_bytes
 
 SLOTS = 4
@@ -67,7 +65,7 @@ def weights(decoder: Decoder) -> dict[str, torch.Tensor]:
 
 
 def test_greedy_tokens_equal_the_torch_engine(engine: VllmEngine, folder: Path):
-    other = TorchEngine.open(folder, slots=SLOTS)
+    other = create_engine(folder, slots=SLOTS)
     work = requests(prompts(9), 25, temperature=0.0)
     for one in (engine, other):
         one.add(work)
@@ -211,7 +209,7 @@ def test_new_weights_are_those_of_the_trainer_there_and_back(
     engine: VllmEngine, folder: Path, weights: dict[str, torch.Tensor]
 ):
     """Every matrix, the output head included, tied or not; also the keys and values of a prompt that was there before."""
-    other = TorchEngine.open(folder, slots=SLOTS)
+    other = create_engine(folder, slots=SLOTS)
     texts = [*prompts(5), np.resize(prompts(1)[0], 200), np.resize(prompts(1)[0], 200)]
     work = requests(texts, 15, temperature=0.0)
     seen = []
@@ -231,7 +229,7 @@ def test_new_weights_are_those_of_the_trainer_there_and_back(
 def test_sequences_in_flight_go_on_with_new_weights(
     engine: VllmEngine, folder: Path, weights: dict[str, torch.Tensor]
 ):
-    other = TorchEngine.open(folder, slots=SLOTS)
+    other = create_engine(folder, slots=SLOTS)
     work = requests(prompts(6), 20, temperature=0.0)
     found, expected = {}, {}
     for one, results in ((engine, found), (other, expected)):
@@ -288,8 +286,8 @@ def test_weights_that_are_not_numbers_spoil_nothing_that_follows(
 def test_a_family_that_our_decoder_does_not_run(model_folder: Callable[[str], Path]):
     folder = model_folder("gpt2")
     engine, other = (
-        create_engine(folder, kind="vllm", slots=4, max_length=100),
-        LibraryEngine.open(folder, slots=9),
+        create_engine(folder, kind="vllm", slots=4),
+        create_engine(folder, slots=9),
     )
     weights = load_model(folder).hf_state_dict()
     for version, tensors in enumerate((changed(weights), weights)):
@@ -304,8 +302,8 @@ def test_a_family_that_our_decoder_does_not_run(model_folder: Callable[[str], Pa
         ModelError, match=r"^weights of version 2: tensor transformer\.wpe\.weight is missing"
     ):
         engine.load_weights({name: value for name, value in weights.items() if "wpe" not in name}, 2)
-    with pytest.raises(TaskError, match="the context holds 100"):
-        engine.add([GenerationRequest(0, np.full(100, 3, np.int32), SamplingParams(1))])
+    with pytest.raises(TaskError, match=f"the context holds {CONTEXT}"):
+        engine.add([GenerationRequest(0, np.full(CONTEXT, 3, np.int32), SamplingParams(1))])
 
 
 def test_room_for_fewer_sequences_than_there_are_slots(
@@ -316,12 +314,12 @@ def test_room_for_fewer_sequences_than_there_are_slots(
     texts = [np.resize(text, 100) for text in prompts(7)]
     work = requests(texts, 100, temperature=0.0)
     sampled = requests(texts, 100)
-    whole, other = create_engine(folder, kind="vllm", slots=4), TorchEngine.open(folder, slots=4)
+    whole, other = create_engine(folder, kind="vllm", slots=4), create_engine(folder, slots=4)
     for engine, given in ((whole, sampled), (other, work)):
         engine.add(given)
     expected, drawn = drain(other), drain(whole)
     # Each needs two blocks of 128 tokens; there are five, and one that vLLM keeps.
-    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 6 * cache_bytes(folder, 1, torch.float32, 128) // 3)
+    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 6 * cache_bytes(folder, 1, torch.float32) // 4)
     engine = create_engine(folder, kind="vllm", slots=4)
     engine.add(work)
     steps, found = 0, {}
@@ -344,7 +342,7 @@ def test_a_tied_model_whose_weights_hold_a_head(model_folder: Callable[[str], Pa
     new, work = changed(tensors), requests(prompts(3), 10, temperature=0.0)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    engine, other = create_engine(folder, kind="vllm", slots=4), TorchEngine.open(folder, slots=4)
+    engine, other = create_engine(folder, kind="vllm", slots=4), create_engine(folder, slots=4)
     for one in (engine, other):
         one.load_weights(new, 1)
         one.add(work)

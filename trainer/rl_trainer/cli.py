@@ -10,16 +10,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_api import load_run
-from rl_api.cli import add_validate_parser, run_validate
-from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_api.printable import printable_lines
+from rl_trainer.checkpoint.inspection import inspect_folder, inspect_remote, table, told
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
 from rl_trainer.run.stopping import StopRequest
+from rl_trainer.storage.remote_folder import RemoteFolder
 
 EXAMPLES = """examples:
   rltrain run examples/quickstart.yaml
   rltrain run examples/quickstart.yaml --set seed=2 --set stop.maxSteps=50 --out runs/short
   rltrain run examples/quickstart.yaml --resume
   RAY_ADDRESS=auto rltrain run examples/async.yaml     # on the Ray cluster this machine belongs to
+"""
+
+
+_VERIFY = """\
+Checks that a checkpoint is what was written, file by file and byte by byte: what was changed, is missing or was added is
+named. Shows its lineage: digests of the run's spec, of the data, of the parent checkpoint, of rltrain's code and of the
+modules of your own that reward; what an earlier version did not record is said. Needs neither the run nor a cluster, and
+nothing of the checkpoint is run. Exit code 0: every file is as it was written; 1: not so, or it cannot be read."""
+
+_VERIFY_EXAMPLES = """examples:
+  rltrain verify runs/quickstart/checkpoints/step-00000020
+  rltrain verify s3://checkpoints/team-a/arithmetic-1a2b3c4d/step-00000100
+  rltrain verify step-00000100 --digest 5f2a...      # the digest that was noted when it was made
 """
 
 
@@ -30,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(args.command(args))
     except RLTrainError as error:
         if args.debug and error.exit_code in (1, 3):
-            traceback.print_exc()
+            print(printable_lines(traceback.format_exc()), file=sys.stderr, end="")
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt as error:
         return _say(STOPPED_AT_ONCE, getattr(error, "exit_code", 130))
@@ -46,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(sentences: str, status: int) -> int:
-    for sentence in sentences.splitlines():
+    for sentence in printable_lines(sentences).split("\n"):
         print(f"rltrain: {sentence}", file=sys.stderr)
     return status
 
@@ -93,9 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
 
-    validate = add_validate_parser(commands)
-    validate.set_defaults(command=run_validate)
-
     report = commands.add_parser(
         "report",
         help="make report.html of a run folder anew",
@@ -105,6 +117,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="run folder")
     report.set_defaults(command=_report)
+
+    verify = commands.add_parser(
+        "verify",
+        help="check every byte of a checkpoint, and show where it comes from",
+        description=_VERIFY,
+        epilog=_VERIFY_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or s3://bucket/.../step-N"
+    )
+    verify.add_argument(
+        "--digest", metavar="SHA256", help="what its digest must be, as an earlier verify showed it"
+    )
+    verify.set_defaults(command=_verify)
     return parser
 
 
@@ -150,6 +177,22 @@ def _run(args: argparse.Namespace) -> int:
                 f"stopped before the step's checkpoint could be written, as Ray was stopped too; {RESUME_HINT}"
             ) from error
     return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    place = args.checkpoint
+    found = inspect_remote(RemoteFolder(place)) if "://" in place else inspect_folder(Path(place))
+    for label, text in table(found):
+        print(f"{label:<12}{text}")
+    problems = list(found.problems)
+    if args.digest is not None and args.digest.lower() != found.checkpoint.digest:
+        problems.insert(
+            0, f"its digest is not {args.digest}: it is another checkpoint, or its manifest was made anew"
+        )
+    if not problems:
+        print("every file is as it was written")
+        return 0
+    raise CheckpointError("\n".join(f"{place}: {sentence}" for sentence in told(tuple(problems))))
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.observe.console import Console
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.session import Session
-from rl_trainer.run.stopping import StopRequest, check_divergence
+from rl_trainer.run.stopping import StopRequest
 from rl_trainer.run.warm_start import warm_start
 
 
@@ -47,7 +47,7 @@ def train(
             update = session.update(batch, advantages)
             session.evaluate_if_due()
             session.finish_step(batch, rewards, update)
-            check_divergence(session.counters.skipped_in_a_row)
+            session.counters.check_divergence()
             session.checkpoint_if_due()
             reason = session.stop_reason()
 

@@ -44,8 +44,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "rltrain.trainerImage" -}}
-{{- $tag := default .root.Chart.AppVersion .root.Values.trainerImage.tag -}}
-{{- printf "%s:%s-%s" .root.Values.trainerImage.repository $tag .kind -}}
+{{- $image := .root.Values.trainerImage -}}
+{{- with index $image.digests .kind -}}
+{{- printf "%s@%s" $image.repository . -}}
+{{- else -}}
+{{- printf "%s:%s-%s" $image.repository (default .root.Chart.AppVersion $image.tag) .kind -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The default profile as JSON: the values' spec, with the chart's trainer images where it names none. */}}

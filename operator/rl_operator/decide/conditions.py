@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal
@@ -13,7 +13,9 @@ from rl_operator.model.decision import Note
 ORDER: Final = ("Accepted", "Admitted", "ClusterReady", "Training", "Suspended", "Succeeded", "Failed")
 """All conditions, in the order in which they are shown."""
 
-QUIET: Final = frozenset({"Starting", "Retrying", "Suspended", "Finished", "Stopping", "Queued"})
+QUIET: Final = frozenset(
+    {"Starting", "Retrying", "Suspended", "Finished", "Stopping", "Queued", "NamespaceLimit"}
+)
 """Reasons of ClusterReady that are the normal course of things and no event."""
 
 _ADMISSION: Final = frozenset({"Evicted", "SuspendedByOthers"})
@@ -26,8 +28,8 @@ State = Literal["True", "False", "Unknown"]
 class Conditions:
     """The conditions of one run: a value."""
 
-    old: Sequence[Condition]
-    """As they were last written."""
+    old: Mapping[str, Condition]
+    """As they were last written, by type."""
     generation: int
     now: datetime
     changed: Mapping[str, Condition | None] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Conditions:
 
     def get(self, kind: str) -> Condition | None:
         """The condition of this type as it stands."""
-        return self.changed[kind] if kind in self.changed else self._before(kind)
+        return {**self.old, **self.changed}.get(kind)
 
     def holds(self, kind: str) -> bool:
         """Whether the condition is True."""
@@ -49,14 +51,14 @@ class Conditions:
 
     def set(self, kind: str, status: State, reason: str, message: str = "") -> Conditions:
         """With this condition; its time stays while its status does."""
-        old = self._before(kind)
-        kept = old is not None and old.status == status and old.last_transition_time is not None
+        old = self.old.get(kind)
+        since = old.last_transition_time if old is not None and old.status == status else None
         condition = Condition(
             type=kind,
             status=status,
             reason=reason,
             message=message,
-            last_transition_time=old.last_transition_time if kept and old else self.now,
+            last_transition_time=since or self.now,
             observed_generation=self.generation,
         )
         return replace(self, changed={**self.changed, kind: condition})
@@ -67,30 +69,24 @@ class Conditions:
 
     def all(self) -> list[Condition]:
         """All conditions, in their order."""
-        rank = {kind: index for index, kind in enumerate(ORDER)}
-        kinds = dict.fromkeys([*(condition.type for condition in self.old), *self.changed])
-        found = [condition for kind in kinds if (condition := self.get(kind)) is not None]
-        return sorted(found, key=lambda condition: rank.get(condition.type, len(ORDER)))
-
-    def _before(self, kind: str) -> Condition | None:
-        return {condition.type: condition for condition in self.old}.get(kind)
+        found = [condition for condition in {**self.old, **self.changed}.values() if condition is not None]
+        return sorted(found, key=lambda one: ORDER.index(one.type) if one.type in ORDER else len(ORDER))
 
     def notes(self) -> list[Note]:
         """One event for each condition that changed in a way that people want to know."""
         return [note for condition in self.all() if (note := self._note(condition)) is not None]
 
     def _note(self, new: Condition) -> Note | None:
-        old = self._before(new.type)
+        old = self.old.get(new.type)
         if old is not None and (old.status, old.reason) == (new.status, new.reason):
             return None
         if new.status == "False":
-            if new.type == "Admitted" and new.reason in _ADMISSION:
-                return Note("Warning", new.reason, new.message)
-            if new.type == "Accepted" or (
-                new.type == "ClusterReady" and new.reason not in QUIET | _ADMISSION
-            ):
-                return Note("Warning", new.reason, new.message)
-            return None
+            told = {
+                "Accepted": True,
+                "Admitted": new.reason in _ADMISSION,
+                "ClusterReady": new.reason not in QUIET | _ADMISSION,
+            }
+            return Note("Warning", new.reason, new.message) if told.get(new.type) else None
         if new.status != "True" or new.type == "Accepted" or (old is not None and old.status == "True"):
             return None  # that a run is accepted shows in what follows
         return Note("Warning" if new.type == "Failed" else "Normal", new.type, new.message)

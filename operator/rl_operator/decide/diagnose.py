@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from rl_api.printable import printable
+from rl_operator.model.names import CODE_CONTAINER
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import Effective
+from rl_operator.render.encryption import CONTAINER as CERTIFICATES
 
 _PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
@@ -27,10 +30,13 @@ _NODE_LOST: Final = frozenset({"NodeLost", "DeletionByTaintManager"})
 _SHORT: Final = re.compile(r"Insufficient ([\w.\-/]*\w)")
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _MISSING_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
+_SERVICE_TAKEN: Final = re.compile(r'services "([^"]+)" already exists')
 _EXIT_CODE: Final = re.compile(r"exit code (-?\d+)")
 _RAN_OUT: Final = re.compile(r"\b(?P<role>sampler|learner) \d+ [^;]*ran out of memory")
 _SAID: Final = "rltrain: "
 _LONGEST: Final = 600
+_CODE: Final = f"container {CODE_CONTAINER}, in which code of yours runs,"
+_CODE_MEMORY: Final = "than its memory limit; raise task.resources.memory"
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,15 @@ class Diagnosis:
 
 
 def one_line(text: str, limit: int = _LONGEST) -> str:
-    """`text` on one line of at most `limit` characters."""
-    line = " ".join(text.split())
+    """`text` on one line of at most `limit` characters, none of which acts on what shows a status, an event or a log."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def last_lines(text: str, count: int = 3) -> str:
-    """The last lines of a log that are not empty, on one line."""
+def last_lines(text: str) -> str:
+    """The last three lines of a log that are not empty, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return one_line(" | ".join(lines[-count:]))
+    return one_line(" | ".join(lines[-3:]))
 
 
 def exit_code(message: str) -> int | None:
@@ -72,22 +78,13 @@ def failure_sentence(message: str) -> str:
 def diagnose(world: World, attempt: int, effective: Effective | None) -> list[Diagnosis]:
     """All that keeps an attempt's pods from running, the most telling first; empty: nothing is known to."""
     if not world.kuberay:
-        return [
-            Diagnosis(
-                "KubeRayMissing",
-                "this cluster has no KubeRay (no RayJob in ray.io/v1), which runs the pods: install the KubeRay operator",
-            )
-        ]
-    found: list[Diagnosis] = []
-    for pod in sorted(world.pods_of(attempt), key=lambda pod: (pod.role, pod.name)):
-        diagnosis = _of_pod(pod, world, effective)
-        if diagnosis is not None:
-            found.append(diagnosis)
+        return [missing_kuberay()]
+    pods = sorted(world.pods_of(attempt), key=lambda pod: (pod.role, pod.name))
+    found = [diagnosis for pod in pods if (diagnosis := _of_pod(pod, world, effective)) is not None]
     ray = world.ray(attempt)
     if ray is not None:
         found += _of_ray(ray, world)
-    found.sort(key=lambda diagnosis: _ORDER.index(diagnosis.reason))
-    return found
+    return sorted(found, key=lambda diagnosis: _ORDER.index(diagnosis.reason))
 
 
 _ORDER: Final = (
@@ -100,6 +97,7 @@ _ORDER: Final = (
     "ContainerNotCreated",
     "QuotaExceeded",
     "PodRefused",
+    "NameTaken",
     "Evicted",
     "VolumeNotMounted",
     "Unschedulable",
@@ -108,24 +106,15 @@ _ORDER: Final = (
 
 
 def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | None:
-    taken = _taken_away(pod)
-    if taken is not None:
-        return taken
-    for container in pod.containers:
-        diagnosis = _of_container(pod, container, world)
-        if diagnosis is not None:
-            return diagnosis
+    causes = [_taken_away(pod), *(_of_container(pod, container, world) for container in pod.containers)]
     if pod.unschedulable:
-        return _unschedulable(pod, effective)
+        causes.append(_unschedulable(pod, effective))
     if _unanswered(pod, world):
-        return _said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} does not answer")
+        causes.append(_said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} does not answer"))
     if pod.phase == "Pending":
-        for event in world.events:
-            if event.kind == "Pod" and event.name == pod.name:
-                diagnosis = _of_pod_event(pod, event)
-                if diagnosis is not None:
-                    return diagnosis
-    return None
+        about = (event for event in world.events if (event.kind, event.name) == ("Pod", pod.name))
+        causes += [_of_pod_event(pod, event) for event in about]
+    return next((cause for cause in causes if cause is not None), None)
 
 
 def _unanswered(pod: Pod, world: World) -> bool:
@@ -162,15 +151,24 @@ def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | N
             pod, "ContainerNotCreated", f"the container cannot be created ({why})"
         )
     if container.ended == "OOMKilled" and not container.ready:
+        if container.name == CODE_CONTAINER:
+            return _said(
+                pod,
+                "OutOfMemory",
+                f"{_CODE} of pod {pod.name} was killed because it used more {_CODE_MEMORY}",
+            )
         return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
-    if container.waiting == "CrashLoopBackOff" or (container.restarts >= 2 and not container.ready):
+    # KubeRay makes a head whose first container fails anew, and never restarts it.
+    first = container.name == CERTIFICATES and bool(container.exit_code)
+    if first or container.waiting == "CrashLoopBackOff" or (container.restarts >= 2 and not container.ready):
         code = f" with exit code {container.exit_code}" if container.exit_code is not None else ""
         log = world.log_tail.get(pod.name) or container.ended_message
         lines = f"; its last lines: {last_lines(log)}" if log else ""
+        times = f" {container.restarts} times" if container.restarts else ""
         return _said(
             pod,
             "CrashLoop",
-            f"container {container.name} of pod {pod.name} ended{code} {container.restarts} times{lines}",
+            f"container {container.name} of pod {pod.name} ended{code}{times}{lines}",
         )
     return None
 
@@ -232,6 +230,14 @@ def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
     return None
 
 
+def missing_kuberay() -> Diagnosis:
+    """Nobody makes pods of a RayJob."""
+    return Diagnosis(
+        "KubeRayMissing",
+        "this cluster has no KubeRay (no RayJob in ray.io/v1), which runs the pods: install the KubeRay operator",
+    )
+
+
 def missing_claim(name: str, role: str = "") -> Diagnosis:
     """The checkpoint claim is not there."""
     return Diagnosis(
@@ -277,21 +283,25 @@ def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:
         for event in world.events
         if event.name in (ray.name, ray.cluster) and event.reason.startswith("FailedToCreate")
     ]
+    taken = next((found for text in texts if (found := _SERVICE_TAKEN.search(text))), None)
+    if taken is not None and not world.pods_of(ray.attempt):
+        why = f"KubeRay needs the name {taken[1]} for the Service of the head, and there is one of somebody's; delete that"
+        yield Diagnosis("NameTaken", why)
     # KubeRay tries again what it has done already, when its own watch lags.
     texts = [text for text in texts if "already exists" not in text]
-    for text in texts[:1]:
-        if "exceeded quota" in text or "quota" in text.lower():
-            yield Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {quota_sentence(text)}")
-        else:
-            yield Diagnosis("PodRefused", f"KubeRay cannot create the pods: {one_line(text, 400)}")
+    if texts:
+        refused = f"KubeRay cannot create the pods: {one_line(texts[0], 400)}"
+        yield no_quota(texts[0]) or Diagnosis("PodRefused", refused)
     if ray.held and not world.pods_of(ray.attempt):
         yield Diagnosis("Queued", "the run waits in its queue for quota")
 
 
-def quota_sentence(text: str) -> str:
-    """The part of an API server's refusal that names the quota."""
-    start = text.find("exceeded quota")
-    return one_line(text[start:] if start >= 0 else text, 300)
+def no_quota(refusal: str) -> Diagnosis | None:
+    """What an API server's refusal says of a quota; None: nothing."""
+    if "quota" not in refusal.lower():
+        return None
+    named = refusal[max(refusal.find("exceeded quota"), 0) :]
+    return Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {one_line(named, 300)}")
 
 
 def dead_pod(world: World, attempt: int) -> Diagnosis | None:
@@ -299,7 +309,8 @@ def dead_pod(world: World, attempt: int) -> Diagnosis | None:
     for pod in sorted(world.pods, key=lambda pod: (pod.role != "head", pod.name)):
         if pod.attempt != attempt:
             continue
-        if any(container.ended == "OOMKilled" for container in pod.containers):
+        # That of the user's code is missed by the driver, which says so itself.
+        if any(one.ended == "OOMKilled" for one in pod.containers if one.name != CODE_CONTAINER):
             return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
         taken = _taken_away(pod)
         if taken is not None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+from pydantic import ValidationError
 
 from rl_api.base import Duration
-from rl_api.progress import Attempt, CheckpointRequest, CheckpointStatus, Progress, RoleStatus, RunStatus
+from rl_api.progress import Attempt, RunStatus
 from rl_api.run import SchedulingSpec
+from rl_operator.decide.attempt.listed import listed
 from rl_operator.decide.conditions import Conditions, State
-from rl_operator.decide.status import known_status, started, unwritten
 from rl_operator.model.decision import Decision, Note, Pull, Target
-from rl_operator.model.seen import Ray, World
+from rl_operator.model.seen import Pod, Ray, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.plan.effective import Effective, Plan
 
 STUCK_POD: Final = timedelta(seconds=180)
 """How long a head pod may be overdue to go, as on a node that died, before the next attempt begins without it."""
 
-QUICK, SOON, SLOW, IDLE = 2.0, 5.0, 20.0, 300.0
-"""Seconds until the next look: when something is about to happen, may happen, is not expected, is over."""
+QUICK, SOON, SLOW, TURN, IDLE = 2.0, 5.0, 20.0, 60.0, 300.0
+"""Seconds until the next look: when something is about to happen, may happen, is not expected, is told of (others' end, by
+which it is a run's turn), is over."""
 
 
 @dataclass(frozen=True)
@@ -32,42 +36,35 @@ class Look:
     plan: Plan
     old: RunStatus
     """The status as it was last written."""
+    status: RunStatus
+    """As it is known by now, but for its phase and conditions."""
     conditions: Conditions
-    attempts: tuple[Attempt, ...]
-    roles: dict[str, RoleStatus]
-    progress: Progress | None
-    checkpoint: CheckpointStatus | None
-    dashboard: str | None
     notes: tuple[Note, ...]
-    request: CheckpointRequest | None = None
-    """The checkpoint that the run is stopped with; None: it is not being stopped."""
-    nulls: list[str] | None = None
-    """Fields that were null when the run began; None: it has not, or by an older version."""
 
     @classmethod
     def first(cls, world: World, now: datetime, plan: Plan) -> Look:
         """What the status says, and attempts whose operator died before it could write them."""
         old = known_status(world.run)
         adopted = unwritten(old, world.rays, now)
+        nulls = world.nulls if adopted and not old.attempts else old.nulls
+        # A wish for a checkpoint counts only while the run is being stopped.
+        known = {"attempts": [*old.attempts, *adopted], "nulls": nulls, "checkpoint_request": None}
+        before = {condition.type: condition for condition in old.conditions}
         return cls(
             world=world,
             now=now,
             plan=plan,
             old=old,
-            conditions=Conditions(old.conditions, world.generation, now),
-            attempts=(*old.attempts, *adopted),
-            roles=old.roles,
-            progress=old.progress,
-            checkpoint=old.checkpoint,
-            dashboard=old.dashboard_url,
+            status=old.model_copy(update=known),
+            conditions=Conditions(before, world.generation, now),
             notes=tuple(started(attempt) for attempt in adopted),
-            nulls=world.nulls if adopted and not old.attempts else old.nulls,
         )
 
     @property
     def open(self) -> Attempt | None:
         """The attempt that goes on."""
-        return self.attempts[-1] if self.attempts and self.attempts[-1].end_time is None else None
+        newest = self.status.attempts[-1:]
+        return newest[0] if newest and newest[0].end_time is None else None
 
     @property
     def effective(self) -> Effective | None:
@@ -89,28 +86,39 @@ class Look:
         """With a condition."""
         return replace(self, conditions=self.conditions.set(kind, status, reason, message))
 
+    def showing(self, **fields: Any) -> Look:
+        """With these fields of the status."""
+        return replace(self, status=self.status.model_copy(update=fields))
+
+    def with_attempt(self, **fields: Any) -> Look:
+        """With these fields of the newest attempt."""
+        *before, newest = self.status.attempts
+        return self.showing(attempts=[*before, newest.model_copy(update=fields)])
+
     def note(self, note: Note) -> Look:
         """With an event."""
         return replace(self, notes=(*self.notes, note))
 
     def at_rest(self) -> Look:
         """Without pods."""
-        roles = {
-            name: role.model_copy(update={"ready": 0, "reason": None}) for name, role in self.roles.items()
-        }
-        return replace(self, roles=roles, dashboard=None)
+        none = {"ready": 0, "reason": None}
+        roles = {name: role.model_copy(update=none) for name, role in self.status.roles.items()}
+        return self.showing(roles=roles, dashboard_url=None)
 
     def answering(self, ray: Ray) -> Look:
         """With the dashboard, once there may be one."""
         if not ray.answers:
             return self
         namespace = self.world.metadata.get("namespace")
-        return replace(self, dashboard=f"http://{ray.head_service}.{namespace}.svc:8265")
+        return self.showing(dashboard_url=f"http://{ray.head_service}.{namespace}.svc:8265")
 
     def pull(self, ray: Ray) -> Pull | None:
-        """Where to ask the driver, once one may answer."""
+        """Where to ask the driver, once one may answer: the head pod that the attempt's own RayCluster controls."""
         port = ray.status_port or (self.effective.status_port if self.effective else Settings.status_port)
-        return Pull(ray.attempt, ray.head_service, port) if ray.answers else None
+        head = self.world.head(ray.attempt)
+        if head is None or not head.ip or not ray.cluster_uid or head.owner != ray.cluster_uid:
+            return None
+        return Pull(ray.attempt, head.ip, port) if ray.answers and not self.world.unasked else None
 
     def finalizer(self, wanted: bool) -> bool | None:
         """Whether to add our finalizer or to take it away; None: it is as wanted."""
@@ -126,32 +134,87 @@ class Look:
         finalizer: bool | None = None,
         ask: float | None = None,
     ) -> Decision:
-        """A decision by which the status is as known by now.
-
-        Args:
-            phase: the one word for the print column; None: the one before.
-            requeue: seconds until the next look.
-            delete: what is to go.
-            finalizer: of `Decision`.
-            ask: of `Decision`.
-        """
-        status = RunStatus(
-            phase=phase or self.old.phase or "Pending",  # type: ignore[arg-type]
+        """A decision by which the status is as known by now; no phase: the one before. The rest as in `Decision`."""
+        status = self.showing(
+            phase=phase or self.old.phase or "Pending",
             conditions=self.conditions.all(),
-            progress=self.progress,
-            checkpoint=self.checkpoint,
-            checkpoint_request=self.request,
-            attempts=list(self.attempts),
-            roles=self.roles,
-            dashboardURL=self.dashboard,
             observed_generation=self.world.generation,
             effective_spec_hash=self.effective.digest if self.effective else self.old.effective_spec_hash,
-            nulls=self.nulls,
-        )
+        ).status
         notes = (*self.notes, *self.conditions.notes())
-        return Decision(status, delete=delete, finalizer=finalizer, notes=notes, ask=ask, requeue=requeue)
+        return Decision(
+            listed(status), delete=delete, finalizer=finalizer, notes=notes, ask=ask, requeue=requeue
+        )
 
 
 def removal(*rays: Ray) -> tuple[Target, ...]:
-    """What deletes RayJobs and RayClusters, but for those on their way out."""
-    return tuple(Target(ray.kind, ray.name, ray.uid) for ray in rays if not ray.deleting)
+    """What deletes RayJobs and RayClusters, and the RayCluster of a RayJob that is on its way out.
+
+    KubeRay lets go of a RayJob only with the token of its cluster, as long as that is there: without the Secret, which any
+    user may delete, neither would ever go.
+    """
+    return tuple(
+        Target("RayCluster", ray.cluster, ray.cluster_uid)
+        if ray.deleting
+        else Target(ray.kind, ray.name, ray.uid)
+        for ray in rays
+        if not ray.deleting or ray.needs_token
+    )
+
+
+def known_status(run: Mapping[str, Any]) -> RunStatus:
+    """The run's status as it was last written; an empty one where it cannot be read (`decide.unreadable`)."""
+    try:
+        return RunStatus.model_validate(run.get("status") or {})
+    except ValidationError:
+        return RunStatus()
+
+
+def unwritten(status: RunStatus, rays: Sequence[Ray], now: datetime) -> list[Attempt]:
+    """Attempts that are not in the status, oldest first: their operator died before it could write them."""
+    newest = max((attempt.number for attempt in status.attempts), default=0)
+    step = status.checkpoint.step if status.checkpoint is not None else 0
+    return [
+        Attempt(
+            number=ray.attempt, ray_job=ray.name, start_time=ray.created or now, from_step=step, **ray.began
+        )
+        for ray in sorted(rays, key=lambda ray: ray.attempt)
+        if ray.attempt > newest
+    ]
+
+
+def started(attempt: Attempt, before: Attempt | None = None) -> Note:
+    """The event about the beginning of an attempt; `before`: the one before it, of which it says what is another."""
+    text = f"attempt {attempt.number} begins at step {attempt.from_step or 0} as {attempt.ray_job}"
+    changed = changes(before, attempt) if before is not None else ""
+    return Note("Normal", "AttemptStarted", f"{text}, with {changed}" if changed else text)
+
+
+def changes(before: Attempt, after: Attempt) -> str:
+    """What an attempt begins with that is not what one before it began with; empty: nothing that is known."""
+    return " and ".join(
+        words
+        for old, new, words in (
+            (before.image, after.image, f"image {after.image} instead of {before.image}"),
+            (before.profile_hash, after.profile_hash, "a changed profile"),
+            (before.spec_hash, after.spec_hash, "a changed effective spec"),
+        )
+        if old is not None and new is not None and old != new
+    )
+
+
+def attributed(pods: Sequence[Pod], rays: Sequence[Ray], born: datetime | None) -> tuple[Pod, ...]:
+    """Pods as they belong to the attempts of a run that was `born` then: by who controls them, as labels are anybody's.
+
+    One that no RayCluster controls is left out. Those of another cluster than the attempt's, and of an earlier run of this
+    name, belong to none; they are waited for. Where the attempt's cluster is not known, or gone, its label says what is its.
+    """
+    clusters = {ray.attempt: ray.cluster_uid for ray in rays if ray.cluster_uid}
+    found = []
+    for pod in pods:
+        if not pod.owner:
+            continue
+        earlier = born is not None and pod.created is not None and pod.created < born
+        foreign = clusters.get(pod.attempt, pod.owner) != pod.owner
+        found.append(replace(pod, attempt=0) if earlier or foreign else pod)
+    return tuple(found)

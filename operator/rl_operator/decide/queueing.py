@@ -23,7 +23,7 @@ _BY_OTHERS: Final = "SuspendedByOthers"
 
 def admission(look: Look, ray: Ray) -> Look:
     """With Admitted, and where the attempt must wait for its queue with ClusterReady and Training too."""
-    conditions, effective = look.conditions, look.effective
+    conditions, effective, checkpoint = look.conditions, look.effective, look.status.checkpoint
     known = conditions.get("Admitted")
     queue = effective.spec.scheduling.queue if effective is not None else None
     queued = queue is not None or (known is not None and known.reason != _BY_OTHERS)
@@ -31,7 +31,7 @@ def admission(look: Look, ray: Ray) -> Look:
         if queued:
             return look.set("Admitted", "True", "Admitted", "the queue has admitted the run")
         return replace(look, conditions=conditions.clear("Admitted"))
-    goes_on = f"goes on from step {look.checkpoint.step}" if look.checkpoint is not None else "begins anew"
+    goes_on = f"goes on from step {checkpoint.step}" if checkpoint is not None else "begins anew"
     if not queued:
         reason = _BY_OTHERS
         message = (
@@ -39,19 +39,11 @@ def admission(look: Look, ray: Ray) -> Look:
             "(rltrain suspend is the way to suspend a run)"
         )
     elif known is not None and (known.status == "True" or known.reason == EVICTED):
-        why = next(
-            (
-                event.message
-                for event in look.world.events
-                if (event.name, event.reason) == (ray.name, STOPPED)
-            ),
-            "",
-        )
+        said = [one for one in look.world.events if (one.name, one.reason) == (ray.name, STOPPED)]
+        why = f" ({one_line(said[0].message, 300)})" if said and said[0].message else ""
+        by = f"queue {queue}" if queue else "the queue"
         reason = EVICTED
-        message = (
-            f"{f'queue {queue}' if queue else 'the queue'} took the quota back"
-            f"{f' ({one_line(why, 300)})' if why else ''}; the run {goes_on} when it is admitted again"
-        )
+        message = f"{by} took the quota back{why}; the run {goes_on} when it is admitted again"
     elif look.world.kueue:
         reason, message = "Queued", "the run waits in its queue for quota"
     else:
@@ -61,4 +53,4 @@ def admission(look: Look, ray: Ray) -> Look:
         )
     for kind in ("Admitted", "ClusterReady", "Training"):
         look = look.set(kind, "False", reason, message)
-    return replace(look, dashboard=None)
+    return look.showing(dashboard_url=None)

@@ -18,38 +18,32 @@ from typing import Any
 
 from rl_api.progress import Attempt, RoleStatus
 from rl_operator.decide.attempt.ending import close, finished, retry_later
-from rl_operator.decide.attempt.outcome import Outcome, outcome
+from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
-from rl_operator.decide.diagnose import diagnose, missing_claim, quota_sentence
-from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, Look, removal
+from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
+from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queueing import admission
+from rl_operator.decide.room import no_room, samplers_with_room
 from rl_operator.decide.scaling import scale
 from rl_operator.decide.status import (
     cluster_condition,
     merge_progress,
     role_statuses,
     shown_phase,
-    started,
     training_condition,
     within_budget,
 )
 from rl_operator.decide.unreadable import hands_off, wrong_status
-from rl_operator.model.decision import Decision, Note, Scale
+from rl_operator.model.decision import Decision, Note, Scale, Target
 from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
+from rl_operator.model.parse import hash_of
 from rl_operator.model.seen import Live, Ray, World
 from rl_operator.plan.effective import Effective, Plan
-from rl_operator.render.config import secret
 from rl_operator.render.objects import attempt_objects, run_objects
 
 
 def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
-    """What is to be done for a run now.
-
-    Args:
-        world: what was seen.
-        now: the time, in whole seconds, as the API server keeps times.
-        plan: the run with its profile, from `rl_operator.plan.effective.plan`.
-    """
+    """What is to be done for a run now, in whole seconds, as the API server keeps times."""
     if (wrong := wrong_status(world.run)) is not None:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
@@ -117,70 +111,97 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
 
 def _go_on(look: Look, ray: Ray) -> Decision:
     """Nothing ends the attempt: say how it goes."""
-    world, effective = look.world, look.effective
-    found = diagnose(world, ray.attempt, effective)
-    roles = role_statuses(world, ray.attempt, look.plan, look.roles, found)
-    look = admission(replace(look, roles=roles), ray)
+    wanted, crowded = _scale(look, ray)
+    if crowded and not look.world.scale_refusal:
+        look = replace(look, world=replace(look.world, scale_refusal=crowded))
+    found = diagnose(look.world, ray.attempt, look.effective)
+    look = admission(look.showing(roles=role_statuses(look, ray, found)), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
-    look = _at_work(look, ray)
-    conditions = cluster_condition(look.conditions, world, ray, roles, effective, found, look.now)
-    conditions = training_condition(conditions, world, ray, look.now)
-    phase = shown_phase(world, ray, conditions, look.now)
-    look = replace(look, conditions=conditions)
-    wanted = _scale(look, ray)
-    if wanted is not None and not world.scale_refusal:
+    look = training_condition(cluster_condition(_at_work(look, ray), ray, found), ray)
+    if wanted is not None and not look.world.scale_refusal:
         look = look.note(Note("Normal", "Scaling", wanted.sentence))
-    return replace(look.decide(phase, SLOW if conditions.holds("ClusterReady") else SOON), scale=wanted)
+    requeue = SLOW if look.conditions.holds("ClusterReady") else SOON
+    return replace(look.decide(shown_phase(look, ray), requeue), scale=wanted)
 
 
 def _at_work(look: Look, ray: Ray) -> Look:
     """With the time at which all pods of the attempt were there, once they are."""
-    attempt = look.attempts[-1]
     # Where they have been there for longer than is known, an older version has begun the attempt.
-    if attempt.ready_time is not None or not ray.at_work or look.conditions.holds("ClusterReady"):
-        return look
-    attempt = attempt.model_copy(update={"ready_time": look.now})
-    return replace(look, attempts=(*look.attempts[:-1], attempt))
+    known = look.status.attempts[-1].ready_time is not None or look.conditions.holds("ClusterReady")
+    return look.with_attempt(ready_time=look.now) if ray.at_work and not known else look
 
 
-def _scale(look: Look, ray: Ray) -> Scale | None:
-    """Bring the number of samplers to what the spec says now, once training has begun with the fewest."""
+def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
+    """Bring the number of samplers to what the spec says now, once training has begun with the fewest; why it is less."""
     effective = look.effective
     if ray.samplers is None or not ray.at_work or effective is None or not effective.elastic:
-        return None
-    return scale(ray.samplers, effective.role(SAMPLER).replicas, look.world.pods_of(ray.attempt))
+        return None, ""
+    wanted, may = effective.role(SAMPLER).replicas, samplers_with_room(effective, ray, look.world.others)
+    crowded = (
+        f"{wanted} samplers are wanted and {may} allowed now: namespace {effective.namespace} has no room for more under "
+        f"profile {effective.spec.profile}"
+        if may < wanted
+        else ""
+    )
+    return scale(ray.samplers, may, look.world.pods_of(ray.attempt)), crowded
 
 
 def _read(look: Look, attempt: int) -> Look:
     """With what the driver said."""
-    reading = look.world.reading
-    if reading is None or reading.attempt != attempt:
+    reading = look.world.said(attempt)
+    if reading is None:
         return look
-    progress = merge_progress(look.progress, reading.progress, reading.time, look.now)
-    return replace(look, progress=progress, checkpoint=reading.checkpoint or look.checkpoint)
+    progress = merge_progress(look.status.progress, reading.progress, reading.time, look.now)
+    return look.showing(progress=progress, checkpoint=reading.checkpoint or look.status.checkpoint)
 
 
 def _overdue(look: Look) -> Outcome | None:
-    """A guard for runs that the trainer's own limit does not end. Generous: pods that come and go take time as well."""
+    """A guard for runs that the trainer's own limit does not end. Generous: pods that come and go take time as well. The
+    profile's limit holds whatever has become of the run's spec; time for which a queue keeps it waiting does not count."""
+    longest = look.plan.limits.max_duration
+    if longest is not None and not any(ray.held for ray in look.world.rays):
+        spent = _spent(look, _holding(look))
+        if spent > longest.seconds + look.grace:
+            text = (
+                f"the attempts took {spent:.0f} s together, more than the {longest} that the profile allows"
+            )
+            return Outcome("DeadlineExceeded", text, mendable=False)
     if look.effective is None or look.effective.spec.stop.max_duration is None:
         return None
     if look.effective.spec.scheduling.queue is not None:
         return None  # an attempt may wait in a queue for days, and the trainer counts for itself
     most = 2 * look.effective.spec.stop.max_duration.seconds + 3600
-    spent = sum(_worked(look, attempt) for attempt in look.attempts)
+    spent = _spent(look, _working(look))
     if spent <= most:
         return None
     text = f"the attempts took {spent:.0f} s together, more than twice stop.maxDuration and an hour"
     return Outcome("DeadlineExceeded", text, mendable=False)
 
 
-def _worked(look: Look, attempt: Attempt) -> float:
-    """Seconds since an attempt had its pods: it may have waited for nodes for as long as it takes."""
-    begun = attempt.ready_time
-    if begun is None and attempt == look.open:
-        begun = look.conditions.since("ClusterReady", "True")
-    return ((attempt.end_time or look.now) - begun).total_seconds() if begun is not None else 0.0
+def _spent(look: Look, now: float) -> float:
+    """Seconds for which all attempts together had their pods, the one that goes on for `now`."""
+    earlier = look.status.earlier
+    ended = sum(had_pods(attempt) for attempt in look.status.attempts)
+    return ended + (earlier.seconds if earlier is not None else 0.0) + now
+
+
+def _holding(look: Look) -> float:
+    """Seconds since the attempt that goes on has its pods, or, where they never are ready, holds a node with one."""
+    pods = look.world.pods_of(look.open.number) if look.open is not None else ()
+    begun = min((pod.started for pod in pods if pod.started is not None), default=look.now)
+    return _working(look) or (look.now - begun).total_seconds()
+
+
+def _working(look: Look) -> float:
+    """Seconds since the attempt that goes on has its pods."""
+    if look.open is None:
+        return 0.0
+    begun = look.open.ready_time or look.conditions.since("ClusterReady", "True")
+    if begun is None:
+        return 0.0
+    begun = max(begun, look.conditions.since("Admitted", "True") or begun)
+    return (look.now - begun).total_seconds()
 
 
 def _begin(look: Look) -> Decision:
@@ -193,23 +214,24 @@ def _begin(look: Look) -> Decision:
         return waiting
     blocked = _blocked(look, effective)
     if blocked is not None:
-        return look.set("ClusterReady", "False", *blocked).decide("Pending")
-    number = look.attempts[-1].number + 1 if look.attempts else 1
-    step = look.checkpoint.step if look.checkpoint is not None else 0
-    name = attempt_name(effective.name, number)
+        return look.set("ClusterReady", "False", blocked.reason, blocked.message).decide("Pending")
+    crowded = no_room(effective, look.world.others)
+    if crowded is not None:
+        return look.set("ClusterReady", "False", crowded.reason, crowded.message).decide("Pending", TURN)
+    status = look.status
+    before = status.attempts[-1] if status.attempts else None
+    number = before.number + 1 if before is not None else 1
+    step = status.checkpoint.step if status.checkpoint is not None else 0
     attempt = Attempt(
         number=number,
-        ray_job=name,
+        ray_job=attempt_name(effective.name, number),
         start_time=look.now,
         from_step=step,
-        image=effective.spec.image,
-        profile_hash=effective.profile_digest,
-        spec_hash=effective.digest,
+        **effective.began,
     )
-    before = look.attempts[-1] if look.attempts else None
     roles = {role.name: RoleStatus(desired=role.replicas, reason="starting") for role in effective.roles}
-    nulls = look.world.nulls if before is None else look.nulls
-    look = replace(look, attempts=(*look.attempts, attempt), roles=roles, nulls=nulls)
+    nulls = look.world.nulls if before is None else status.nulls
+    look = look.showing(attempts=[*status.attempts, attempt], roles=roles, nulls=nulls)
     look = look.note(started(attempt, before))
     if look.conditions.get("Suspended") is not None:
         look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
@@ -218,26 +240,29 @@ def _begin(look: Look) -> Decision:
     queue = effective.spec.scheduling.queue
     if queue is not None:
         look = look.set("Admitted", "Unknown", "Queued", f"given to queue {queue}")
-    token = (secret(effective, look.world.new_token),) if look.world.token is None else ()
     missing, apply = _shared(look)
-    create = (*token, *missing, *attempt_objects(effective, number))
+    create = (*missing, *attempt_objects(effective, number, look.world.key))
     decision = look.decide("Starting", QUICK, finalizer=look.finalizer(True))
-    return replace(decision, create=create, apply=apply)
+    # Nothing reads what the attempt before was told; those of a run that is retried for days would fill a namespace.
+    gone = (Target("ConfigMap", attempt_name(effective.name, before.number)),) if before is not None else ()
+    return replace(decision, create=create, apply=apply, delete=gone)
 
 
-def _blocked(look: Look, effective: Effective) -> tuple[str, str] | None:
-    """Why no attempt can begin though the run is fine: reason and message."""
+def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
+    """Why no attempt can begin though the run is fine."""
     world = look.world
     if not world.kuberay:
-        found = diagnose(world, 0, effective)[0]
-        return found.reason, found.message
+        return missing_kuberay()
     if effective.claim is not None and world.claim_exists is False:
-        missing = missing_claim(effective.claim)
-        return missing.reason, missing.message
+        return missing_claim(effective.claim)
+    if (
+        effective.claim is not None
+        and world.claim_exists
+        and (why := effective.wrong_claim(world.claim_class))
+    ):
+        return Diagnosis("ClaimNotAllowed", why)
     if world.refusal:
-        if "quota" in world.refusal:
-            return "QuotaExceeded", f"a quota of this namespace is used up: {quota_sentence(world.refusal)}"
-        return "ObjectRefused", world.refusal
+        return no_quota(world.refusal) or Diagnosis("ObjectRefused", world.refusal)
     return None
 
 
@@ -276,8 +301,7 @@ def _shared(look: Look, ray: Ray | None = None) -> tuple[tuple[Manifest, ...], t
 
 
 def _as_rendered(live: Live, manifest: Manifest) -> bool:
-    own = next(iter(manifest["metadata"]["annotations"].values()))
-    return live.hash == own and _contains(live.spec, manifest["spec"])
+    return live.hash == hash_of(manifest) and _contains(live.spec, manifest["spec"])
 
 
 def _contains(there: Any, wanted: Any) -> bool:

@@ -6,6 +6,7 @@ changes the number of samplers is a patch of the RayCluster that the RayJob has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from rl_operator.model.decision import Scale
@@ -14,23 +15,17 @@ from rl_operator.model.seen import Pod, SamplerGroup
 
 
 def scale(group: SamplerGroup, wanted: int, pods: Iterable[Pod]) -> Scale | None:
-    """What to ask KubeRay for; None: it knows already.
-
-    Args:
-        group: the samplers of the attempt's cluster.
-        wanted: how many there are to be.
-        pods: the attempt's pods.
-    """
-    if group.replicas == wanted:
-        return None
-    there = [pod for pod in pods if pod.role == SAMPLER and pod.deleting is None]
-    return Scale(group, wanted, surplus(there, len(there) - wanted) if wanted < group.replicas else ())
+    """What to ask KubeRay for so that an attempt with these pods has as many samplers as wanted; None: it knows already."""
+    if wanted < group.replicas:
+        there = [pod for pod in pods if pod.role == SAMPLER and pod.deleting is None]
+        return Scale(group, wanted, surplus(there, len(there) - wanted))
+    return Scale(group, wanted) if wanted > group.replicas else None
 
 
 def surplus(pods: Iterable[Pod], count: int) -> tuple[str, ...]:
     """The pods whose loss costs least: those that do no work yet first, then the youngest. KubeRay would take any."""
 
     def cost(pod: Pod) -> tuple[bool, float, str]:
-        return pod.ready, -(pod.created.timestamp() if pod.created is not None else 0.0), pod.name
+        return pod.ready, -pod.created.timestamp() if pod.created is not None else math.inf, pod.name
 
     return tuple(pod.name for pod in sorted(pods, key=cost)[: max(0, count)])

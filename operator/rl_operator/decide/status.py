@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rl_api.progress import Attempt, Progress, RoleStatus, RunStatus
+from rl_api.progress import Progress, RoleStatus, RunStatus
 from rl_api.run import StopSpec
-from rl_operator.decide.conditions import Conditions
 from rl_operator.decide.diagnose import Diagnosis
-from rl_operator.model.decision import Note
+from rl_operator.decide.look import Look
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
-from rl_operator.model.seen import Ray, World
-from rl_operator.plan.effective import Effective, Plan
+from rl_operator.model.seen import Ray, Reading
+from rl_operator.plan.effective import Plan
 from rl_operator.plan.refused import Refused
 
 TRAINING: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
@@ -26,7 +25,7 @@ SILENCE: Final = timedelta(seconds=60)
 """How long a driver may say nothing."""
 
 IGNORED: Final = timedelta(seconds=60)
-"""How long KubeRay may take to notice a RayJob."""
+"""How long KubeRay may take to notice a RayJob, and to start its job when all pods are there."""
 
 REFRESH: Final = timedelta(seconds=30)
 """After this time the same figures are written again, as a sign of life."""
@@ -34,57 +33,19 @@ REFRESH: Final = timedelta(seconds=30)
 BUDGET: Final = timedelta(seconds=10)
 """How long figures alone wait to be written after those before them: an API server keeps thousands of runs."""
 
+_NOT_SUBMITTED: Final = (
+    "all pods are ready, and KubeRay does not start the job in them: its operator must reach the head by Service {}, and "
+    "that must be the one that KubeRay made"
+)
+
 _STEP_LINE: Final = re.compile(r"^step (\d{1,16})/(\d{1,16})  reward (-?\d+(?:\.\d+)?)?", re.MULTILINE)
 """A step as the driver writes it where nobody watches a terminal (rl_trainer.observe.console)."""
 
 
-def known_status(run: Mapping[str, Any]) -> RunStatus:
-    """The run's status as it was last written; an empty one where it cannot be read (`decide.unreadable`)."""
-    try:
-        return RunStatus.model_validate(run.get("status") or {})
-    except ValidationError:
-        return RunStatus()
-
-
-def unwritten(status: RunStatus, rays: Sequence[Ray], now: datetime) -> list[Attempt]:
-    """Attempts that are not in the status, oldest first: their operator died before it could write them."""
-    newest = max((attempt.number for attempt in status.attempts), default=0)
-    step = status.checkpoint.step if status.checkpoint is not None else 0
-    return [
-        Attempt(number=ray.attempt, ray_job=ray.name, start_time=ray.created or now, from_step=step)
-        for ray in sorted(rays, key=lambda ray: ray.attempt)
-        if ray.attempt > newest
-    ]
-
-
-def started(attempt: Attempt, before: Attempt | None = None) -> Note:
-    """The event about the beginning of an attempt; `before`: the one before it, of which it says what is another."""
-    text = f"attempt {attempt.number} begins at step {attempt.from_step or 0} as {attempt.ray_job}"
-    changed = changes(before, attempt) if before is not None else ""
-    return Note("Normal", "AttemptStarted", f"{text}, with {changed}" if changed else text)
-
-
-def changes(before: Attempt, after: Attempt) -> str:
-    """What an attempt begins with that is not what one before it began with; empty: nothing that is known."""
-    return " and ".join(
-        words
-        for old, new, words in (
-            (before.image, after.image, f"image {after.image} instead of {before.image}"),
-            (before.profile_hash, after.profile_hash, "a changed profile"),
-            (before.spec_hash, after.spec_hash, "a changed effective spec"),
-        )
-        if old is not None and new is not None and old != new
-    )
-
-
 def merge_progress(old: Progress | None, new: Progress, read: datetime, now: datetime) -> Progress:
-    """What to show after a reading: its figures with our own time, or the old ones where they are the same.
+    """What to show after a reading of `new`: its figures with our own time, or the old ones where they are the same.
 
-    Args:
-        old: what is shown.
-        new: what the driver said; what it did not say stays.
-        read: when.
-        now: the time.
+    What the driver did not say stays.
     """
     kept = {"step", "max_steps"} - new.model_fields_set if old is not None else set()
     new = new.model_copy(update={"updated_at": now, **{name: getattr(old, name) for name in kept}})
@@ -127,14 +88,7 @@ def last_figures(
 
     What outlives a driver where an operator sees it is the RayJob: whether the job succeeded, and the last lines of the
     log of one that failed, among which are the last steps. A run that succeeds has done all of its steps, unless its spec
-    lets it end otherwise; what it reached then is in its folder alone.
-
-    Args:
-        known: the last reading.
-        ray: the attempt's RayJob; None: it is gone.
-        succeeded: whether the job has.
-        stop: when the run ends, by its spec; None: not known.
-        now: the time.
+    lets it end otherwise, or does not say (`stop` is None); what it reached then is in its folder alone.
     """
     before = known or Progress()
     last: dict[str, Any] = {"updatedAt": now, "etaSeconds": None}
@@ -157,17 +111,10 @@ def last_figures(
         return known  # somebody else's lines look like those of steps, with figures that are none
 
 
-def role_statuses(
-    world: World,
-    attempt: int,
-    plan: Plan,
-    old: Mapping[str, RoleStatus],
-    found: Sequence[Diagnosis],
-) -> dict[str, RoleStatus]:
+def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str, RoleStatus]:
     """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with."""
     roles: dict[str, RoleStatus] = {}
-    pods = world.pods_of(attempt)
-    effective = plan if isinstance(plan, Effective) else None
+    pods, effective, old = look.world.pods_of(ray.attempt), look.effective, look.status.roles
     known = (
         [role.name for role in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
     )
@@ -181,10 +128,10 @@ def role_statuses(
         why = next((diagnosis.message for diagnosis in found if diagnosis.role in (role, "")), None)
         reason = None
         if ready < desired:
-            refused = world.scale_refusal if role == SAMPLER else ""
+            refused = look.world.scale_refusal if role == SAMPLER else ""
             reason = why or refused or "starting"
         elif role == SAMPLER:
-            reason = _not_followed(plan, desired)
+            reason = _not_followed(look.plan, desired)
         roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
     return roles
 
@@ -199,82 +146,86 @@ def _not_followed(plan: Plan, desired: int) -> str | None:
     return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
 
 
-def cluster_condition(
-    conditions: Conditions,
-    world: World,
-    ray: Ray,
-    roles: Mapping[str, RoleStatus],
-    effective: Effective | None,
-    found: Sequence[Diagnosis],
-    now: datetime,
-) -> Conditions:
-    """The conditions with ClusterReady."""
+def cluster_condition(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> Look:
+    """With the condition ClusterReady."""
+    roles, effective = look.status.roles, look.effective
     missing = [name for name, role in sorted(roles.items()) if role.ready < role.desired]
     if ray.answers:
         if not missing:
-            return conditions.set("ClusterReady", "True", "Ready", "all pods are ready")
+            return look.set("ClusterReady", "True", "Ready", "all pods are ready")
         samplers = roles[SAMPLER] if missing == [SAMPLER] else None
         if samplers and effective and samplers.ready >= effective.role(SAMPLER).at_start:
             share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
-            return conditions.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
+            return look.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
     reason, message = "Starting", "the pods are starting"
     if found:
         reason, message = found[0].reason, found[0].message
-    elif _ignored(ray, world, now):
+    elif _ignored(look, ray):
         reason = "KubeRayNotReacting"
         message = (
             f"KubeRay has not taken up {ray.kind} {ray.name} for a minute: is the KubeRay operator running?"
         )
     elif ray.submitted:
         reason, message = "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
-    return conditions.set("ClusterReady", "False", reason, message)
+    return look.set("ClusterReady", "False", reason, message)
 
 
-def _ignored(ray: Ray, world: World, now: datetime) -> bool:
-    untouched = not ray.deployment_status and not ray.cluster_state and not world.pods_of(ray.attempt)
-    return untouched and ray.created is not None and now - ray.created > IGNORED
+def _ignored(look: Look, ray: Ray) -> bool:
+    untouched = not ray.deployment_status and not ray.cluster_state and not look.world.pods_of(ray.attempt)
+    return untouched and ray.created is not None and look.now - ray.created > IGNORED
 
 
-def _not_submitted(ray: Ray) -> bool:
-    """Whether no driver can run: what it said is from before its attempt was evicted by a queue."""
-    return ray.kind == "RayJob" and not ray.submitted
+def _reading(look: Look, ray: Ray) -> Reading | None:
+    """What the driver said; nothing where none can run: that is from before its attempt was evicted by a queue."""
+    return look.world.said(ray.attempt) if ray.kind == "RayCluster" or ray.submitted else None
 
 
-def idle(world: World, ray: Ray, now: datetime) -> bool:
+def _idle(look: Look, ray: Ray) -> bool:
     """Whether this is a cluster to work on by hand whose pods are there, and nobody trains in it."""
     if ray.kind == "RayJob" or not ray.at_work:
         return False
-    reading = world.reading
-    return reading is None or reading.attempt != ray.attempt or now - reading.time > SILENCE
+    reading = _reading(look, ray)
+    return reading is None or look.now - reading.time > SILENCE
 
 
-def training_condition(conditions: Conditions, world: World, ray: Ray, now: datetime) -> Conditions:
-    """The conditions with Training, from what the driver says."""
-    reading = world.reading
-    if idle(world, ray, now):
+def training_condition(look: Look, ray: Ray) -> Look:
+    """With the condition Training, from what the driver says."""
+    reading, error = _reading(look, ray), look.world.reading_error
+    if _idle(look, ray):
         waits = "the cluster waits for somebody: rltrain exec works in it"
-        return conditions.set("Training", "False", "Idle", waits)
-    if reading is None or reading.attempt != ray.attempt or _not_submitted(ray):
-        if ray.submitted and conditions.holds("Training") and not world.reading_error:
-            return conditions  # an operator that has just started has not asked yet
-        error = f": {world.reading_error}" if world.reading_error else ""
-        silent = f"the driver has not answered yet{error}" if ray.submitted else "the pods are starting"
-        return conditions.set("Training", "False", "Starting", silent)
-    if now - reading.time > SILENCE:
-        silent = f"the driver does not answer: {world.reading_error}"
-        return conditions.set("Training", "Unknown", "DriverSilent", silent)
+        return look.set("Training", "False", "Idle", waits)
+    if look.world.unasked and ray.submitted:
+        return look.set("Training", "Unknown", "DriverNotAsked", look.world.unasked)
+    if reading is None:
+        if ray.submitted and look.conditions.holds("Training") and not error:
+            return look  # an operator that has just started has not asked yet
+        why = f": {error}" if error else ""
+        if ray.kind == "RayJob" and not ray.submitted and _late(look):
+            return look.set("Training", "False", "NotSubmitted", _NOT_SUBMITTED.format(ray.head_service))
+        silent = f"the driver has not answered yet{why}" if ray.submitted else "the pods are starting"
+        return look.set("Training", "False", "Starting", silent)
+    if look.now - reading.time > SILENCE:
+        return look.set("Training", "Unknown", "DriverSilent", f"the driver does not answer: {error}")
     if reading.progress.phase in TRAINING:
-        return conditions.set("Training", "True", "Running", "the driver reports progress")
+        return look.set("Training", "True", "Running", "the driver reports progress")
     if reading.progress.phase == "Starting":
-        return conditions.set("Training", "False", "Starting", "the driver loads model and task")
-    return conditions.set("Training", "False", "Finishing", "the driver has finished")
+        return look.set("Training", "False", "Starting", "the driver loads model and task")
+    return look.set("Training", "False", "Finishing", "the driver has finished")
 
 
-def shown_phase(world: World, ray: Ray, conditions: Conditions, now: datetime) -> str:
+def _late(look: Look) -> bool:
+    """Whether all pods have been there for so long that KubeRay should have begun the job."""
+    since = look.conditions.since("ClusterReady", "True")
+    return since is not None and look.now - since > IGNORED
+
+
+def shown_phase(look: Look, ray: Ray) -> str:
     """The one word for the print column."""
-    if idle(world, ray, now):
+    if _idle(look, ray):
         return "Ready"
-    reading = world.reading
-    if reading is not None and reading.attempt == ray.attempt and not _not_submitted(ray):
+    reading = _reading(look, ray)
+    if reading is not None:
         return reading.progress.phase if reading.progress.phase in TRAINING | {"Starting"} else "Stopping"
-    return "Training" if conditions.holds("Training") else "Starting"
+    if look.world.unasked and look.old.phase in TRAINING:
+        return look.old.phase
+    return "Training" if look.conditions.holds("Training") else "Starting"

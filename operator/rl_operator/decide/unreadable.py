@@ -26,7 +26,7 @@ def wrong_status(run: Mapping[str, Any]) -> str | None:
     try:
         RunStatus.model_validate(run.get("status") or {})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors()[0]
         where = render_path(("status", *first["loc"]))
         return one_line(
             f"the status cannot be read: {where}: found {found(first['input'])} ({first['msg']})", 300
@@ -35,14 +35,7 @@ def wrong_status(run: Mapping[str, Any]) -> str | None:
 
 
 def hands_off(run: Mapping[str, Any], now: datetime, reason: str, why: str) -> Decision:
-    """Nothing, and the condition that says so.
-
-    Args:
-        run: the run.
-        now: the time.
-        reason: one word.
-        why: what is wrong, as a sentence.
-    """
+    """Nothing, and the condition that says so, with `reason` in one word and what is wrong as a sentence."""
     message = f"{why}; nothing is done with this run: a newer version of the operator may have written it"
     if (run.get("metadata") or {}).get("deletionTimestamp"):
         message += f". It goes when nobody's work is in it any more: take away its finalizer {FINALIZER}"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import aiohttp
 
+from rl_api.paths import too_deep
+from rl_api.printable import printable
 from rl_api.progress import WISH_HEADER, CheckpointStatus, Progress, read_checkpoint, read_progress
+from rl_operator.model.names import Key
 
 _STATUS_SECONDS: Final = 3.0
-_LARGEST: Final = 1 << 20
+_LARGEST: Final = 1 << 16
+"""Bytes of an answer; a driver's own takes one thousand."""
+_DEEPEST: Final = 8
+_LONGEST: Final = 300
 _MARGIN: Final = 5.0
-
-
-class Calls(Protocol):
-    """Hears of every request."""
-
-    def driver_called(self, path: str, result: str) -> None:
-        """A request was answered with a status, or failed (`error`)."""
+_UNKNOWN: Final = (
+    "it does not take the operator's token: the Secret of the attempt is not what the operator made, or the operator has "
+    "another key than when the attempt began"
+)
 
 
 class DriverError(Exception):
@@ -38,16 +40,14 @@ class DriverRefused(DriverError):
 class Drivers:
     """All drivers of all runs."""
 
-    def __init__(self, template: str, calls: Calls, at_once: int = 64) -> None:
+    def __init__(self, template: str, called: Callable[[str, str], None]) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
-            template: where a driver answers, with {service}, {namespace}, {port} and {run}.
-            calls: hears of every request.
-            at_once: most requests for progress under way together.
+            template: where a driver answers, with {address}, {namespace}, {port} and {run}.
+            called: hears of every request: the end of its path, and the answer's status or `error`.
         """
-        self._template, self._calls = template, calls
-        self._places = asyncio.Semaphore(at_once)
+        self._template, self._called = template, called
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -55,9 +55,10 @@ class Drivers:
         if self._session is not None:
             await self._session.close()
 
-    def url(self, run: tuple[str, str], service: str, port: int) -> str:
+    def url(self, run: Key, address: str, port: int) -> str:
         """Where the driver of a run answers."""
-        return self._template.format(service=service, namespace=run[0], run=run[1], port=port)
+        host = f"[{address}]" if ":" in address else address
+        return self._template.format(address=host, namespace=run[0], run=run[1], port=port)
 
     async def status(self, url: str, token: str) -> tuple[Progress, CheckpointStatus | None]:
         """Ask for progress and the newest checkpoint. A figure that is none counts as not said.
@@ -65,21 +66,16 @@ class Drivers:
         Raises:
             DriverError: no usable answer came in time.
         """
-        async with self._places:
-            document = await self._request("GET", f"{url}/status", token, _STATUS_SECONDS)
+        document = await self._request(f"{url}/status", token, _STATUS_SECONDS)
         try:
             return read_progress(document), read_checkpoint(document.get("checkpoint"))
         except ValueError as error:
-            raise DriverError(_clean(error)) from error
+            raise DriverError(printable(error, _LONGEST)) from error
 
     async def checkpoint(self, url: str, token: str, wish: str, seconds: float) -> CheckpointStatus | None:
-        """Ask for a checkpoint, and wait until it is written. A driver that has heard of this wish goes on with it.
+        """Ask for a checkpoint, and wait some seconds until it is written. A driver that has heard of this wish goes on.
 
-        Args:
-            url: where the driver answers.
-            token: that it wants.
-            wish: id of the wish. It travels as a header, which trainers that know nothing of it disregard.
-            seconds: that it may take.
+        The wish's id travels as a header, which trainers that know nothing of it disregard.
 
         Raises:
             DriverRefused: the run keeps no checkpoints.
@@ -88,14 +84,13 @@ class Drivers:
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
         headers = {WISH_HEADER: wish}
-        document = await self._request("POST", f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
+        document = await self._request(f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
         if document.get("id", wish) != wish:
             raise DriverError("its answer is to another request")
         return read_checkpoint(document.get("checkpoint"))
 
     async def _request(
         self,
-        method: Literal["GET", "POST"],
         url: str,
         token: str,
         seconds: float,
@@ -103,14 +98,22 @@ class Drivers:
         more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256))
+            # How many are open together is the business of those who ask (`drivers.places`): here all would be in one line.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),  # one driver's cookies are nobody else's
+                auto_decompress=False,
+                trust_env=False,
+            )
         result = "error"
         try:
             async with self._session.request(
-                method,
+                "GET" if body is None else "POST",
                 url,
                 json=body,
-                headers={"Authorization": f"Bearer {token}", **(more or {})},
+                # What is packed may unpack to anything.
+                headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity", **(more or {})},
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as response:
@@ -125,17 +128,19 @@ class Drivers:
             )
             raise (DriverAbsent if absent else DriverError)(_sentence(error)) from error
         finally:
-            self._calls.driver_called(url.rpartition("/")[2], result)
+            self._called(url.rpartition("/")[2], result)
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
             document = None
-        if not isinstance(document, dict):
-            raise DriverError(f"its answer (status {status}) is no JSON object")
+        if not isinstance(document, dict) or too_deep(document, _DEEPEST):
+            raise DriverError(f"its answer (status {status}) is no JSON object that can be read")
+        if status == 401:
+            raise DriverError(_UNKNOWN)
         if status == 409:
-            raise DriverRefused(_clean(document.get("error", "it refuses")))
+            raise DriverRefused(printable(document.get("error", "it refuses"), _LONGEST))
         if status != 200:
-            raise DriverError(_clean(document.get("error", f"status {status}")))
+            raise DriverError(printable(document.get("error", f"status {status}"), _LONGEST))
         return document
 
 
@@ -148,15 +153,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return data
 
 
-def _clean(said: object) -> str:
-    """What a driver says, as it can be stored in a status: of bounded length, and nothing that is no text."""
-    return str(said)[:300].encode(errors="replace").decode()
-
-
 def _sentence(error: Exception) -> str:
     """What went wrong, without addresses, which change with every pod."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its service has no address yet"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection ({error.os_error.strerror or type(error.os_error).__name__})"
     return f"the connection broke ({type(error).__name__})"

@@ -15,6 +15,9 @@ from rl_api.run import RunSpec
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
+_MUTABLE: Final = tuple(f"{path}." for path in MUTABLE)
+_ABSENT, _NOWHERE = object(), object()
+
 
 class Nulls(NamedTuple):
     """A spec with the nulls that count."""
@@ -31,23 +34,27 @@ def with_nulls(spec: object, annotations: Mapping[str, str], begun: Collection[s
 
     The API server keeps a null, but kubectl's client-side apply takes it for a field to be removed when it applies the
     same file again. What the file said is in its annotation. Nulls of fields that take none mean nothing. The API server's
-    rules about what may not change see none of this: what was null when the run began stays so, and nothing else becomes so.
-
-    Args:
-        spec: as the API server holds it; only an object has nulls.
-        annotations: of the run.
-        begun: fields that were null when the run began; None: it has not.
+    rules about what may not change see none of this: what was null when the run began (`begun`; None: it has not) stays so,
+    and nothing else becomes so. A spec that is no object has no nulls.
     """
     if not isinstance(spec, dict):
         return Nulls(spec, [], [])
     told = _told(annotations.get(LAST_APPLIED, ""))
-    asked = [path for path in _nullable() if _null(spec, path) or (_null(told, path) and _absent(spec, path))]
-    if begun is None:
-        return Nulls(_with(spec, asked, []), asked, [])
-    late = [path for path in asked if path not in begun and not _may_change(path)]
-    kept = [path for path in begun if _null(spec, path) or _absent(spec, path)]
+    there = {path: _at(spec, path) for path in (*_nullable(), *(begun or ()))}
+    asked = [
+        path
+        for path in _nullable()
+        if there[path] is None or (there[path] is _ABSENT and _at(told, path) is None)
+    ]
+    late: list[str] = []
+    kept: list[str] = []
+    if begun is not None:
+        late = [path for path in asked if path not in begun and not f"{path}.".startswith(_MUTABLE)]
+        kept = [path for path in begun if there[path] is None or there[path] is _ABSENT]
     paths = list(dict.fromkeys([*kept, *(path for path in asked if path not in late)]))
-    return Nulls(_with(spec, paths, late), paths, late)
+    for path in (*paths, *late):
+        spec = _with(spec, path, _ABSENT if path in late else None)
+    return Nulls(spec, paths, late)
 
 
 def _told(text: str) -> Mapping[str, Any]:
@@ -76,37 +83,17 @@ def _nullable_fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from _nullable_fields(kind.model, f"{prefix}{name}.")
 
 
-def _may_change(path: str) -> bool:
-    return any(path == part or path.startswith(f"{part}.") for part in MUTABLE)
-
-
-def _parent(spec: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """The object that holds the field, or would; None: there is none."""
+def _at(spec: Mapping[str, Any], path: str) -> Any:
+    """The value of a field; `_ABSENT` where there is none, `_NOWHERE` where not even the object is that would hold it."""
+    *parts, name = path.split(".")
     found: Any = spec
-    for part in path.split(".")[:-1]:
+    for part in parts:
         found = found.get(part) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else None
+    return found.get(name, _ABSENT) if isinstance(found, dict) else _NOWHERE
 
 
-def _null(spec: Mapping[str, Any], path: str) -> bool:
-    parent, name = _parent(spec, path), path.rpartition(".")[2]
-    return parent is not None and name in parent and parent[name] is None
-
-
-def _absent(spec: Mapping[str, Any], path: str) -> bool:
-    parent = _parent(spec, path)
-    return parent is not None and path.rpartition(".")[2] not in parent
-
-
-def _with(spec: dict[str, Any], nulls: Collection[str], absent: Collection[str]) -> dict[str, Any]:
-    """A copy in which some fields are null, and others are not there."""
-    for path in (*nulls, *absent):
-        first, _, rest = path.partition(".")
-        spec = dict(spec)
-        if rest:
-            spec[first] = _with(spec[first], *(([rest], []) if path in nulls else ([], [rest])))
-        elif path in nulls:
-            spec[first] = None
-        else:
-            spec.pop(first, None)
-    return spec
+def _with(spec: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy with another value of a field; `_ABSENT`: without it."""
+    first, _, rest = path.partition(".")
+    changed = _with(spec[first], rest, value) if rest else value
+    return {key: one for key, one in (spec | {first: changed}).items() if one is not _ABSENT}

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -34,28 +34,26 @@ _NO_VERSION: Final = "1"
 """A resource version that no object has: what is applied with it is made, and refused where there is one already."""
 
 Manifests = list[Manifest]
-Page = tuple[Manifests, str]
-"""Objects, and the resource version at which it was so."""
+
+_METHODS: Final = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
+"""Verbs that write. What is new is applied by a PATCH as well."""
 
 
-class Calls(Protocol):
-    """Hears of every request."""
-
-    def api_called(self, verb: str, kind: str, code: str, seconds: float) -> None:
-        """A request was answered with `code`, or `none` where there was no answer."""
+Called = Callable[[str, str, str, float], None]
+"""Hears of every request: its verb, kind, the answer's code (`none`: there was none), and seconds."""
 
 
 class Api:
     """A connection to the API server."""
 
-    def __init__(self, api_client: client.ApiClient, calls: Calls, timeout: float = 15.0) -> None:
-        self._client, self._calls, self._timeout = api_client, calls, timeout
+    def __init__(self, api_client: client.ApiClient, called: Called, timeout: float = 15.0) -> None:
+        self._client, self._called, self._timeout = api_client, called, timeout
         self._host = api_client.configuration.host.rstrip("/")
         self.lease: Callable[[], float] = lambda: math.inf
         """Seconds for which this process may still write; asked before every write but those of the lease itself."""
 
     @classmethod
-    async def connect(cls, calls: Calls, timeout: float = 15.0) -> Api:
+    async def connect(cls, called: Called) -> Api:
         """Connect with the pod's service account, or outside a cluster as the kubeconfig says.
 
         Raises:
@@ -69,16 +67,15 @@ class Api:
         # Looked up once: for each request aiohttp would do it in a thread, and read ~/.netrc in another.
         configuration.proxy = configuration.proxy or proxy_of(str(configuration.host))
         configuration.client_session_kwargs = {"trust_env": False}
-        return cls(client.ApiClient(configuration), calls, timeout)
+        return cls(client.ApiClient(configuration), called)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
 
-    async def request(
+    async def _request(
         self,
         verb: str,
-        method: str,
         path: str,
         kind: str,
         query: Mapping[str, str] | None = None,
@@ -93,12 +90,12 @@ class Api:
         deadline = time.monotonic() + self._timeout
         while True:
             left = deadline - time.monotonic()
-            if method != "GET" and kind != "Lease":
+            if verb in _METHODS and kind != "Lease":
                 left = min(left, self.lease())
                 if left <= 0:
                     raise ApiError(0, "LeaseLost", "the lease has run out: nothing is written any more")
             timeout = aiohttp.ClientTimeout(total=left)
-            async with self._answer(verb, method, path, kind, query, body, content, timeout) as answer:
+            async with self._answer(verb, path, kind, query, body, content, timeout) as answer:
                 data: bytes = await answer.read()
                 pause = retry_after(answer.status, answer.headers)
                 if pause is None or time.monotonic() + pause >= deadline:
@@ -109,7 +106,6 @@ class Api:
     async def _answer(
         self,
         verb: str,
-        method: str,
         path: str,
         kind: str,
         query: Mapping[str, str] | None,
@@ -119,7 +115,8 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to one request while it is read."""
         sent = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, "Content-Type": content}
-        queries: list[tuple[str, str]] = list((query or {}).items())
+        method = "PATCH" if content in (APPLY, JSON_PATCH) else _METHODS.get(verb, "GET")
+        queries = list((query or {}).items())
         await self._client.update_params_for_auth(sent, queries, ["BearerToken"], path, method, body)
         url = f"{self._host}{path}{'?' + urlencode(queries) if queries else ''}"
         code, started = "none", time.monotonic()
@@ -130,7 +127,7 @@ class Api:
                 )
                 code = str(found.status)
             finally:  # before it is read: a watch is read for a minute
-                self._calls.api_called(verb, kind, code, time.monotonic() - started)
+                self._called(verb, kind, code, time.monotonic() - started)
             async with found.response as answer:
                 yield answer
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -139,7 +136,7 @@ class Api:
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Manifest:
         """One object."""
-        return parsed(await self.request("get", "GET", path(kind, namespace, name), kind))
+        return parsed(await self._request("get", path(kind, namespace, name), kind))
 
     async def find(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
         """One object; None: there is none."""
@@ -152,16 +149,16 @@ class Api:
 
     async def pages(
         self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[tuple[Manifests, str]]:
         """All objects that match, each with its kind, page by page, and the version at which it was so.
 
         Raises:
-            ApiError: as `request`; also `gone`, where reading took so long that the rest is forgotten.
+            ApiError: also `gone`, where reading took so long that the rest is forgotten.
         """
         query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
         while True:
             asked = {key: value for key, value in query.items() if value}
-            found = parsed(await self.request("list", "GET", path(kind, namespace), kind, asked))
+            found = parsed(await self._request("list", path(kind, namespace), kind, asked))
             metadata = found.get("metadata") or {}
             items: Manifests = found.get("items") or []
             for item in items:
@@ -191,7 +188,7 @@ class Api:
         silence = aiohttp.ClientTimeout(
             total=None, sock_connect=self._timeout, sock_read=WATCH_SECONDS + self._timeout
         )
-        async with self._answer("watch", "GET", where, kind, query, None, "", silence) as answer:
+        async with self._answer("watch", where, kind, query, None, "", silence) as answer:
             if answer.status != 200:
                 _checked(answer.status, await answer.read())
             rest: list[bytes] = []
@@ -202,6 +199,15 @@ class Api:
                     change, found = watch_event(b"".join(rest))
                     rest = [line]
                     yield change, found | {"kind": kind}
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Make an object that is never brought to anything else: no right to `patch` its kind is needed for that.
+
+        Refused (`conflict`) where there is one of that name, whoever's it is.
+        """
+        where = path(manifest["kind"], manifest["metadata"].get("namespace"))
+        query = {"fieldManager": FIELD_MANAGER}
+        return parsed(await self._request("create", where, manifest["kind"], query, manifest))
 
     async def apply(self, manifest: Manifest, subresource: str = "", *, new: bool = False) -> Manifest:
         """Server-side apply: the fields of `manifest` are ours, and those we no longer name are removed.
@@ -216,8 +222,9 @@ class Api:
         if new:
             manifest = manifest | {"metadata": metadata | {"resourceVersion": _NO_VERSION}}
         try:
-            verb = "create" if new else "patch"
-            return parsed(await self.request(verb, "PATCH", where, kind, query, manifest, APPLY))
+            return parsed(
+                await self._request("create" if new else "patch", where, kind, query, manifest, APPLY)
+            )
         except ApiError as error:
             if any(cause.get("field") == "metadata.uid" for cause in error.causes):
                 raise ApiError(409, "Conflict", error.message) from error
@@ -230,40 +237,37 @@ class Api:
         query = {"fieldManager": FIELD_MANAGER}
         where = path(kind, namespace, name, subresource)
         try:
-            return parsed(await self.request("patch", "PATCH", where, kind, query, operations, JSON_PATCH))
+            return parsed(await self._request("patch", where, kind, query, operations, JSON_PATCH))
         except ApiError as error:
-            if (
-                error.status == 422 and not error.causes
-            ):  # a wrong value has causes, a test that fails has none
+            if error.status == 422 and not error.causes:  # those of a wrong value; a test that fails has none
                 raise ApiError(409, "Conflict", f"{kind} {name} is not what it was taken for") from error
             raise
 
     async def has_group(self, group: str) -> bool:
         """Whether the cluster serves an API group, in whichever version."""
         try:
-            await self.request("get", "GET", f"/apis/{group}", "APIGroup")
+            await self._request("get", f"/apis/{group}", "APIGroup")
         except ApiError as error:
             if error.missing:
                 return False
             raise
         return True
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        """Delete an object, and in the background what it owns; nothing happens when it is gone already."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Delete this very object, and in the background what it owns; nothing happens when it is gone already."""
         body: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
-        if uid:
-            body["preconditions"] = {"uid": uid}
+        body["preconditions"] = {"uid": uid}
         try:
-            await self.request("delete", "DELETE", path(kind, namespace, name), kind, None, body)
+            await self._request("delete", path(kind, namespace, name), kind, None, body)
         except ApiError as error:
             if not error.missing and not error.conflict:
                 raise
 
-    async def log_tail(self, namespace: str, pod: str, container: str, lines: int = 5) -> str:
+    async def log_tail(self, namespace: str, pod: str, container: str) -> str:
         """The last lines of a container's log before its last restart; empty when there are none."""
-        query = {"container": container, "previous": "true", "tailLines": str(lines)}
+        query = {"container": container, "previous": "true", "tailLines": "5"}
         try:
-            data = await self.request("get", "GET", path("Pod", namespace, pod, "log"), "PodLog", query)
+            data = await self._request("get", path("Pod", namespace, pod, "log"), "PodLog", query)
         except ApiError:
             return ""
         return data.decode(errors="replace")
@@ -281,6 +285,3 @@ def _checked(status: int, data: bytes) -> bytes:
     if not 200 <= status < 300:
         raise refusal(status, data.decode(errors="replace"))
     return data
-
-
-__all__ = ["Api", "ApiError", "Calls", "Page", "proxy_of"]

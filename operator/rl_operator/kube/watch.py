@@ -13,7 +13,7 @@ import time
 from typing import Final, Protocol
 
 from rl_operator.kube.client import Api
-from rl_operator.kube.wire import WATCH_SECONDS, ApiError
+from rl_operator.kube.wire import BREATH_SECONDS, WATCH_SECONDS, ApiError
 from rl_operator.model.names import Manifest
 
 LOG = logging.getLogger("rl_operator")
@@ -74,7 +74,7 @@ class Watch:
                     self._kind,
                     error,
                 )
-            pause = min(0.25 * 2 ** min(failures, 9), _LONGEST_PAUSE) if failures else 0.0
+            pause = min(0.25 * 2 ** min(failures, 9), _LONGEST_PAUSE) if failures else BREATH_SECONDS
             await asyncio.sleep(pause if self._version or failures else _UNKNOWN_SECONDS)
 
     async def list(self) -> None:

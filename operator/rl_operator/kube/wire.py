@@ -38,6 +38,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "PersistentVolumeClaim": Kind("", "v1", "persistentvolumeclaims"),
     "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
+    "Namespace": Kind("", "v1", "namespaces", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
 }
 """The kinds that operator and command line deal with."""
@@ -45,8 +46,11 @@ KINDS: Final[Mapping[str, Kind]] = {
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 
-PAGE: Final = 500
-"""Objects that are asked for at once: a list of thousands in one answer is held in memory whole, there and here."""
+PAGE: Final = 50
+"""Objects that are asked for at once: an answer is held in memory whole, there and here, and one object may take 1.5 MB."""
+
+BREATH_SECONDS: Final = 0.2
+"""The shortest pause before the same is asked again, whatever a server or a proxy between says."""
 
 WATCH_SECONDS: Final = 60
 """The API server ends a watch after so long; silence for longer means that the connection is dead."""
@@ -115,7 +119,7 @@ def refusal(status: int, body: str) -> ApiError:
 def retry_after(status: int, headers: Mapping[str, str]) -> float | None:
     """Seconds after which a busy API server wants to be asked again; None: it has answered."""
     text = headers.get("Retry-After", "")
-    return float(text) if status in (429, 503) and text.isdecimal() else None
+    return max(float(text), BREATH_SECONDS) if status in (429, 503) and text.isdecimal() else None
 
 
 def root(version: str) -> str:
@@ -159,7 +163,7 @@ def watch_event(line: bytes | str) -> tuple[str, Manifest]:
     raise refusal(code, json.dumps(found))
 
 
-def version_of(document: Manifest) -> int:
+def version_of(document: Mapping[str, Any]) -> int:
     """Resource version of an object or a list as a number: they grow."""
     text = str((document.get("metadata") or {}).get("resourceVersion", ""))
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rl_api.progress import RunStatus
@@ -17,6 +17,7 @@ class Target:
     kind: str
     name: str
     uid: str = ""
+    """Empty: that of the run's own object of this name, which is looked up."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Pull:
     """Where the driver of an attempt answers."""
 
     attempt: int
-    service: str
+    address: str
+    """Of the head pod: a name could be anybody's."""
     port: int
 
 
@@ -93,5 +95,10 @@ class Decision:
     """Seconds that the driver may take for a checkpoint to ask for now; None: ask for none."""
     unreadable: str = ""
     """Why nothing can be decided: of the status only the conditions are written, and nothing else is done."""
-    requeue: float = 60.0
+    requeue: float = field(kw_only=True)
     """Seconds until the next look, when nothing happens before."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether an attempt begins: its RayJob or RayCluster is made."""
+        return any(manifest["kind"] in ("RayJob", "RayCluster") for manifest in self.create)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from rl_api.base import API_VERSION
+
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
+
+Key = tuple[str, str]
+"""Namespace and name of a run."""
 
 RUN_LABEL: Final = "rltrain.dev/run"
 ATTEMPT_LABEL: Final = "rltrain.dev/attempt"
@@ -19,11 +24,23 @@ MANAGED_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 HASH_ANNOTATION: Final = "rltrain.dev/manifest"
 """Hash of an object as rendered: another one means that it must be written again."""
 
+BEGAN_ANNOTATIONS: Final = {
+    "image": "rltrain.dev/image",
+    "spec_hash": "rltrain.dev/spec-hash",
+    "profile_hash": "rltrain.dev/profile-hash",
+}
+"""What a RayJob or RayCluster says of the attempt that began with it, should its operator die before the status does."""
+
+PROFILE_ANNOTATION: Final = "rltrain.dev/profile"
+"""Name of the profile under which an attempt has begun."""
+
 LONGEST_RAY_JOB: Final = 47
 """KubeRay refuses longer names, as it adds to them."""
 
-API_VERSION: Final = "rltrain.dev/v1alpha1"
 KIND: Final = "RLTrainingRun"
+
+CODE_CONTAINER: Final = "user-code"
+"""The container of code of the user's, behind Ray's, with `task.isolation: strict`."""
 
 RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 """Ports of the Ray head."""
@@ -53,28 +70,24 @@ def folder_name(run: str, uid: str) -> str:
     return f"{run}-{uid[:8]}"
 
 
-def secret_name(run: str) -> str:
-    """Name of the Secret with the token of the driver's status server."""
+def secret_name(run: str, uid: str, number: int) -> str:
+    """Name of the Secret with an attempt's tokens. None of an earlier run has it, whose objects may still be there."""
+    return f"{attempt_name(run, number)}-{uid[:8]}"
+
+
+def earlier_secret_name(run: str) -> str:
+    """Name of the Secret that operators up to 0.1 made, with a random token for all attempts of a run."""
     return f"{run}-status"
 
 
-def run_labels(run: str) -> dict[str, str]:
-    """Labels of every object of a run."""
-    return {
-        "app.kubernetes.io/name": "rltrain",
-        "app.kubernetes.io/managed-by": MANAGED_BY,
-        RUN_LABEL: run,
-    }
-
-
-def attempt_labels(run: str, number: int) -> dict[str, str]:
-    """Labels of every object of one attempt."""
-    return run_labels(run) | {ATTEMPT_LABEL: str(number)}
-
-
-def pod_labels(run: str, number: int, role: str) -> dict[str, str]:
-    """Labels of a pod."""
-    return attempt_labels(run, number) | {ROLE_LABEL: role}
+def labels_of(run: str, attempt: int | None = None, role: str = "") -> dict[str, str]:
+    """Labels of an object of a run, of one of its attempts, or of a pod of that."""
+    labels = {"app.kubernetes.io/name": "rltrain", "app.kubernetes.io/managed-by": MANAGED_BY, RUN_LABEL: run}
+    if attempt is not None:
+        labels[ATTEMPT_LABEL] = str(attempt)
+    if role:
+        labels[ROLE_LABEL] = role
+    return labels
 
 
 def owned(run: str, namespace: str, uid: str, name: str, labels: dict[str, str]) -> Manifest:

@@ -9,19 +9,28 @@ from typing import Any, Final
 DEEPEST: Final = 128
 """Levels that are kept: more than a run may have (`rl_api.validation`), so that what was cut is refused there."""
 
+_MOST_DIGITS: Final = 640
+"""Python refuses to read whole numbers of more than 4300; 640 it reads however it was started."""
+
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 def loads(data: bytes | str) -> Any:
-    """JSON. Where it is nested too deeply to be read, what lies too deep is null.
+    """JSON, whatever somebody has put into it: what lies too deep is null, what is no text is replaced, and a number with
+    more digits than can be read is infinite.
 
     Raises:
         ValueError: it is no JSON.
     """
     try:
         return json.loads(data)
-    except RecursionError:
-        return json.loads(_cut(data if isinstance(data, bytes) else data.encode(errors="replace")))
+    except (RecursionError, ValueError):
+        raw = data if isinstance(data, bytes) else data.encode(errors="replace")
+        return json.loads(_cut(raw).decode(errors="replace"), parse_int=_whole)
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
 
 def _cut(data: bytes) -> bytes:
@@ -43,15 +52,8 @@ def _cut(data: bytes) -> bytes:
 
 def shallow(value: Any) -> Any:
     """Plain data as it is, or a copy in which what lies deeper than `DEEPEST` levels is null."""
-    waiting = [(value, 1)]
-    while waiting:
-        one, level = waiting.pop()
-        parts = one.values() if isinstance(one, dict) else one
-        inner = [part for part in parts if isinstance(part, dict | list)]
-        if inner and level == DEEPEST:
-            return _copy(value, 1)
-        waiting += [(part, level + 1) for part in inner]
-    return value
+    cut = _copy(value, 1)
+    return value if cut == value else cut
 
 
 def _copy(value: Any, level: int) -> Any:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Final, Literal
 
-from rl_operator.model.names import ATTEMPT_LABEL, HASH_ANNOTATION, ROLE_LABEL, SAMPLER, STATUS_PORT
+from rl_api.base import amount
+from rl_api.progress import STATUS_TOKEN_VARIABLE
+from rl_operator.model.names import (
+    ATTEMPT_LABEL,
+    BEGAN_ANNOTATIONS,
+    HASH_ANNOTATION,
+    KIND,
+    LEARNER,
+    PROFILE_ANNOTATION,
+    ROLE_LABEL,
+    SAMPLER,
+    STATUS_PORT,
+)
+from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.seen import Container, Event, Live, Pod, Ray, SamplerGroup
 from rl_operator.model.times import parse_time
+
+_MOST_DIGITS: Final = 6
+_LONGEST: Final = 512
+"""Of what an annotation says of an attempt: as long as the reference of an image may be."""
 
 
 def _attempt_of(document: Mapping[str, Any]) -> int:
     text = str((document["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, ""))
-    return int(text) if text.isascii() and text.isdigit() else 0
+    # A run has no more: what is labelled so is somebody else's.
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else 0
 
 
 def parse_ray(document: Mapping[str, Any]) -> Ray:
@@ -28,6 +49,10 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         ),
         {},
     )
+    spec = document.get("spec") or {}
+    rays = spec.get("rayClusterSpec") or spec
+    head = _container(rays.get("headGroupSpec") or {})
+    said = metadata.get("annotations") or {}
     name = str(metadata["name"])
     cluster_name = str(status.get("rayClusterName") or "") if kind == "RayJob" else name
     service = str((cluster.get("head") or {}).get("serviceName") or "")
@@ -38,30 +63,83 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         attempt=_attempt_of(document),
         created=parse_time(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
-        held=(document.get("spec") or {}).get("suspend") is True,
+        held=spec.get("suspend") is True,
         job_status=str(status.get("jobStatus") or ""),
         deployment_status=str(status.get("jobDeploymentStatus") or ""),
         reason=str(status.get("reason") or "") if kind == "RayJob" else "",
         message=str(status.get("message") or "") if kind == "RayJob" else "",
         cluster=cluster_name,
+        cluster_uid=str(metadata.get("uid", "")) if kind == "RayCluster" else "",
         cluster_state=str(cluster.get("state") or ""),
         cluster_reason=str(failure.get("message") or cluster.get("reason") or ""),
         head_service=service or (f"{cluster_name}-head-svc" if cluster_name else ""),
-        dashboard_url=str(status.get("dashboardURL") or ""),
-        status_port=_status_port(document),
+        status_port=next(
+            (
+                port.get("containerPort")
+                for port in head.get("ports") or ()
+                if port.get("name") == STATUS_PORT
+            ),
+            None,
+        ),
+        secret=_token_secret(head),
+        began={name: str(said[key])[:_LONGEST] for name, key in BEGAN_ANNOTATIONS.items() if said.get(key)},
+        profile=str(said.get(PROFILE_ANNOTATION) or ""),
+        asked=_asked(rays),
         samplers=parse_group(document) if kind == "RayCluster" else None,
     )
 
 
-def _status_port(document: Mapping[str, Any]) -> int | None:
-    spec = document.get("spec") or {}
-    head = (spec.get("rayClusterSpec") or spec).get("headGroupSpec") or {}
-    containers = ((head.get("template") or {}).get("spec") or {}).get("containers") or [{}]
-    ports = containers[0].get("ports") or ()
-    return next((port.get("containerPort") for port in ports if port.get("name") == STATUS_PORT), None)
+def _container(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Ray's container of a group's pods."""
+    pod = (group.get("template") or {}).get("spec") or {}
+    found: Mapping[str, Any] = (pod.get("containers") or [{}])[0]
+    return found
 
 
-def parse_pod(document: Mapping[str, Any], *, gone: bool = False) -> Pod:
+def _asked(spec: Mapping[str, Any]) -> Asked:
+    """What the pods of a Ray cluster take."""
+    head = _pod_needs(spec.get("headGroupSpec") or {})
+    asked = Asked(fixed=Needs(runs=1) + head)
+    for group in spec.get("workerGroupSpecs") or ():
+        count, pod = _whole(group.get("maxReplicas")), _pod_needs(group)
+        if group.get("groupName") == SAMPLER:
+            asked = replace(asked, sampler=Needs(samplers=1) + pod, most=count)
+        else:
+            learner = group.get("groupName") == LEARNER
+            asked = replace(asked, fixed=asked.fixed + (Needs(learners=int(learner)) + pod).times(count))
+    return asked
+
+
+def _pod_needs(group: Mapping[str, Any]) -> Needs:
+    """Accelerators and disk of one of a group's pods."""
+    containers = ((group.get("template") or {}).get("spec") or {}).get("containers") or ()
+    storage = 0
+    for container in containers:
+        disk = ((container.get("resources") or {}).get("limits") or {}).get("ephemeral-storage")
+        with contextlib.suppress(ValueError):  # not as we write it
+            storage += int(amount(str(disk or "0")))
+    return Needs(
+        accelerators=_whole((group.get("rayStartParams") or {}).get("num-gpus")),
+        storage=storage,
+    )
+
+
+def _whole(value: object) -> int:
+    """A number of pods or devices; 0 where somebody has made something else of it."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _token_secret(container: Mapping[str, Any]) -> str:
+    """Name of the Secret from which an earlier operator gave a head the token of its status server; empty: none did."""
+    for variable in container.get("env") or ():
+        if variable.get("name") == STATUS_TOKEN_VARIABLE:
+            reference = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
+            return str(reference.get("name") or "")
+    return ""
+
+
+def parse_pod(document: Mapping[str, Any]) -> Pod:
     """The view of a pod."""
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
@@ -76,12 +154,16 @@ def parse_pod(document: Mapping[str, Any], *, gone: bool = False) -> Pod:
         uid=str(metadata.get("uid", "")),
         role=str((metadata.get("labels") or {}).get(ROLE_LABEL, "")),
         attempt=_attempt_of(document),
+        # All pods of a cluster have the same.
+        owner=sys.intern(controller_of(document, "RayCluster")),
+        # Behind that of a node there are others, such as the kubelet.
+        ip="" if spec.get("hostNetwork") else str(status.get("podIP") or ""),
         phase=str(status.get("phase") or ""),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         node=str(spec.get("nodeName") or ""),
         created=parse_time(metadata.get("creationTimestamp")),
+        started=parse_time(status.get("startTime")),
         deleting=parse_time(metadata.get("deletionTimestamp")),
-        gone=gone,
         reason=str(status.get("reason") or taken.get("reason") or ""),
         message=str(status.get("message") or taken.get("message") or ""),
         unschedulable=(
@@ -131,26 +213,40 @@ def parse_event(document: Mapping[str, Any]) -> Event:
     )
 
 
+def controller_of(document: Mapping[str, Any], kind: str) -> str:
+    """Uid of what controls an object, if it is of this kind; else empty."""
+    owners = document["metadata"].get("ownerReferences") or ()
+    return next(
+        (str(one.get("uid")) for one in owners if one.get("controller") and one.get("kind") == kind), ""
+    )
+
+
+def is_owned(document: Mapping[str, Any], uid: str) -> bool:
+    """Whether the object with this uid is one of an object's owners."""
+    owners = document["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid for owner in owners)
+
+
+def hash_of(document: Mapping[str, Any]) -> str:
+    """Hash of an object as it was rendered."""
+    return str((document["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
+
+
 def parse_live(document: Mapping[str, Any]) -> Live:
     """The view of an object that the operator renders."""
-    metadata = document["metadata"]
-    return Live(
-        uid=str(metadata.get("uid", "")),
-        hash=str((metadata.get("annotations") or {}).get(HASH_ANNOTATION, "")),
-        spec=document.get("spec") or {},
-    )
+    uid = str(document["metadata"].get("uid", ""))
+    return Live(uid=uid, hash=hash_of(document), spec=document.get("spec") or {})
 
 
 def parse_group(document: Mapping[str, Any]) -> SamplerGroup | None:
     """The samplers of a RayCluster; None: it has none."""
     metadata, spec = document["metadata"], document.get("spec") or {}
-    owners = metadata.get("ownerReferences") or ()
     for index, group in enumerate(spec.get("workerGroupSpecs") or ()):
         if group.get("groupName") == SAMPLER:
             return SamplerGroup(
                 cluster=str(metadata["name"]),
                 uid=str(metadata.get("uid", "")),
-                owner=next((str(one.get("uid")) for one in owners if one.get("controller")), ""),
+                owner=controller_of(document, "RayJob") or controller_of(document, KIND),
                 index=index,
                 replicas=int(group.get("replicas") or 0),
                 most=int(group.get("maxReplicas") or 0),

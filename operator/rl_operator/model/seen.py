@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.model.names import HEAD
+from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
 
 
@@ -24,6 +25,9 @@ class SamplerGroup:
     """Place among the worker groups."""
     replicas: int
     most: int
+
+
+_ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,22 @@ class Ray:
     message: str = ""
     cluster: str = ""
     """Name of the RayCluster."""
+    cluster_uid: str = ""
+    """Of the RayCluster, which it owns or is; empty: none of that name was seen that it owns."""
     cluster_state: str = ""
     cluster_reason: str = ""
     """Message of the RayCluster's ReplicaFailure condition."""
     head_service: str = ""
-    dashboard_url: str = ""
     status_port: int | None = None
     """Port of the driver's status server, as the head was made with it; None: it does not say."""
+    secret: str = ""
+    """Name of the Secret with the token of the driver's status server, as the head was made with it."""
+    began: Mapping[str, Any] = field(default_factory=dict)
+    """What its attempt began with, by fields of `Attempt`, as far as it says."""
+    profile: str = ""
+    """Profile under which its attempt has begun; empty: it does not say."""
+    asked: Asked = NOTHING_ASKED
+    """What its pods take."""
     samplers: SamplerGroup | None = None
     """Samplers that KubeRay was asked for; None: not known yet."""
 
@@ -58,6 +71,11 @@ class Ray:
     def submitted(self) -> bool:
         """Whether the job was submitted, so that a head must have been there."""
         return self.deployment_status == "Running"
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether KubeRay needs the token of its cluster to let go of it: it stops a job that has not ended."""
+        return self.kind == "RayJob" and bool(self.cluster_uid) and self.job_status not in _ENDED
 
     @property
     def answers(self) -> bool:
@@ -95,10 +113,17 @@ class Pod:
     uid: str
     role: str
     attempt: int
+    """0: it belongs to none, and is waited for."""
+    owner: str = ""
+    """Uid of the RayCluster that controls it; empty: none does."""
+    ip: str = ""
+    """Its own address; empty where it has none yet, or that of its node."""
     phase: str = ""
     ready: bool = False
     node: str = ""
     created: datetime | None = None
+    started: datetime | None = None
+    """When its node took it; None: it has none yet."""
     deleting: datetime | None = None
     """When it must be gone: deletion time, grace period included."""
     gone: bool = False
@@ -167,10 +192,14 @@ class World:
     """Objects by kind and name."""
     claim_exists: bool | None = None
     """Whether the checkpoint claim is there; None: not looked for."""
-    token: str | None = None
-    """Token in the run's Secret; None: there is no Secret."""
-    new_token: str = ""
-    """A fresh random token, for when there is none yet."""
+    claim_class: str | None = None
+    """Storage class of the claim; None: it has none, or was not looked for."""
+    others: Others = NOBODY
+    """The other runs of its namespace."""
+    key: bytes = field(default=b"", repr=False)
+    """The operator's, from which tokens of attempts are derived."""
+    unasked: str = ""
+    """Why the driver is not asked though it is there; empty: it is."""
     kuberay: bool = True
     """Whether the cluster knows RayJob and RayCluster."""
     kueue: bool = True
@@ -228,6 +257,10 @@ class World:
         """RayJob or RayCluster of an attempt."""
         return next((ray for ray in self.rays if ray.attempt == attempt), None)
 
+    def said(self, attempt: int) -> Reading | None:
+        """What the driver of an attempt said last."""
+        return self.reading if self.reading is not None and self.reading.attempt == attempt else None
+
     def pods_of(self, attempt: int) -> tuple[Pod, ...]:
         """Pods of an attempt that are there."""
         return tuple(pod for pod in self.pods if pod.attempt == attempt and not pod.gone)
@@ -236,3 +269,8 @@ class World:
         """Head pod of an attempt, if it is there and not on its way out."""
         pods = [pod for pod in self.pods_of(attempt) if pod.role == HEAD and pod.deleting is None]
         return max(pods, key=lambda pod: (pod.ready, pod.name), default=None)
+
+    def unsure(self, attempt: int) -> bool:
+        """Whether what is seen would end an attempt, so that it is worth another look: watches may lag."""
+        ray = self.ray(attempt)
+        return ray is None or (ray.submitted and self.head(attempt) is None)

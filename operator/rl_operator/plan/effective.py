@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_api.problems import Problem
-from rl_api.profile import ProfileSpec, merge
+from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.validation import check_document
-from rl_operator.model.names import API_VERSION, HEAD, KIND, LEARNER, SAMPLER, Manifest, folder_name, owned
+from rl_operator.model.names import (
+    HEAD,
+    KIND,
+    LEARNER,
+    SAMPLER,
+    Manifest,
+    attempt_name,
+    folder_name,
+    labels_of,
+    owned,
+)
 from rl_operator.model.settings import Settings
+from rl_operator.plan.allowed import ask, idle_on_accelerators, names_image, not_allowed, wrong_claim
 from rl_operator.plan.backends import Backend, backend_of
 from rl_operator.plan.limits import misplaced, over_limits
 from rl_operator.plan.pools import pools_of_roles
-from rl_operator.plan.profile import choose_profile, title
+from rl_operator.plan.profile import as_written, choose_profile, title
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.roles import Role, make_roles
 
@@ -39,6 +50,9 @@ class Effective:
     roles: tuple[Role, ...]
     """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
     settings: Settings
+    profile: ProfileSpec
+    image_pull_policy: str
+    """Whether nodes ask the registry for an image that they have."""
 
     def role(self, name: str) -> Role:
         """One role."""
@@ -48,9 +62,20 @@ class Effective:
         """Whether the run has pods of this role: a program of the user's may do without workers."""
         return any(role.name == name for role in self.roles)
 
-    def metadata(self, name: str, labels: dict[str, str]) -> Manifest:
-        """Metadata of one of its objects."""
-        return owned(self.name, self.namespace, self.uid, name, labels)
+    def metadata(self, name: str) -> Manifest:
+        """Metadata of an object for all attempts."""
+        return owned(self.name, self.namespace, self.uid, name, labels_of(self.name))
+
+    def attempt_metadata(self, attempt: int, more: Mapping[str, str] | None = None) -> Manifest:
+        """Metadata of an object of one attempt, with `more` labels."""
+        labels = {**labels_of(self.name, attempt), **(more or {})}
+        return owned(self.name, self.namespace, self.uid, attempt_name(self.name, attempt), labels)
+
+    @property
+    def began(self) -> dict[str, Any]:
+        """What an attempt that begins now begins with, by fields of `Attempt`."""
+        facts = {"image": self.spec.image, "spec_hash": self.digest, "profile_hash": self.profile_digest}
+        return {name: fact for name, fact in facts.items() if fact}
 
     @property
     def backend(self) -> Backend:
@@ -69,6 +94,20 @@ class Effective:
         return storage.persistent_volume_claim if storage is not None else None
 
     @property
+    def limits(self) -> ProfileLimitsSpec:
+        """Limits of the profile."""
+        return self.profile.limits
+
+    @property
+    def profile_name(self) -> str | None:
+        """Name of the profile; None: the built-in one."""
+        return self.spec.profile
+
+    def wrong_claim(self, storage_class: str | None) -> str:
+        """Why the run may not use its claim, which has this storage class; empty: it may."""
+        return wrong_claim(title(self.spec.profile), self.profile, self.claim or "", storage_class)
+
+    @property
     def status_port(self) -> int:
         """Port of the driver's status server."""
         return self.spec.server.port
@@ -81,53 +120,79 @@ class Effective:
 
 Plan = Effective | Refused
 
-_LATER: Final[Mapping[str, Mapping[str, object]]] = {
-    "task": {"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
+_LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
+    ("task",): {
+        **{"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
+        **{"secrets": [], "isolation": "shared", "resources": None},
+    },
+    ("sampler", "resources"): {"ephemeralStorage": None},
+    ("trainer", "resources"): {"ephemeralStorage": None},
+    ("scheduling",): {"encryption": False},
 }
 """Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
 
 
-def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings: Settings) -> Plan:
-    """What is to be done for a run (an object of the API server), or why nothing can be.
+def plan(
+    run: Mapping[str, Any],
+    profiles: Sequence[Mapping[str, Any]],
+    settings: Settings,
+    labels: Mapping[str, str] | None = None,
+) -> Plan:
+    """What is to be done for a run, or why nothing can be. Any JSON: the API server may hold an older or a broken one.
 
-    Args:
-        run: the RLTrainingRun; any JSON, as the API server may hold an older or a broken one.
-        profiles: all RLTrainingProfiles.
-        settings: the operator's.
+    `labels`: of the run's namespace; None: not known, and so not compared with what the profile allows.
     """
-    metadata = run.get("metadata") or {}
     own = run.get("spec")
+    if run.get("wrong"):
+        return Refused.because("InvalidSpec", [Problem(("spec",), run["wrong"])])
     chosen = choose_profile(own.get("profile") if isinstance(own, dict) else None, profiles)
     if isinstance(chosen, Refused):
         return chosen
-    profile_name, profile = chosen
-    document = {
-        "apiVersion": run.get("apiVersion", API_VERSION),
-        "kind": run.get("kind", KIND),
-        "metadata": {"name": metadata.get("name"), "namespace": metadata.get("namespace")},
-        "spec": merge(profile.defaults, own) if isinstance(own, dict) else own,
-    }
-    resource, problems = check_document(document, "cluster")
+    found = _plan(run, *chosen, settings, labels)
+    return (
+        replace(found, profile_name=chosen[0], limits=chosen[1].limits)
+        if isinstance(found, Refused)
+        else found
+    )
+
+
+def _plan(
+    run: Mapping[str, Any],
+    profile_name: str | None,
+    profile: ProfileSpec,
+    settings: Settings,
+    labels: Mapping[str, str] | None,
+) -> Plan:
+    """The same under this profile."""
+    metadata, own = run.get("metadata") or {}, run.get("spec")
+    namespace, called = str(metadata.get("namespace") or "default"), title(profile_name)
+    merged = {"spec": merge(profile.defaults, own)} if isinstance(own, dict) else {}
+    resource, problems = check_document(as_written(run, KIND) | merged, "cluster")
     if not isinstance(resource, RLTrainingRun):
         return Refused.because("InvalidSpec", problems)
     spec = resource.spec
+    if problems := list(not_allowed(called, profile, spec, namespace, labels)):
+        return Refused.because("NotAllowed", problems, ask=ask(profile))
     backend = backend_of(spec)
-    if problems := list(_unsupported(spec)):
-        return Refused.because("Unsupported", problems)
-    pools, problems = pools_of_roles(spec, profile, title(profile_name), backend.workers(spec))
+    if spec.workload == "Service":
+        allowed = "allowed in this version: Job or Cluster; serving a policy comes with a later one"
+        return Refused.because("Unsupported", [Problem(("spec", "workload"), f"found 'Service', {allowed}")])
+    pools, problems = pools_of_roles(spec, profile, called, backend.workers(spec))
     if problems:
         return Refused.because("InvalidSpec", problems)
     queued = (spec.scheduling.queue or profile.queue) is not None
     roles = tuple(make_roles(spec, profile, pools, settings, queued))
     if problems := [*misplaced(spec, roles), *backend.misplaced(pools)]:
         return Refused.because("InvalidSpec", problems)
-    if problems := list(over_limits(title(profile_name), profile, roles)):
-        return Refused.because("LimitExceeded", problems)
+    if problems := list(idle_on_accelerators(roles)):
+        return Refused.because("NotAllowed", problems, ask=ask(profile))
+    if problems := list(over_limits(called, profile, spec, roles)):
+        return Refused.because("LimitExceeded", problems, ask=ask(profile))
     uid = str(metadata.get("uid") or "")
     effective = _resolve(resource, uid, profile_name, profile, roles, settings)
     return Effective(
         name=resource.name,
-        namespace=str(metadata.get("namespace") or "default"),
+        namespace=namespace,
         uid=uid,
         spec=effective.spec,
         document=effective.model_dump(mode="json", by_alias=True, exclude={"status"}),
@@ -135,34 +200,34 @@ def plan(run: Mapping[str, Any], profiles: Sequence[Mapping[str, Any]], settings
         profile_digest=_digest([profile_name, profile.to_document()]),
         roles=roles,
         settings=settings,
+        profile=profile,
+        image_pull_policy=_pull_policy(profile, spec, settings),
     )
+
+
+def _pull_policy(profile: ProfileSpec, spec: RunSpec, settings: Settings) -> str:
+    """Images of the run's own may be somebody else's, left on the node: the registry is asked who may pull them."""
+    always = profile.allow.images.always_pull and names_image(profile, spec)
+    return "Always" if always else settings.image_pull_policy
 
 
 def spec_digest(spec: RunSpec) -> str:
     """Hash of a spec, without `suspend`. That of a run that says nothing of a later field is what it was before there was
     such a field: it trains the same."""
     document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
-    for part, fields in _LATER.items():
-        if document[part] is not None:
-            said = document[part].items()
-            document[part] = {
-                name: value for name, value in said if name not in fields or value != fields[name]
-            }
+    for path, fields in _LATER.items():
+        part: Any = document
+        for name in path:
+            part = (part or {}).get(name)
+        for name, unsaid in fields.items():
+            if part is not None and part[name] == unsaid:
+                del part[name]
     return _digest(document)
 
 
 def _digest(document: object) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _unsupported(spec: RunSpec) -> Iterator[Problem]:
-    """What the contract has and this version of the operator has not."""
-    if spec.workload == "Service":
-        yield Problem(
-            ("spec", "workload"),
-            "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
-        )
 
 
 def _resolve(
@@ -183,6 +248,9 @@ def _resolve(
         "image": spec.image or images.get(LEARNER, images[HEAD]),
         **{name: group.model_copy(update={"pools": pools[name]}) for name, group in groups.items()},
         "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
+        "stop": spec.stop.model_copy(
+            update={"max_duration": spec.stop.max_duration or profile.limits.max_duration}
+        ),
         "server": spec.server.model_copy(update={"port": spec.server.port or settings.status_port}),
         "checkpoint": _own_folder(spec.checkpoint, folder_name(run.name, uid)),
         "suspend": False,

@@ -1,14 +1,16 @@
-"""What a run asks for, against what nodes have and the profile lets it have. Pure."""
+"""What a run asks for, against what nodes have and the profile lets it, and all runs of its namespace, have. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rl_api.base import amount
 from rl_api.paths import Path
 from rl_api.problems import Problem
-from rl_api.profile import ProfileSpec
+from rl_api.profile import NamespaceLimitsSpec, ProfileSpec
 from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.needs import Needs
 from rl_operator.plan.roles import Role
 
 
@@ -20,15 +22,14 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     sampler = next((role for role in roles if role.name == SAMPLER), None)
     if sampler is None:
         return
-    resource = sampler.pool.accelerator_resource
     explicit = spec.sampler.resources is not None and spec.sampler.resources.accelerators is not None
     path: Path = (
-        ("spec", "sampler", "resources", "accelerators")
-        if explicit
-        else ("spec", "sampler", "tensorParallelSize")
+        "spec",
+        "sampler",
+        *(("resources", "accelerators") if explicit else ("tensorParallelSize",)),
     )
     yield from _no_room(path, sampler)
-    if spec.sampler.engine == "vllm" and sampler.accelerators == 0 and resource is not None:
+    if spec.sampler.engine == "vllm" and not sampler.accelerators and sampler.pool.accelerator_resource:
         yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
 
 
@@ -45,17 +46,15 @@ def _no_room(path: Path, role: Role) -> Iterator[Problem]:
             )
 
 
-def over_limits(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:
+def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     """Where the run asks for more than the profile, called `title`, lets one run have."""
     limits = profile.limits
     by_role = {role.name: role for role in roles}
     for name, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
-        replicas = by_role[name].replicas if name in by_role else 0
-        if limit is not None and replicas > limit:
-            yield Problem(
-                ("spec", name, "replicas"),
-                f"found {replicas}, allowed: at most {limit}, the limit of {title}",
-            )
+        role = by_role.get(name)
+        if role is not None and limit is not None and role.replicas > limit:
+            sentence = f"found {role.replicas}, allowed: at most {limit}, the limit of {title}"
+            yield Problem(("spec", name, "replicas"), sentence)
     total = sum(role.replicas * role.accelerators for role in roles)
     if limits.max_accelerators is not None and total > limits.max_accelerators:
         yield Problem(
@@ -63,15 +62,33 @@ def over_limits(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> Iter
             f"found {total} accelerators ({_shares(roles)}), allowed: at most {limits.max_accelerators}, "
             f"the limit of {title}",
         )
+    longest, asked = limits.max_duration, spec.stop.max_duration
+    if longest is not None and asked is not None and asked > longest:
+        sentence = f"found {asked}, allowed: at most {longest}, the limit of {title}"
+        yield Problem(("spec", "stop", "maxDuration"), sentence)
+    most = limits.max_ephemeral_storage
+    for role in roles if most is not None else ():
+        if most is not None and role.pod.storage > amount(most):
+            disk = role.ephemeral_storage if role.code is None else f"{role.pod.storage / 2**30:.6g}Gi"
+            yield Problem(
+                ("spec",),
+                f"found {disk} of disk for a pod of the {role.name}, allowed: at most {most}, "
+                f"the limit of {title}",
+            )
+    for what, found, most_of_all in exceeded(limits.per_namespace, needs_of(roles)):
+        yield Problem(
+            ("spec",),
+            f"found {found} {what}, allowed: at most {most_of_all}, the limit of {title} for a namespace",
+        )
     for pool in profile.pools:
         # Where a role has several pools, all of its pods may end up in any of them.
         here = [role for role in roles if pool in role.pools]
         for role in here:
-            most = pool.limits.max_replicas
-            if role.name != HEAD and most is not None and role.replicas > most:
+            replicas = pool.limits.max_replicas
+            if role.name != HEAD and replicas is not None and role.replicas > replicas:
                 yield Problem(
                     ("spec", role.name, "replicas"),
-                    f"found {role.replicas}, allowed: at most {most}, the limit of pool {pool.name}",
+                    f"found {role.replicas}, allowed: at most {replicas}, the limit of pool {pool.name}",
                 )
         used = sum(role.replicas * role.accelerators for role in here)
         if pool.limits.max_accelerators is not None and used > pool.limits.max_accelerators:
@@ -80,6 +97,26 @@ def over_limits(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> Iter
                 f"found {used} accelerators of pool {pool.name} ({_shares(here)}), allowed: at most "
                 f"{pool.limits.max_accelerators}, the limit of the pool",
             )
+
+
+def needs_of(roles: Sequence[Role]) -> Needs:
+    """What a run with these roles takes at most."""
+    return sum((role.pod.times(role.replicas) for role in roles), Needs(runs=1))
+
+
+def exceeded(limits: NamespaceLimitsSpec, needs: Needs) -> Iterator[tuple[str, str, str]]:
+    """What there is more of than a namespace may have at once, with how much there is and may be, for people."""
+    for what, found, most in (
+        ("runs", needs.runs, limits.max_runs),
+        ("samplers", needs.samplers, limits.max_samplers),
+        ("learners", needs.learners, limits.max_learners),
+        ("accelerators", needs.accelerators, limits.max_accelerators),
+    ):
+        if most is not None and found > most:
+            yield what, str(found), str(most)
+    storage = limits.max_ephemeral_storage
+    if storage is not None and needs.storage > amount(storage):
+        yield "of disk", f"{needs.storage / 2**30:.6g}Gi", storage
 
 
 def _shares(roles: Sequence[Role]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_api.problems import Problem
-from rl_api.profile import PoolSpec, ProfileSpec, TolerationSpec
+from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 
@@ -24,32 +24,31 @@ def pools_of_roles(
     spec: RunSpec, profile: ProfileSpec, title: str, workers: Sequence[str]
 ) -> tuple[dict[str, tuple[PoolSpec, ...]], list[Problem]]:
     """Where the head and each of `workers` may go, and what keeps them from the pools of the profile that they name."""
-    problems = list(wrong_pools(profile, title, "trainer", spec.trainer.pools))
-    pools = {HEAD: choose_pools(profile, spec.trainer.pools) if spec.trainer.pools else (head_pool(profile),)}
-    for role, names in ((LEARNER, spec.learner.pools), (SAMPLER, spec.sampler.pools)):
-        if role in workers:
-            problems += wrong_pools(profile, title, role, names)
-            pools[role] = choose_pools(profile, names)
+    by_name = {pool.name: pool for pool in profile.pools}
+    # The head: where are no accelerators, which it would waste, and not on spot nodes, as its loss ends the attempt.
+    least = min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
+    pools, problems = {}, list[Problem]()
+    for role, part, names, default in (
+        (HEAD, "trainer", spec.trainer.pools, least),
+        (LEARNER, "learner", spec.learner.pools, profile.pools[0]),
+        (SAMPLER, "sampler", spec.sampler.pools, profile.pools[0]),
+    ):
+        if role == HEAD or role in workers:
+            problems += wrong_pools(by_name, title, part, names)
+            pools[role] = tuple(by_name[name] for name in names if name in by_name) if names else (default,)
     return pools, problems
 
 
-def choose_pools(profile: ProfileSpec, names: Sequence[str]) -> tuple[PoolSpec, ...]:
-    """The pools called `names`, in this order, without those that the profile has not; no names: its first."""
-    if not names:
-        return profile.pools[:1]
-    by_name = {pool.name: pool for pool in profile.pools}
-    return tuple(by_name[name] for name in names if name in by_name)
-
-
-def wrong_pools(profile: ProfileSpec, title: str, role: str, names: Sequence[str]) -> Iterator[Problem]:
+def wrong_pools(
+    by_name: Mapping[str, PoolSpec], title: str, part: str, names: Sequence[str]
+) -> Iterator[Problem]:
     """What keeps a role from the pools that it names: they must be there, and several alike but for their nodes.
 
     A role is one worker group, and so all of its pods are alike: the scheduler finds a node for each.
     """
-    by_name = {pool.name: pool for pool in profile.pools}
     first = by_name.get(names[0]) if names else None
     for index, name in enumerate(names):
-        path, pool = ("spec", role, "pools", index), by_name.get(name)
+        path, pool = ("spec", part, "pools", index), by_name.get(name)
         if pool is None:
             yield Problem(path, f"found {name!r}, allowed: a pool of {title}: {', '.join(by_name)}")
         elif first is not None and _pods_of(pool) != _pods_of(first):
@@ -71,18 +70,13 @@ def _pods_of(pool: PoolSpec) -> str:
     return f"acceleratorResource {resource}, runtimeClass {pool.runtime_class or 'none'}"
 
 
-def head_pool(profile: ProfileSpec) -> PoolSpec:
-    """Pool of the head: one without accelerators, which it would waste, and not spot, as its loss ends the attempt."""
-    return min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
-
-
 def pod_placement(pools: Sequence[PoolSpec]) -> dict[str, Any]:
     """Fields of a pod's spec that bring it to the nodes of the pools, the first rather than the second, and to no others."""
     tolerations = list(dict.fromkeys(toleration for pool in pools for toleration in pool.tolerations))
     named = {toleration.key for toleration in tolerations}
     placement: dict[str, Any] = {
         "tolerations": [
-            *(_toleration(toleration) for toleration in tolerations),
+            *(one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in tolerations),
             *(
                 {
                     "key": key,
@@ -123,15 +117,3 @@ def _any_of(pools: Sequence[PoolSpec]) -> dict[str, Any]:
             for index, term in enumerate(terms[:-1])
         ],
     }
-
-
-def _toleration(toleration: TolerationSpec) -> dict[str, Any]:
-    document = toleration.to_document()
-    return {key: value for key, value in document.items() if value is not None}
-
-
-def accelerator_resources(pool: PoolSpec, count: int) -> dict[str, str]:
-    """The resource that stands for `count` accelerators of the pool: whole GPUs, MIG slices, other vendors' devices."""
-    if count == 0 or pool.accelerator_resource is None:
-        return {}
-    return {pool.accelerator_resource: str(count)}

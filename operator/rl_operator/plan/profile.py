@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rl_api.base import API_VERSION
 from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
 from rl_api.validation import check_document
-from rl_operator.model.names import API_VERSION
 from rl_operator.plan.refused import Refused
 
 BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
@@ -38,10 +38,16 @@ def choose_profile(
             f"spec.profile: found {name!r}, but there is no such RLTrainingProfile (there are: {known}); "
             "name one of them or ask your platform team",
         )
-    resource, problems = check_document(_without_status(by_name[name]))
+    resource, problems = check_document(as_written(by_name[name], "RLTrainingProfile"))
     if not isinstance(resource, RLTrainingProfile):
         return Refused.because("ProfileInvalid", problems, f"RLTrainingProfile {name}: ")
     return name, resource.spec
+
+
+def goes_by_labels(profiles: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of the profiles is for namespaces with certain labels."""
+    allowed = [(profile.get("spec") or {}).get("allow") or {} for profile in profiles]
+    return any(allow.get("namespaces") is not None for allow in allowed)
 
 
 def title(profile: str | None) -> str:
@@ -49,11 +55,12 @@ def title(profile: str | None) -> str:
     return "the built-in profile" if profile is None else f"profile {profile}"
 
 
-def _without_status(document: Mapping[str, Any]) -> dict[str, Any]:
+def as_written(document: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """An object of the API server as a person writes it: without status, and what the API server adds."""
     metadata = document.get("metadata") or {}
     return {
         "apiVersion": document.get("apiVersion", API_VERSION),
-        "kind": document.get("kind", "RLTrainingProfile"),
-        "metadata": {"name": metadata.get("name")},
+        "kind": document.get("kind", kind),
+        "metadata": {key: metadata[key] for key in ("name", "namespace") if key in metadata},
         "spec": document.get("spec"),
     }

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
+from rl_api.task import CodeResourcesSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
 from rl_operator.plan.backends import backend_of
 from rl_operator.plan.pools import where
@@ -28,9 +31,17 @@ class Role:
     ray_cpus: int
     """CPU cores that Ray may hand out on one pod."""
     memory: str
-    accelerators: int = 0
+    accelerators: int
+    ephemeral_storage: str
+    """Most that one pod keeps on its node's disk."""
+    cpu_limit: str
+    """Cores that one pod uses at most, where its node has some that nobody else uses."""
+    trainer_image: str
+    """Image with rltrain's trainer, whatever is in `image`."""
     least: int | None = None
     """Pods that an attempt begins with, where others may follow; None: all."""
+    code: CodeResourcesSpec | None = None
+    """What the container for code of the user's has in each pod; None: there is none."""
 
     @property
     def pool(self) -> PoolSpec:
@@ -41,6 +52,14 @@ class Role:
     def where(self) -> str:
         """Its pools for people: `pool h100`, or `pools h100, h100-spot`."""
         return where(self.pools)
+
+    @property
+    def pod(self) -> Needs:
+        """What one of its pods takes."""
+        storage = int(amount(self.ephemeral_storage))
+        if self.code is not None:
+            storage += int(amount(self.code.ephemeral_storage))
+        return Needs(0, self.name == SAMPLER, self.name == LEARNER, self.accelerators, storage)
 
     @property
     def at_start(self) -> int:
@@ -55,88 +74,57 @@ def make_roles(
     settings: Settings,
     queued: bool,
 ) -> Iterator[Role]:
-    """Every role that has pods.
+    """Every role that has pods, which are those of `pools`; `queued`: a queue admits a number of pods that is fixed."""
+    # The head writes checkpoints of the models that others have accelerators for.
+    large = any(some[0].accelerator_resource is not None for some in pools.values())
+    disk = settings.accelerator_ephemeral_storage if large else settings.ephemeral_storage
 
-    Args:
-        spec: the run, with its profile's defaults.
-        profile: the profile.
-        pools: of each role that has pods, where they may go.
-        settings: the operator's.
-        queued: a queue admits the run, with a number of pods that is fixed.
-    """
-    yield _head(spec, profile, pools[HEAD], settings)
+    task = spec.given_task
+    code = task.resources or CodeResourcesSpec() if task is not None and task.isolation == "strict" else None
+
+    def role(
+        name: str,
+        replicas: int,
+        threads: int,
+        accelerators: int,
+        asked: ResourcesSpec | None = None,
+        least: int | None = None,
+    ) -> Role:
+        """A role; `accelerators` of a pod in a pool that has some, where the run does not say."""
+        asked, pool = asked or ResourcesSpec(), pools[name][0]
+        if pool.accelerator_resource is None:
+            image, memory = profile.images.cpu or settings.image_cpu, settings.worker_memory
+            cpu, accelerators = settings.worker_cpu, 0
+        else:
+            image, memory = profile.images.gpu or settings.image_gpu, settings.accelerator_memory
+            cpu = str(threads)
+        if name == HEAD:
+            cpu = settings.head_cpu
+            memory = memory if spec.trainer.pools else settings.head_memory
+        cores = max(threads, math.ceil(asked.cpu or 0))
+        return Role(
+            name,
+            replicas,
+            pools[name],
+            image=image if spec.image is None else spec.image,
+            cpu=cpu if asked.cpu is None else f"{round(asked.cpu * 1000)}m",
+            ray_cpus=cores,
+            memory=asked.memory or memory,
+            accelerators=accelerators if asked.accelerators is None else asked.accelerators,
+            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or disk,
+            cpu_limit=str(cores * settings.cpu_burst),
+            # The smaller one, where the run has brought its own.
+            trainer_image=image if spec.image is None else profile.images.cpu or settings.image_cpu,
+            least=least,
+            code=None if name == LEARNER else code,
+        )
+
+    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
+    yield role(HEAD, replicas=1, threads=1, accelerators=0, asked=spec.trainer.resources)
     if LEARNER in pools:
-        yield _learner(spec, profile, pools[LEARNER], settings)
+        learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
+        yield role(LEARNER, learner.replicas, learner.threads, accelerators=per_pod)
     if SAMPLER in pools:
-        yield _sampler(spec, profile, pools[SAMPLER], settings, queued)
-
-
-def _head(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
-    asked = spec.trainer.resources or ResourcesSpec()
-    memory = _memory(pools[0], settings) if spec.trainer.pools else settings.head_memory
-    return Role(
-        HEAD,
-        1,
-        pools,
-        _image(spec, profile, pools[0], settings),
-        settings.head_cpu if asked.cpu is None else _cores(asked.cpu),
-        # One CPU for Ray to hand out: the buffer asks for a hundredth of one.
-        max(1, math.ceil(asked.cpu or 0)),
-        asked.memory or memory,
-        accelerators=asked.accelerators or 0,
-    )
-
-
-def _learner(spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings) -> Role:
-    pool, learner = pools[0], spec.learner
-    return Role(
-        LEARNER,
-        learner.replicas,
-        pools,
-        _image(spec, profile, pool, settings),
-        _cpu(pool, learner.threads, settings),
-        learner.threads,
-        _memory(pool, settings),
-        accelerators=0 if pool.accelerator_resource is None else backend_of(spec).learner_accelerators(pool),
-    )
-
-
-def _sampler(
-    spec: RunSpec, profile: ProfileSpec, pools: tuple[PoolSpec, ...], settings: Settings, queued: bool
-) -> Role:
-    pool, sampler = pools[0], spec.sampler
-    asked = sampler.resources or ResourcesSpec()
-    accelerators = asked.accelerators
-    if accelerators is None:
-        accelerators = 0 if pool.accelerator_resource is None else sampler.tensor_parallel_size
-    return Role(
-        SAMPLER,
-        sampler.replicas,
-        pools,
-        _image(spec, profile, pool, settings),
-        _cpu(pool, sampler.threads, settings) if asked.cpu is None else _cores(asked.cpu),
-        max(sampler.threads, math.ceil(asked.cpu or 0)),
-        asked.memory or _memory(pool, settings),
-        accelerators=accelerators,
-        least=None if queued else sampler.min_replicas,
-    )
-
-
-def _image(spec: RunSpec, profile: ProfileSpec, pool: PoolSpec, settings: Settings) -> str:
-    if spec.image is not None:
-        return spec.image
-    if pool.accelerator_resource is None:
-        return profile.images.cpu or settings.image_cpu
-    return profile.images.gpu or settings.image_gpu
-
-
-def _memory(pool: PoolSpec, settings: Settings) -> str:
-    return settings.worker_memory if pool.accelerator_resource is None else settings.accelerator_memory
-
-
-def _cpu(pool: PoolSpec, threads: int, settings: Settings) -> str:
-    return settings.worker_cpu if pool.accelerator_resource is None else str(threads)
-
-
-def _cores(cores: float) -> str:
-    return f"{round(cores * 1000)}m"
+        sampler, least = spec.sampler, None if queued else spec.sampler.min_replicas
+        per_pod = sampler.tensor_parallel_size
+        yield role(SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least)

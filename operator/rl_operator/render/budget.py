@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from rl_operator.model.names import (
-    HEAD,
-    LEARNER,
-    ROLE_LABEL,
-    RUN_LABEL,
-    Manifest,
-    run_labels,
-)
+from rl_operator.model.names import HEAD, LEARNER, ROLE_LABEL, RUN_LABEL, Manifest
 from rl_operator.plan.effective import Effective
 
 
@@ -18,7 +11,7 @@ def disruption_budget(effective: Effective) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": effective.metadata(effective.name, run_labels(effective.name)),
+        "metadata": effective.metadata(effective.name),
         "spec": {
             # A number of pods: a share, or how many may go, Kubernetes can tell for its own workloads only.
             "minAvailable": sum(role.replicas for role in effective.roles if role.name in (HEAD, LEARNER)),

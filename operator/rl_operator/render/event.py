@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from rl_api.base import API_VERSION
 from rl_operator.model.decision import Note
-from rl_operator.model.names import API_VERSION, KIND, Manifest
+from rl_operator.model.names import KIND, Manifest
 from rl_operator.model.settings import FIELD_MANAGER
 
 _LONGEST = 1024

@@ -19,15 +19,17 @@ def run_objects(effective: Effective) -> list[Manifest]:
     return [_hashed(network_policy(effective)), _hashed(disruption_budget(effective))]
 
 
-def attempt_objects(effective: Effective, attempt: int) -> list[Manifest]:
-    """Objects of one attempt, the RayJob or RayCluster last: its pods need the others."""
+def attempt_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
+    """Objects of one attempt, with tokens of the operator's `key`. The RayJob or RayCluster last: its pods need the
+    others."""
     ray = ray_cluster if effective.spec.workload == "Cluster" else ray_job
-    return [_hashed(config_map(effective, attempt)), _hashed(ray(effective, attempt))]
+    config = _hashed(config_map(effective, attempt))
+    return [secret(effective, attempt, key), config, _hashed(ray(effective, attempt))]
 
 
-def all_objects(effective: Effective, attempt: int, token: str) -> list[Manifest]:
-    """What the operator creates for the first attempt of a run, with `token` in the Secret."""
-    return [secret(effective, token), *run_objects(effective), *attempt_objects(effective, attempt)]
+def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
+    """What the operator creates for the first attempt of a run."""
+    return [*run_objects(effective), *attempt_objects(effective, attempt, key)]
 
 
 def _hashed(manifest: Manifest) -> Manifest:

@@ -4,40 +4,59 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rl_api.base import amount
+from rl_api.progress import STATUS_TOKEN_FILE_VARIABLE
 from rl_operator.model.names import (
     HEAD,
     LEARNER,
     RAY_PORTS,
+    SAMPLER,
     STATUS_PORT,
     Manifest,
     attempt_name,
     folder_name,
-    pod_labels,
+    labels_of,
     secret_name,
 )
 from rl_operator.plan.effective import Effective
-from rl_operator.plan.pools import accelerator_resources, pod_placement
+from rl_operator.plan.pools import pod_placement
 from rl_operator.plan.roles import Role
-from rl_operator.render.config import CONFIG_KEY, TOKEN_KEY
+from rl_operator.render.code_container import add_code_container
+from rl_operator.render.config import CONFIG_KEY, RAY_TOKEN_KEY, TOKEN_KEY
+from rl_operator.render.encryption import add_encryption
+from rl_operator.render.secrets import add_secrets
+
+CONTAINER: Final = "ray"
+"""KubeRay takes the first one for that of Ray; there may be one for the user's code behind it."""
 
 CONFIG_FOLDER: Final = "/etc/rltrain"
 DATA_FOLDER: Final = "/var/lib/rltrain"
-CONTAINER: Final = "ray"
-"""The Ray container: KubeRay takes the first one for it, and there is no other."""
+TOKEN_FOLDER: Final = "/etc/rltrain-token"
+"""Of the head alone: the token of its status server, and no other."""
 
 _USER: Final = 1000
 _POD: Final = "RLTRAIN_POD"
+_USUAL_DISK: Final = "256Mi"
+"""What a pod writes to its node's disk unless it may not; how much more it will be is known only when it runs."""
+
+NO_DEVICES: Final = {
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "AMD_VISIBLE_DEVICES": "",
+    "HABANA_VISIBLE_DEVICES": "void",
+    "ASCEND_VISIBLE_DEVICES": "",
+}
+"""What container runtimes hand out devices by, in a pod that has asked for none: images for GPUs say `all`."""
+
 _AGENT_PORT: Final = 52365
 """Where each Ray node answers whether it is well."""
 
 
 def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     """The pod template of one role. Passes Pod Security `restricted`; holds no Kubernetes credentials."""
-    labels = pod_labels(effective.name, attempt, role.name)
     container: Manifest = {
         "name": CONTAINER,
         "image": role.image,
-        "imagePullPolicy": effective.settings.image_pull_policy,
+        "imagePullPolicy": effective.image_pull_policy,
         "env": _environment(effective, role, attempt),
         "resources": _resources(role),
         # KubeRay's own begins after ten seconds, and everything waits for it: half of the time that Ray takes to start.
@@ -50,14 +69,19 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
     }
-    if effective.spec.secrets:
-        # What `env` says has precedence: no Secret changes what rltrain tells its processes.
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in effective.spec.secrets]
-    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": role.ephemeral_storage}},
+        # For Ray's object store. What is in it counts as memory of the container.
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": role.memory}},
+    ]
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -76,21 +100,35 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     }
     if effective.spec.scheduling.priority_class is not None:
         spec["priorityClassName"] = effective.spec.scheduling.priority_class
+    add_secrets(_secrets(effective, role), spec, container)
+    add_encryption(effective, role, attempt, spec, NO_DEVICES)
     if role.name == HEAD:
         _add_head_parts(effective, attempt, spec, container)
     # Where workers write too, the claim must be one that several nodes can mount.
     if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
-        _add_storage(effective, spec, container)
-    return {"metadata": {"labels": labels}, "spec": spec}
+        _add_storage(effective, role, spec, container)
+    add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
+    return {"metadata": {"labels": labels_of(effective.name, attempt, role.name)}, "spec": spec}
 
 
-def _add_storage(effective: Effective, spec: Manifest, container: Manifest) -> None:
+def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:
+    """Of the run where models, data and checkpoints are read and written; of the task where code of the user's runs, unless
+    that has a container of its own."""
+    task = effective.spec.given_task
+    own = effective.spec.secrets if role.name == HEAD or effective.backend.workers_need_secrets else ()
+    here = task is not None and role.name in (HEAD, SAMPLER) and role.code is None
+    return own + (task.secrets if task is not None and here else ())
+
+
+def _add_storage(effective: Effective, role: Role, spec: Manifest, container: Manifest) -> None:
     data: Manifest = {"name": "data", "mountPath": DATA_FOLDER}
     if effective.claim is not None:
         # Of its own for each run, so that several can share a claim.
         data["subPath"] = folder_name(effective.name, effective.uid)
     storage: Manifest = (
-        {"persistentVolumeClaim": {"claimName": effective.claim}} if effective.claim else {"emptyDir": {}}
+        {"persistentVolumeClaim": {"claimName": effective.claim}}
+        if effective.claim
+        else {"emptyDir": {"sizeLimit": role.ephemeral_storage}}
     )
     container["volumeMounts"].append(data)
     spec["volumes"].append({"name": "data", **storage})
@@ -112,6 +150,17 @@ def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, containe
             },
         }
     )
+    container["volumeMounts"].append({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True})
+    spec["volumes"].append(
+        {
+            "name": "token",
+            "secret": {
+                "secretName": secret_name(effective.name, effective.uid, attempt),
+                "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+                "defaultMode": 0o440,
+            },
+        }
+    )
 
 
 def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifest]:
@@ -119,26 +168,44 @@ def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifes
         "RLTRAIN_RUN": effective.name,
         "RLTRAIN_NAMESPACE": effective.namespace,
         "RLTRAIN_ATTEMPT": str(attempt),
+        # Without the token no process of Ray answers: dashboard, jobs, clients, other nodes.
+        "RAY_AUTH_MODE": "token",
     }
+    if not role.accelerators:
+        values |= NO_DEVICES
+    ray_token = {"name": "RAY_AUTH_TOKEN", "valueFrom": _secret_key(effective, attempt, RAY_TOKEN_KEY)}
     if role.name != HEAD:
-        return [{"name": name, "value": value} for name, value in values.items()]
+        return [*({"name": name, "value": value} for name, value in values.items()), ray_token]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
+    values[STATUS_TOKEN_FILE_VARIABLE] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
     values |= effective.backend.environment(
-        effective.role(LEARNER).accelerators if effective.has(LEARNER) else 0
+        sum(role.accelerators for role in effective.roles if role.name == LEARNER)
     )
     # No two heads have the same token: whoever holds an older one must not write any more. An attempt has several heads,
     # one after another, when its queue takes its quota back and gives it again.
     values["RLTRAIN_FENCE"] = f"{effective.uid}/{attempt}/$({_POD})"
-    token: Manifest = {"secretKeyRef": {"name": secret_name(effective.name), "key": TOKEN_KEY}}
     return [
         # The kubelet puts it into variables that come after it.
         {"name": _POD, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         *({"name": name, "value": value} for name, value in values.items()),
-        {"name": "RLTRAIN_STATUS_TOKEN", "valueFrom": token},
+        ray_token,
     ]
 
 
+def _secret_key(effective: Effective, attempt: int, key: str) -> Manifest:
+    name = secret_name(effective.name, effective.uid, attempt)
+    return {"secretKeyRef": {"name": name, "key": key}}
+
+
 def _resources(role: Role) -> dict[str, Any]:
-    """Memory and accelerators are limited to what is asked for; CPU is not, as it can be shared without harm."""
-    fixed = {"memory": role.memory, **accelerator_resources(role.pool, role.accelerators)}
-    return {"requests": {"cpu": role.cpu, **fixed}, "limits": fixed}
+    """Memory and accelerators are limited to what is asked for; cores and disk can be shared, up to a limit."""
+    fixed = {"memory": role.memory}
+    if role.accelerators and role.pool.accelerator_resource is not None:
+        fixed[role.pool.accelerator_resource] = str(
+            role.accelerators
+        )  # GPUs, MIG slices, other vendors' devices
+    disk = min(_USUAL_DISK, role.ephemeral_storage, key=amount)
+    return {
+        "requests": {"cpu": role.cpu, "ephemeral-storage": disk, **fixed},
+        "limits": {"cpu": role.cpu_limit, "ephemeral-storage": role.ephemeral_storage, **fixed},
+    }

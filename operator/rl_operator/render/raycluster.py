@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from rl_operator.model.names import (
+    BEGAN_ANNOTATIONS,
     HEAD,
     LEARNER,
+    PROFILE_ANNOTATION,
     QUEUE_LABEL,
     SAMPLER,
     Manifest,
-    attempt_labels,
-    attempt_name,
+    secret_name,
 )
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.roles import Role
@@ -23,6 +25,11 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
     head = effective.role(HEAD)
     return {
         "rayVersion": effective.settings.ray_version,
+        # With it KubeRay shows the token where it submits and watches the job; the pods have it from `pod_template`.
+        "authOptions": {
+            "mode": "token",
+            "secretName": secret_name(effective.name, effective.uid, attempt),
+        },
         "headGroupSpec": {
             "rayStartParams": _start_params(head),
             "template": pod_template(effective, head, attempt),
@@ -35,22 +42,14 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
     }
 
 
-def group_size(role: Role) -> tuple[int, int, int]:
-    """Replicas of a worker group at the start, at least and at most.
-
-    KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for later
-    (`rl_operator.decide.scaling`).
-    """
-    return role.at_start, role.at_start, role.replicas
-
-
 def _worker_group(effective: Effective, role: Role, attempt: int) -> Manifest:
-    replicas, least, most = group_size(role)
     return {
         "groupName": role.name,
-        "replicas": replicas,
-        "minReplicas": least,
-        "maxReplicas": most,
+        # KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for
+        # later (`rl_operator.decide.scaling`).
+        "replicas": role.at_start,
+        "minReplicas": role.at_start,
+        "maxReplicas": role.replicas,
         "rayStartParams": _start_params(role),
         "template": pod_template(effective, role, attempt),
     }
@@ -67,11 +66,16 @@ def _start_params(role: Role) -> dict[str, str]:
     }
 
 
-def cluster_labels(effective: Effective, attempt: int) -> dict[str, str]:
-    """Labels of the RayJob or RayCluster; a queue makes Kueue admit it."""
-    labels = attempt_labels(effective.name, attempt)
+def ray_metadata(
+    effective: Effective, attempt: int, annotations: Mapping[str, str] | None = None
+) -> Manifest:
+    """Metadata of the RayJob or RayCluster; a queue makes Kueue admit it."""
     queue = effective.spec.scheduling.queue
-    return labels | ({QUEUE_LABEL: queue} if queue else {})
+    began = {BEGAN_ANNOTATIONS[name]: fact for name, fact in effective.began.items()}
+    if effective.spec.profile is not None:
+        began[PROFILE_ANNOTATION] = effective.spec.profile
+    metadata = effective.attempt_metadata(attempt, {QUEUE_LABEL: queue} if queue else {})
+    return metadata | {"annotations": {**began, **(annotations or {})}}
 
 
 def held_back(effective: Effective) -> Manifest:
@@ -87,8 +91,6 @@ def ray_cluster(effective: Effective, attempt: int) -> Manifest:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": effective.metadata(
-            attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
-        ),
+        "metadata": ray_metadata(effective, attempt),
         "spec": {**held_back(effective), **cluster_spec(effective, attempt)},
     }

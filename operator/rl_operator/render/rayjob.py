@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rl_operator.model.names import Manifest, attempt_name
+from rl_operator.model.names import Manifest
 from rl_operator.plan.effective import Effective
 from rl_operator.render.config import CONFIG_KEY
 from rl_operator.render.pods import CONFIG_FOLDER, DATA_FOLDER
-from rl_operator.render.raycluster import cluster_labels, cluster_spec, held_back
+from rl_operator.render.raycluster import cluster_spec, held_back, ray_metadata
 
 ENTRYPOINT: Final = f"rltrain run {CONFIG_FOLDER}/{CONFIG_KEY} --out {DATA_FOLDER}/run --resume"
 
@@ -21,10 +21,7 @@ def ray_job(effective: Effective, attempt: int) -> Manifest:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": effective.metadata(
-            attempt_name(effective.name, attempt), cluster_labels(effective, attempt)
-        )
-        | {"annotations": {NO_HEAD_RESTART: "true"}},
+        "metadata": ray_metadata(effective, attempt, {NO_HEAD_RESTART: "true"}),
         "spec": {
             **held_back(effective),
             "submissionMode": "HTTPMode",

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
+import hashlib
+import json
 import logging
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from rl_api.base import API_VERSION
 from rl_api.progress import Condition
+from rl_operator.decide.look import attributed, known_status
 from rl_operator.decide.queueing import STOPPED
-from rl_operator.decide.status import known_status
 from rl_operator.decide.unreadable import condition_patch
 from rl_operator.kube.apply import bring
-from rl_operator.kube.cache import Key, Store
+from rl_operator.kube.cache import Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError, version_of
-from rl_operator.model.decision import Decision, Scale
-from rl_operator.model.names import API_VERSION, HASH_ANNOTATION, KIND, Manifest, secret_name
-from rl_operator.model.parse import parse_event
+from rl_operator.model.decision import Decision, Scale, Target
+from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
+from rl_operator.model.parse import hash_of, is_owned, parse_event
 from rl_operator.model.seen import Event, Live, Pod, Ray, SamplerGroup, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.model.times import parse_time
+from rl_operator.model.tokens import STATUS_SERVER, derive_token
 from rl_operator.plan.effective import Effective, Plan, plan
-from rl_operator.render.config import TOKEN_KEY
+from rl_operator.plan.profile import goes_by_labels
 from rl_operator.render.event import run_event
+from rl_operator.runtime.earlier import earlier_token
+from rl_operator.runtime.known import Known
 from rl_operator.runtime.memory import Memory
 
 LOG = logging.getLogger("rl_operator")
 
+T = TypeVar("T")
+
+_PLANS_KEPT: Final = 1 << 13
+"""Bytes of a spec whose plan, which is many times as large, is remembered until the next look."""
 _EVENTS_SECONDS: Final = 5.0
 _CLAIM_SECONDS: Final = 4.0
 _KUEUE_SECONDS: Final = 10.0
+_LABELS_SECONDS: Final = 30.0
+_SECRET_SECONDS: Final = 60.0
 _SCALE_SECONDS: Final = 20.0
 
 
@@ -49,87 +58,86 @@ class Cluster:
 
     def __init__(self, api: Api, store: Store, settings: Settings) -> None:
         self.api, self.store, self.settings = api, store, settings
-        self._kueue: tuple[float, bool] | None = None
-        self._known_events: dict[tuple[str, str], tuple[float, list[Event]]] = {}
+        self.key = b""
+        """The operator's, from which tokens of attempts are derived (`rl_operator.runtime.key`)."""
+        self._known = Known()
 
-    def plan(self, run: Manifest, memory: Memory) -> Plan:
-        """The run with its profile; made anew only when one of them has changed."""
+    def plan(self, run: Mapping[str, Any], memory: Memory) -> Plan:
+        """The run with its profile; made anew only when one of them has changed, or when it would be much to keep."""
         # Not its generation: a null that is applied anew changes an annotation alone.
-        key = (run["metadata"].get("uid"), run.get("spec"), self.store.profiles_version())
-        if memory.plan is None or memory.plan_of != key:
-            memory.plan, memory.plan_of = plan(run, self.store.profiles(), self.settings), key
-        return memory.plan
+        spec = json.dumps([run.get("spec"), run.get("wrong")]).encode()
+        digest, labels = hashlib.sha256(spec).digest(), memory.labels
+        key = (run["metadata"].get("uid"), digest, self.store.profiles_version(), labels)
+        if memory.plan is not None and memory.plan_of == key:
+            return memory.plan
+        made = plan(run, self.store.profiles(), self.settings, labels)
+        memory.plan, memory.plan_of = (made, key) if len(spec) <= _PLANS_KEPT else (None, None)
+        return made
 
-    async def observe(self, key: Key, memory: Memory) -> World | None:
-        """Everything that decides about a run; None: it is gone.
-
-        Raises:
-            ApiError: something could not be read.
-        """
-        run = self.store.run(key)
-        if run is None:
-            return None
-        world = self._from_store(key, run, memory)
+    async def observe(self, key: Key, run: Manifest, memory: Memory) -> World:
+        """Everything that decides about a run; raises ApiError where something could not be read."""
+        memory.labels = await self._labels(key[0])
+        world = self.known(key, run, memory)
         status = known_status(run)
         open_attempt = next((one for one in status.attempts if one.end_time is None), None)
-        if await self._unsure(world, open_attempt.number if open_attempt else 0):
+        if open_attempt is not None and world.unsure(open_attempt.number):
             await self._look_again(key)
-            world = self._from_store(key, run, memory)
+            world = self.known(key, run, memory)
         over = {condition.type for condition in status.conditions if condition.status == "True"}
         if over & {"Succeeded", "Failed"}:
             return world
         changes: dict[str, Any] = {"kuberay": self.store.serves("RayJob")}
-        if memory.token is None and status.attempts:  # before the first one there is no Secret yet
-            memory.token = await self._token(key, memory.uid)
-        changes["token"], changes["new_token"] = memory.token, secrets.token_urlsafe(32)
+        memory.token, changes["unasked"] = await self._token(key, world, memory.uid)
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
-            changes["claim_exists"] = await self._claim_exists(key, current.claim, memory)
+            changes |= await self._claim(key[0], current.claim)
         if any(ray.held for ray in world.rays):
-            changes["kueue"] = await self.kueue()
+            changes["kueue"] = await self._known.lately(
+                ("kueue",), _KUEUE_SECONDS, lambda: self.api.has_group("kueue.x-k8s.io")
+            )
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
         if world.rays and (not ready or any(ray.held for ray in world.rays)):
             changes["events"] = await self._said(key, world)
             changes["log_tail"] = await self._logs(key, world.pods, memory)
         return replace(world, **changes)
 
-    def _from_store(self, key: Key, run: Manifest, memory: Memory) -> World:
+    def known(self, key: Key, run: Manifest, memory: Memory) -> World:
+        """What the store holds of a run."""
         rays: list[Ray] = []
         pods: list[Pod] = list(self.store.ended_pods(key))
         live: dict[tuple[str, str], Live] = {}
-        groups: dict[str, SamplerGroup] = {}
+        groups: dict[tuple[str, str], SamplerGroup] = {}
         for name, seen in self.store.of_run(key):
             if isinstance(seen.view, Pod):
                 pods.append(seen.view)
             elif isinstance(seen.view, SamplerGroup):
-                groups[seen.view.owner] = seen.view
+                groups[seen.view.owner, seen.view.cluster] = seen.view
             elif isinstance(seen.view, Ray) and seen.owner == memory.uid:
                 rays.append(seen.view)
             elif isinstance(seen.view, Live) and seen.owner == memory.uid:
                 live[seen.kind, name] = seen.view
-        # Pods of an earlier run of this name belong to none of this one's attempts, and are waited for.
-        born = parse_time(run["metadata"].get("creationTimestamp"))
-        pods = [
-            replace(pod, attempt=0) if born and pod.created and pod.created < born else pod for pod in pods
+        rays = [
+            replace(
+                ray,
+                samplers=groups.get((ray.uid, ray.cluster), ray.samplers),
+                cluster_uid=ray.cluster_uid
+                or self.store.uid_of("RayCluster", (key[0], ray.cluster), ray.uid),
+            )
+            for ray in rays
         ]
+        born = parse_time(run["metadata"].get("creationTimestamp"))
         return World(
             run=run,
-            rays=tuple(replace(ray, samplers=groups.get(ray.uid, ray.samplers)) for ray in rays),
-            pods=tuple(pods),
+            rays=tuple(rays),
+            pods=attributed(pods, rays, born),
             live=live,
             reading=memory.reading,
             reading_error=memory.reading_error,
+            key=self.key,
             ask=memory.ask,
             refusal=memory.refusal,
             scale_refusal=memory.scale_refusal,
         )
-
-    async def _unsure(self, world: World, attempt: int) -> bool:
-        """Whether what the watches say would end an attempt, so that it is worth another look: watches may lag."""
-        if not attempt:
-            return False
-        ray = world.ray(attempt)
-        return ray is None or (ray.submitted and world.head(attempt) is None)
 
     async def _look_again(self, key: Key) -> None:
         """Read RayJobs, RayClusters and pods of a run past the watches."""
@@ -143,24 +151,36 @@ class Cluster:
                 if not error.missing:  # no KubeRay
                     raise
 
-    async def _token(self, key: Key, uid: str) -> str | None:
-        found = await self.api.find("Secret", key[0], secret_name(key[1]))
-        if found is None or not _owned(found, uid):
-            return None
-        try:
-            return (
-                base64.b64decode((found.get("data") or {}).get(TOKEN_KEY, ""), validate=True).decode() or None
-            )
-        except (binascii.Error, UnicodeDecodeError):
+    async def _token(self, key: Key, world: World, uid: str) -> tuple[str | None, str]:
+        """The token that the driver of the newest attempt wants, and why there is none, if that should be said."""
+        ray = max(world.rays, key=lambda ray: ray.attempt, default=None)
+        if ray is None:
+            return None, ""
+        if ray.secret != earlier_secret_name(key[1]):
+            return derive_token(self.key, uid, ray.attempt, STATUS_SERVER), ""
+        what = ("token", *key, uid)
+        return await self._known.lately(what, _SECRET_SECONDS, lambda: earlier_token(self.api, key, uid))
+
+    async def _claim(self, namespace: str, claim: str) -> dict[str, Any]:
+        """Whether a claim is there, and its storage class."""
+
+        async def ask() -> dict[str, Any]:
+            found = await self.api.find("PersistentVolumeClaim", namespace, claim)
+            spec = (found or {}).get("spec") or {}
+            return {"claim_exists": found is not None, "claim_class": spec.get("storageClassName")}
+
+        return await self._known.lately(("claim", namespace, claim), _CLAIM_SECONDS, ask)
+
+    async def _labels(self, namespace: str) -> dict[str, str] | None:
+        """Labels of a namespace, which are asked for where a profile goes by them."""
+        if not goes_by_labels(self.store.profiles()):
             return None
 
-    async def _claim_exists(self, key: Key, claim: str, memory: Memory) -> bool:
-        now = time.monotonic()
-        known = memory.claim
-        if known is None or known[1] != claim or now - known[0] > _CLAIM_SECONDS:
-            found = await self.api.find("PersistentVolumeClaim", key[0], claim)
-            known = memory.claim = (now, claim, found is not None)
-        return known[2]
+        async def ask() -> dict[str, str]:
+            found = await self.api.find("Namespace", "", namespace)
+            return dict(((found or {}).get("metadata") or {}).get("labels") or {})
+
+        return await self._known.lately(("labels", namespace), _LABELS_SECONDS, ask)
 
     async def _said(self, key: Key, world: World) -> tuple[Event, ...]:
         """Events about the run's objects, newest first: warnings, and why a queue has stopped them."""
@@ -173,15 +193,14 @@ class Cluster:
 
     async def _events(self, namespace: str, fields: str) -> list[Event]:
         """Events of a namespace, newest first. One request for all of its runs."""
-        now, oldest = time.monotonic(), datetime.min.replace(tzinfo=UTC)
-        known = self._known_events.get((namespace, fields))
-        if known is None or now - known[0] > _EVENTS_SECONDS:
-            found = await self.api.list("Event", namespace, fields=fields)
-            events = sorted(map(parse_event, found), key=lambda event: event.time or oldest, reverse=True)
-            fresh = {key: one for key, one in self._known_events.items() if now - one[0] <= _EVENTS_SECONDS}
-            known = (now, events)
-            self._known_events = fresh | {(namespace, fields): known}
-        return known[1]
+
+        async def ask() -> list[Event]:
+            pages = self.api.pages("Event", namespace, fields=fields)
+            found = [parse_event(item) async for items, _ in pages for item in items]
+            oldest = datetime.min.replace(tzinfo=UTC)
+            return sorted(found, key=lambda event: event.time or oldest, reverse=True)
+
+        return await self._known.lately(("events", namespace, fields), _EVENTS_SECONDS, ask)
 
     async def _logs(self, key: Key, pods: Iterable[Pod], memory: Memory) -> dict[str, str]:
         """Last log lines of containers that crash again and again, read once per crash."""
@@ -212,7 +231,7 @@ class Cluster:
             live = world.live[manifest["kind"], manifest["metadata"]["name"]]
             self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
-            await self.api.delete(target.kind, namespace, target.name, target.uid)
+            await self._delete(target, namespace, memory)
         if decision.scale is not None:
             await self._scale(namespace, decision.scale, memory)
         else:
@@ -229,7 +248,7 @@ class Cluster:
         attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
         events = [run_event(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
         work: list[Any] = [self._note(event) for event in events]
-        version = version_of(dict(world.run))
+        version = version_of(world.run)
         if decision.finalizer:
             version, *_ = await _all([self._add_finalizer(world), *work])
         else:
@@ -248,27 +267,41 @@ class Cluster:
         namespace, name = metadata["namespace"], metadata["name"]
         for _ in range(2):
             try:
-                made = await self.api.apply(manifest, new=True)
+                made = await (
+                    self.api.apply(manifest, new=True) if _brought(kind) else self.api.create(manifest)
+                )
             except ApiError as error:
                 if not error.conflict:
                     raise
+                if kind == "Secret" and error.reason == "AlreadyExists":
+                    # Of a begin that was cut short, and it may not be read. A driver with another one says so.
+                    return
                 made = await self.api.get(kind, namespace, name)
-                if not _owned(made, memory.uid):
+                if not is_owned(made, memory.uid):
                     raise NameTaken(
                         f"the run needs the name {name} for a {kind}, and there is one in namespace {namespace} "
                         "that is not its own; delete that, or give the run another name"
                     ) from None
-                stale = _hash(made) != _hash(manifest)
-                if kind == "ConfigMap" and stale:  # of a begin that was cut short, and immutable
+                if kind == "ConfigMap" and hash_of(made) != hash_of(
+                    manifest
+                ):  # of a begin that was cut short, and immutable
                     await self.api.delete(kind, namespace, name, made["metadata"]["uid"])
                     continue
-                if kind not in ("ConfigMap", "Secret", "RayJob", "RayCluster"):
+                if _brought(kind):
                     made = await bring(self.api, manifest, made["metadata"]["uid"])
             break
-        if kind == "Secret":
-            memory.token = base64.b64decode(made["data"][TOKEN_KEY]).decode()
-        elif kind != "ConfigMap":
+        if kind not in ("Secret", "ConfigMap"):
             self.store.put({**made, "kind": kind})
+
+    async def _delete(self, target: Target, namespace: str, memory: Memory) -> None:
+        """Delete this very object; one whose uid is not known only if it is the run's own."""
+        uid = target.uid
+        if not uid:
+            found = await self.api.find(target.kind, namespace, target.name)
+            if found is None or not is_owned(found, memory.uid):
+                return
+            uid = found["metadata"]["uid"]
+        await self.api.delete(target.kind, namespace, target.name, uid)
 
     async def _scale(self, namespace: str, wanted: Scale, memory: Memory) -> None:
         """Ask KubeRay for another number of samplers. Training does not depend on it: a refusal is shown, no more."""
@@ -296,7 +329,7 @@ class Cluster:
 
     async def _remove_finalizer(self, world: World) -> None:
         """Whoever put it there: that of a run made from the YAML of another belongs to who made it."""
-        namespace, name = _place(world)
+        namespace, name = place_of(world.run)
         known = self.store.run((namespace, name)) or world.run
         finalizers: list[str] = known["metadata"].get("finalizers") or []
         if FINALIZER not in finalizers:
@@ -317,14 +350,14 @@ class Cluster:
         manifest["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.store.put(await self.api.apply(manifest, "status"))
 
-    async def say(self, run: Manifest, condition: Condition) -> None:
+    async def say(self, run: Mapping[str, Any], condition: Condition) -> None:
         """Write one condition of a run whose status is otherwise left as it is.
 
         Raises:
             ApiError: it cannot be written, for now.
         """
         patch = condition_patch(run, condition)
-        namespace, name = run["metadata"]["namespace"], run["metadata"]["name"]
+        namespace, name = place_of(run)
         try:
             if patch:
                 self.store.put(await self.api.patch(KIND, namespace, name, patch, "status"))
@@ -333,25 +366,10 @@ class Cluster:
                 raise
             LOG.warning("it cannot be shown: %s", error, extra={"namespace": namespace, "run": name})
 
-    async def kueue(self) -> bool:
-        """Whether the cluster has Kueue."""
-        now = time.monotonic()
-        if self._kueue is None or now - self._kueue[0] > _KUEUE_SECONDS:
-            self._kueue = (now, await self.api.has_group("kueue.x-k8s.io"))
-        return self._kueue[1]
-
-    async def look_anew(self, key: Key, uid: str) -> bool:
-        """After a conflict: see the run as it is now; whether it is still the one with this uid."""
-        now = await self.api.find(KIND, *key)
-        if now is None or now["metadata"].get("uid") != uid:
-            return False  # the watch tells of its end, and of another one of its name
-        self.store.put(now)
-        return True
-
     async def _note(self, event: Manifest) -> None:
         """Write an event about a run."""
         try:
-            await self.api.apply(event, new=True)
+            await self.api.create(event)
         except ApiError as error:
             # A namespace that is being deleted takes no events, and one that is there is enough.
             if error.passing:
@@ -370,8 +388,9 @@ async def _all(work: list[Any]) -> list[Any]:
     return results
 
 
-def _place(world: World) -> Key:
-    return str(world.metadata["namespace"]), str(world.metadata["name"])
+def _brought(kind: str) -> bool:
+    """Whether an object is brought to what is rendered later on: then its fields are ours by apply from birth."""
+    return kind in ("NetworkPolicy", "PodDisruptionBudget")
 
 
 def _identity(world: World, version: int = 0) -> Manifest:
@@ -379,15 +398,3 @@ def _identity(world: World, version: int = 0) -> Manifest:
     metadata = {key: world.metadata[key] for key in ("name", "namespace", "uid")}
     metadata["resourceVersion"] = str(version) if version else world.metadata["resourceVersion"]
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
-
-
-def _owned(document: Mapping[str, Any], uid: str) -> bool:
-    owners = document["metadata"].get("ownerReferences") or ()
-    return any(owner.get("uid") == uid for owner in owners)
-
-
-def _hash(document: Mapping[str, Any]) -> str:
-    return str((document["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
-
-
-__all__ = ["Cluster", "NameTaken"]

@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.look import IDLE, known_status
 from rl_operator.decide.reconcile import reconcile
+from rl_operator.decide.room import WAITS, held, waits
 from rl_operator.decide.status import news
 from rl_operator.decide.unreadable import hands_off
-from rl_operator.drivers.ask import Asks
 from rl_operator.drivers.client import Drivers
-from rl_operator.drivers.pull import Pulls
-from rl_operator.kube.cache import WATCHED, Key, Store, place_of
+from rl_operator.drivers.talks import Talks
+from rl_operator.kube.cache import WATCHED, Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.watch import Watch
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.decision import Decision
-from rl_operator.model.names import MANAGED_SELECTOR, Manifest
+from rl_operator.model.names import KIND, MANAGED_SELECTOR, Key, Manifest
 from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
+from rl_operator.plan.effective import Plan
 from rl_operator.runtime.cluster import Cluster, NameTaken
+from rl_operator.runtime.ledger import Ledger
 from rl_operator.runtime.memory import Memory
 from rl_operator.runtime.metrics import Metrics
 from rl_operator.runtime.work_queue import WorkQueue
@@ -45,29 +49,22 @@ class Controller:
     def __init__(
         self, api: Api, settings: Settings, metrics: Metrics, namespaces: Iterable[str] = ()
     ) -> None:
-        """Prepare; `run` begins.
-
-        Args:
-            api: connection to the API server.
-            settings: the operator's.
-            metrics: where to count.
-            namespaces: those whose runs are kept going; none: all.
-        """
+        """Prepare; `run` begins. Only runs of these namespaces are kept going; none: of all."""
         self.api, self.settings, self.metrics = api, settings, metrics
         self.namespaces = tuple(namespaces)
         self.store = Store()
         self.cluster = Cluster(api, self.store, settings)
-        self.drivers = Drivers(settings.driver_url, metrics)
-        self.queue: WorkQueue[Key] = WorkQueue(metrics.queue_depth.set)
+        self.drivers = Drivers(settings.driver_url, metrics.driver_called)
+        self.queue = WorkQueue(metrics.queue_depth.set)
         self.watches = [
             Watch(api, self, kind, scope, "" if kind in _OURS else MANAGED_SELECTOR)
             for kind in WATCHED
             for scope in ((None,) if kind == "RLTrainingProfile" else self.namespaces or (None,))
         ]
         self.finished_at = time.monotonic()
+        self.ledger = Ledger()
         self._memory: dict[Key, Memory] = {}
-        self._pulls = Pulls(self.drivers, self.queue.add_after, news)
-        self._asks = Asks(self.drivers, self.queue.add)
+        self._talks = Talks(self.drivers, self.queue.add_after, news)
 
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture; an API server that is starting itself is
@@ -87,6 +84,21 @@ class Controller:
                         raise
                     LOG.info("the cluster cannot be read yet: %s", error)
                 await asyncio.sleep(1.0)
+        for key in self.store.runs():
+            self._take_down(key)
+
+    def _take_down(self, key: Key) -> None:
+        """What a run holds and whether it waits, as the API server has it, before anything is decided."""
+        run = self.store.run(key)
+        if run is None:
+            return
+        memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
+        world, status = self.cluster.known(key, run, memory), known_status(run)
+        waiting = any((one.type, one.reason) == ("ClusterReady", WAITS) for one in status.conditions)
+        if waiting or world.rays:
+            plan = self.cluster.plan(run, memory)
+            needs = held(world, status.attempts, plan)
+            self.ledger.note(key, _profile(world, plan), needs, _made(run) if waiting else None)
 
     def seen(self, kind: str, change: str, document: Manifest) -> None:
         """A watch saw an object: it is there, or was DELETED."""
@@ -114,13 +126,12 @@ class Controller:
 
     def _is_new(self, key: Key) -> bool:
         """Whether nothing has been begun for a run yet."""
-        run, memory = self.store.run(key), self._memory.get(key)
-        if run is None or (memory is not None and memory.begun):
-            return False
-        return not (run.get("status") or {}).get("attempts")
+        memory = self._memory.get(key)
+        return self.store.begun(key) is False and not (memory is not None and memory.begun)
 
     async def run(self, workers: int) -> None:
         """Work until cancelled."""
+        self.queue.turns.places = workers
         work = [*(self._work() for _ in range(workers)), *(watch.run() for watch in self.watches)]
         tasks = [asyncio.create_task(one) for one in work]
         try:
@@ -128,8 +139,7 @@ class Controller:
         finally:
             for task in tasks:
                 task.cancel()
-            self._pulls.close()
-            self._asks.close()
+            self._talks.close()
             await self.drivers.close()
 
     async def _work(self) -> None:
@@ -171,21 +181,27 @@ class Controller:
                 LOG.warning("the error cannot be shown: %s", second, extra=_about(key))
         self._failed(key, "Unexpected", why)
 
-    async def _leave_alone(self, key: Key, run: Manifest, decision: Decision, memory: Memory) -> None:
+    async def _leave_alone(
+        self, key: Key, run: Mapping[str, Any], decision: Decision, memory: Memory
+    ) -> None:
         """Nothing can be decided about a run: say so, and do nothing with it."""
         if memory.unreadable != decision.unreadable:
             LOG.error("nothing is done with this run: %s", decision.unreadable, extra=_about(key))
         memory.unreadable = decision.unreadable
-        self._pulls.leave(key)
+        self._talks.follow(key, None, memory)
         self.queue.add_after(key, decision.requeue)
         await self.cluster.say(run, decision.status.conditions[0])
 
     async def _look_anew(self, key: Key) -> bool:
-        """After a conflict: see the run as it is, so that it is decided upon anew and at once."""
+        """After a conflict: see the run as it is, so that it is decided upon anew and at once; whether it is still there."""
         try:
-            return await self.cluster.look_anew(key, self._memory_of(key).uid)
+            now = await self.api.find(KIND, *key)
         except ApiError:
             return False
+        if now is None or now["metadata"].get("uid") != self._memory_of(key).uid:
+            return False  # the watch tells of its end, and of another one of its name
+        self.store.put(now)
+        return True
 
     def _failed(self, key: Key, reason: str, sentence: str, anew: bool = False) -> None:
         self.metrics.errors.labels(reason).inc()
@@ -213,9 +229,7 @@ class Controller:
             (told, decision), memory.untold = memory.untold, None
             await self._tell(key, told, decision, memory)
             return
-        world = await self.cluster.observe(key, memory)
-        if world is None:
-            return
+        world = await self.cluster.observe(key, run, memory)
         try:
             await self._decide(key, world, memory)
         except (ApiError, NameTaken) as error:
@@ -226,9 +240,18 @@ class Controller:
 
     async def _decide(self, key: Key, world: World, memory: Memory) -> None:
         now = datetime.now(UTC).replace(microsecond=0)
-        decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
+        plan = self.cluster.plan(world.run, memory)
+        # Nothing is waited for from here to where the ledger has what was decided.
+        others = self.ledger.others(key, plan.profile_name, _made(world.run))
+        decision = reconcile(replace(world, others=others), now, plan)
+        if not decision.unreadable:
+            needs = held(world, decision.status.attempts, plan, decision)
+            waiting = _made(world.run) if waits(decision) else None
+            self._wake(self.ledger.note(key, _profile(world, plan), needs, waiting))
+        if decision.requeue >= IDLE:  # of thousands that are over or suspended
+            memory.plan = memory.plan_of = None
         if decision.unreadable:
-            await self._leave_alone(key, dict(world.run), decision, memory)
+            await self._leave_alone(key, world.run, decision, memory)
             return
         memory.unreadable = ""
         memory.begun = memory.begun or bool(decision.create)
@@ -242,20 +265,17 @@ class Controller:
 
     async def _tell(self, key: Key, world: World, decision: Decision, memory: Memory) -> None:
         await self.cluster.tell(world, decision)
-        before = len((world.run.get("status") or {}).get("attempts") or ())
+        known = known_status(world.run).attempts
         attempt = decision.status.attempts[-1] if decision.status.attempts else None
         about = _about(key) | {"attempt": attempt.number if attempt else 0}
         for note in decision.notes:
             LOG.info("%s: %s", note.reason, note.message, extra=about)
-        if len(decision.status.attempts) != before:
+        if attempt is not None and (not known or attempt.number != known[-1].number):
             memory.reading, memory.reading_error, memory.ask = None, "", None
-        if decision.pull is None:
-            self._pulls.leave(key)
-        else:
-            self._pulls.follow(key, decision.pull, memory)
-            wish = decision.status.checkpoint_request
-            if decision.ask is not None and wish is not None:
-                self._asks.ask(key, decision.pull, wish.id, decision.ask, memory)
+        self._talks.follow(key, decision.pull, memory)
+        wish = decision.status.checkpoint_request
+        if decision.pull is not None and decision.ask is not None and wish is not None:
+            self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
@@ -263,12 +283,9 @@ class Controller:
         text = str(error)
         memory.refusal = text if isinstance(error, NameTaken) else f"the API server refuses: {text}"
         try:
-            world = await self.cluster.observe(key, memory)
-            if world is not None:
-                now = datetime.now(UTC).replace(microsecond=0)
-                decision = reconcile(world, now, self.cluster.plan(dict(world.run), memory))
-                await self.cluster.make(world, decision, memory)
-                await self._tell(key, world, decision, memory)
+            run = self.store.run(key)
+            if run is not None:
+                await self._decide(key, await self.cluster.observe(key, run, memory), memory)
         except (ApiError, NameTaken) as second:
             LOG.warning("the refusal cannot be shown: %s", second, extra=_about(key))
         finally:
@@ -284,9 +301,9 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
+        self._wake(self.ledger.forget(key))
         self.queue.forget(key)
-        self._pulls.leave(key)
-        self._asks.leave(key)
+        self._talks.leave(key)
 
     async def show_metrics(self) -> None:
         """Keep the gauges that are not set where things happen."""
@@ -296,8 +313,15 @@ class Controller:
             await asyncio.sleep(5.0)
 
 
+def _made(run: Mapping[str, Any]) -> str:
+    """When the run was made, to be compared with others."""
+    return str(run["metadata"].get("creationTimestamp") or "")
+
+
+def _profile(world: World, plan: Plan) -> str | None:
+    """The profile that what a run holds counts for: the one that it has begun with."""
+    return next((ray.profile for ray in world.rays if ray.profile), plan.profile_name)
+
+
 def _about(key: Key) -> dict[str, Any]:
     return {"namespace": key[0], "run": key[1]}
-
-
-__all__ = ["Controller"]

@@ -29,11 +29,6 @@ class Health:
         """Ask `part` at every probe; it returns a sentence when it is unwell, else nothing."""
         self._parts[name] = part
 
-    def problems(self) -> list[str]:
-        """What is wrong."""
-        found = ((name, part()) for name, part in self._parts.items())
-        return [f"{name}: {sentence}" for name, sentence in found if sentence]
-
     async def start(self, *addresses: str) -> None:
         """Listen at each `HOST:PORT`; everything is served at all of them."""
         app = web.Application()
@@ -57,7 +52,8 @@ class Health:
             await self._runner.cleanup()
 
     async def _alive(self, _: web.Request) -> web.Response:
-        problems = self.problems()
+        found = ((name, part()) for name, part in self._parts.items())
+        problems = [f"{name}: {sentence}" for name, sentence in found if sentence]
         return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
 
     async def _is_ready(self, _: web.Request) -> web.Response:

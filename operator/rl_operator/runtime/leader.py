@@ -34,14 +34,6 @@ class LeaderLost(Exception):
     """The lease could not be renewed in time: somebody else may hold it by now."""
 
 
-@dataclass
-class Sighting:
-    """What a lease said, and when we first saw it say so: clocks of other machines do not matter."""
-
-    record: tuple[str, str]
-    time: float
-
-
 class Leader:
     """One candidate."""
 
@@ -56,7 +48,8 @@ class Leader:
     ) -> None:
         self._api, self._namespace, self._name = api, namespace, name
         self.identity, self._times, self._clock = identity, times or Times(), clock
-        self._seen: Sighting | None = None
+        self._seen: tuple[tuple[str, str], float] = ("", ""), float("-inf")
+        """What the lease said, and when we first saw it say so: clocks of other machines do not matter."""
         self._renewed = float("-inf")
 
     @property
@@ -112,10 +105,10 @@ class Leader:
             return True
         spec = lease.get("spec") or {}
         record = (str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
-        if self._seen is None or self._seen.record != record:
-            self._seen = Sighting(record, now)
+        if self._seen[0] != record:
+            self._seen = record, now
         lasts = float(spec.get("leaseDurationSeconds") or self._times.lease)
-        if record[0] not in ("", self.identity) and now - self._seen.time < lasts:
+        if record[0] not in ("", self.identity) and now - self._seen[1] < lasts:
             return False
         await self._write(self._spec(spec), lease)
         return True

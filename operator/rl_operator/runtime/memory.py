@@ -28,7 +28,8 @@ class Memory:
     unreadable: str = ""
     """Why nothing is done with the run."""
     failures: int = 0
+    labels: dict[str, str] | None = None
+    """Labels of the run's namespace; None: no profile goes by them."""
     plan_of: object = None
     plan: Plan | None = None
-    claim: tuple[float, str, bool] | None = None
     logs: dict[tuple[str, int], str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import kopf
@@ -16,6 +17,7 @@ import kopf
 from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.runtime.controller import Controller
+from rl_operator.runtime.key import BadKey
 from rl_operator.runtime.leader import Leader, LeaderLost
 from rl_operator.runtime.metrics import Metrics
 
@@ -28,11 +30,17 @@ class Process:
     """What a process does from its start to its end."""
 
     def __init__(
-        self, api: Api, controller: Controller, metrics: Metrics, workers: int, leader: Leader | None = None
+        self,
+        api: Api,
+        controller: Controller,
+        metrics: Metrics,
+        workers: int,
+        key: Callable[[], Awaitable[bytes]],
+        leader: Leader | None = None,
     ) -> None:
-        """Prepare; with a `leader` nothing is done, and nothing written, without the lease."""
+        """Prepare; with a `leader` nothing is done, and nothing written, without the lease. `key`: gives the operator's."""
         self._api, self._controller, self._metrics = api, controller, metrics
-        self._workers, self._leader = workers, leader
+        self._workers, self._key, self._leader = workers, key, leader
         self._stop = asyncio.Event()
         self._work: list[asyncio.Task[None]] = []
         self._failed = False
@@ -63,9 +71,10 @@ class Process:
                 self._api.lease = lambda: self._leader.left if self._leader else 0.0
                 self._work.append(asyncio.create_task(self._leader.keep()))
             self._metrics.leader.set(1)
+            self._controller.cluster.key = await self._key()
             await self._controller.prime()
         except Exception as error:  # Kopf would try again and again, and look well meanwhile
-            LOG.error("%s", error, exc_info=None if isinstance(error, ApiError) else error)
+            LOG.error("%s", error, exc_info=None if isinstance(error, ApiError | BadKey | OSError) else error)
             self._give_up()
             return
         LOG.info("%d runs are kept going", len(self._controller.store.runs()))

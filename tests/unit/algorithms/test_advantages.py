@@ -24,7 +24,7 @@ def test_by_hand() -> None:
     advantages, stats = group_advantages([1.0, 0.0], ["a", "a"], epsilon=0.1)
     assert advantages.tolist() == pytest.approx([0.5 / 0.80710678, -0.5 / 0.80710678])
     assert advantages.dtype == np.float64
-    assert (stats.samples, stats.groups, stats.reward_mean) == (2, 1, 0.5)
+    assert stats.reward_mean == 0.5
     assert stats.reward_std == pytest.approx(0.70710678)
 
 
@@ -40,7 +40,7 @@ def test_agrees_with_verl() -> None:
     assert without.tolist() == pytest.approx(
         [0.5, -0.5, 0.0, 5.0, -5.0, 0.66666663, 0.66666663, -1.33333337], abs=1e-6
     )
-    assert (stats.zero_variance_groups, stats.singleton_groups) == (0, 0)
+    assert stats.zero_variance_groups == 0
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,13 @@ def test_batch_normalized() -> None:
 def test_a_batch_without_variance_is_zero() -> None:
     parts = [np.array([0.3, 0.1 + 0.2]), np.array([0.3])]
     assert [part.tolist() for part in batch_normalized_advantages(parts, epsilon=0.0)] == [[0.0, 0.0], [0.0]]
-    assert batch_normalized_advantages([]) == []
-    assert batch_normalized_advantages([np.array([2.0])])[0].tolist() == [0.0]
+    assert batch_normalized_advantages([], 1e-6) == []
+    assert batch_normalized_advantages([np.array([2.0])], 1e-6)[0].tolist() == [0.0]
 
 
 def test_zero_variance() -> None:
     assert zero_variance([0.3, 0.1 + 0.2])
+    assert zero_variance([0.0, 0.0])
     assert not zero_variance([1.0])
     assert not zero_variance([])
     assert not zero_variance([0.0, 1e-9])
@@ -112,15 +113,14 @@ def test_zero_variance() -> None:
 
 def test_reward_stats() -> None:
     stats = reward_stats([1.0, 0.0, 2.0], ["a", "a", "b"])
-    assert (stats.samples, stats.groups, stats.singleton_groups, stats.reward_mean) == (3, 2, 1, 1.0)
-    assert stats.reward_std == 1.0
+    assert (stats.reward_mean, stats.reward_std) == (1.0, 1.0)
     assert reward_stats([5.0], ["a"]).reward_std == 0.0
     with pytest.raises(RewardError, match="sample 0"):
         reward_stats([math.nan], [0])
 
 
 @pytest.mark.parametrize("estimator", ["groupMean", "leaveOneOut", "maxRl"])
-def test_zero_variance_and_singletons_are_zero_and_counted(estimator: Any) -> None:
+def test_zero_variance_and_singletons_are_zero(estimator: Any) -> None:
     rewards = [5.0, 5.0, 5.0, 0.7, 5.0, 1.0, 0.0]
     ids = [0, 0, 0, 1, 2, 3, 3]
     for normalize in (True, False):
@@ -129,7 +129,7 @@ def test_zero_variance_and_singletons_are_zero_and_counted(estimator: Any) -> No
         )
         assert advantages[:5].tolist() == [0.0] * 5
         assert np.abs(advantages[5:]).min() > 0
-        assert (stats.zero_variance_groups, stats.singleton_groups, stats.groups) == (1, 2, 4)
+        assert stats.zero_variance_groups == 1
 
 
 def test_rounding_is_no_variance() -> None:
@@ -142,7 +142,7 @@ def test_rounding_is_no_variance() -> None:
 def test_an_empty_batch() -> None:
     advantages, stats = group_advantages([], [])
     assert advantages.shape == (0,)
-    assert (stats.samples, stats.groups, stats.reward_mean, stats.reward_std) == (0, 0, 0.0, 0.0)
+    assert (stats.reward_mean, stats.reward_std) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -154,15 +154,14 @@ def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
 def test_rewards_too_large_for_float32_are_refused() -> None:
     with pytest.raises(RewardError, match="scale the rewards down"):
         group_advantages([1e39, -1e39], [0, 0], normalize_by_std=False)
+    largest = float(np.finfo(np.float32).max)
+    advantages, _ = group_advantages([largest, -largest], [0, 0], normalize_by_std=False)
+    assert advantages.tolist() == [largest, -largest]
 
 
 def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="2 rewards but 1 group ids"):
         group_advantages([1.0, 2.0], [0])
-    with pytest.raises(ValueError, match="groupMean, leaveOneOut or maxRl"):
-        group_advantages([1.0, 2.0], [0, 0], estimator="mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="epsilon"):
-        group_advantages([1.0, 2.0], [0, 0], epsilon=-1.0)
 
 
 samples = st.lists(st.tuples(st.floats(-5, 5, width=32), st.integers(0, 4)), min_size=1, max_size=30)
@@ -181,7 +180,6 @@ def test_order_does_not_matter_and_groups_sum_to_zero(
     )
     np.testing.assert_allclose(shuffled, advantages[list(order)], rtol=1e-5, atol=1e-6)
     assert shuffled_stats.zero_variance_groups == stats.zero_variance_groups
-    assert shuffled_stats.singleton_groups == stats.singleton_groups
     for group in set(ids.tolist()):
         members = advantages[ids == group].astype(np.float64)
         assert abs(members.sum()) < 1e-4

@@ -66,7 +66,7 @@ def test_the_ends_of_lambda(seed: int, gamma: float, length: int) -> None:
 
 
 def test_no_tokens() -> None:
-    advantages, returns = gae(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0))
+    advantages, returns = gae(*[torch.zeros(2, 0)] * 3, gamma=1.0, lam=1.0)
     assert advantages.shape == returns.shape == (2, 0)
 
 
@@ -75,8 +75,6 @@ def test_whiten_by_hand() -> None:
     values, mask = torch.tensor([[1.0, 2.0], [float("nan"), 6.0]]), torch.tensor([[1, 1], [0, 1]])
     expected = [-2.0 / 7**0.5, -1.0 / 7**0.5, 0.0, 3.0 / 7**0.5]
     assert whiten(values, mask).flatten().tolist() == pytest.approx(expected, abs=1e-6)
-    kept = [value + 3.0 if index != 2 else 0.0 for index, value in enumerate(expected)]
-    assert whiten(values, mask, shift_mean=False).flatten().tolist() == pytest.approx(kept, abs=1e-6)
 
 
 def test_epsilon_is_added_to_the_variance() -> None:

@@ -15,6 +15,7 @@ from rl_trainer.algorithms.importance import (
     importance_ratios,
     importance_weights,
     mismatch_metrics,
+    outside_bounds,
     proximal_log_probs,
 )
 from rl_trainer.algorithms.losses import PolicyLossConfig, policy_loss
@@ -55,6 +56,12 @@ def test_weights(
     assert flat.tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("low", "expected"), [(0.5, [1, 0, 0, 1]), (None, [0, 0, 0, 1])])
+def test_a_ratio_on_a_bound_is_inside(low: float | None, expected: list[int]) -> None:
+    ratios = torch.tensor([0.25, 0.5, 2.0, 4.0])
+    assert outside_bounds(ratios, ImportanceConfig(low=low, high=2.0)).int().tolist() == expected
+
+
 def test_ratios_have_limits_and_no_gradient() -> None:
     leaf = torch.tensor([[-1.0, -100.0, 0.0]], requires_grad=True)
     ratios = importance_ratios(leaf, torch.tensor([[-2.0, 0.0, -100.0]]), torch.ones(1, 3).bool(), "token")
@@ -66,15 +73,6 @@ def test_misuse_is_named() -> None:
     every = torch.ones(2, dtype=torch.bool)
     with pytest.raises(ValueError, match="sequence_ids"):
         importance_weights(torch.zeros(2), torch.zeros(2), every, ImportanceConfig(level="sequence"))
-    with pytest.raises(ValueError, match="token, sequence or geometric"):
-        importance_ratios(torch.zeros(2), torch.zeros(2), every, "group")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="truncate, mask or none"):
-        importance_weights(
-            torch.zeros(2),
-            torch.zeros(2),
-            every,
-            ImportanceConfig(kind="clip"),  # type: ignore[arg-type]
-        )
 
 
 def test_mismatch_metrics() -> None:
@@ -104,10 +102,10 @@ def test_the_weight_multiplies_the_objective_and_the_denominator_stays() -> None
 
 @pytest.mark.parametrize(("staleness", "share"), [(0, 0.0), (1, 0.5), (3, 0.75), (-1, 0.0)])
 def test_interpolated_proximal_policy(staleness: int, share: float) -> None:
-    """l_mu + s / (s + 1) (l - l_mu), with l_mu = -2 and l = -1."""
+    """l_mu + s / (s + 1) (l - l_mu), with l_mu = -3 and l = -1."""
     log_probs = torch.tensor([-1.0], requires_grad=True)
-    old = proximal_log_probs(log_probs, torch.tensor([-2.0]), torch.tensor([staleness]))
-    assert old.item() == pytest.approx(-2.0 + share)
+    old = proximal_log_probs(log_probs, torch.tensor([-3.0]), torch.tensor([staleness]))
+    assert old.item() == pytest.approx(-3.0 + 2.0 * share)
     assert not old.requires_grad
 
 

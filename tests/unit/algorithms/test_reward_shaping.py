@@ -28,7 +28,7 @@ def test_overlong_penalty() -> None:
     """Limit 100, buffer 20 tokens, penalty 2: 0 up to 80, -1 at 90, -2 from 100 on."""
     found = overlong_penalty([0, 80, 85, 90, 100, 120], 100, 0.2, 2.0)
     assert found.tolist() == pytest.approx([0.0, 0.0, -0.5, -1.0, -2.0, -2.0])
-    assert overlong_penalty([5, 100], 100, 0.0).tolist() == [0.0, 0.0]
+    assert overlong_penalty([5, 100], 100, 0.0, 2.0).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -41,12 +41,10 @@ def test_kl_as_reward_is_the_value_of_kl_as_loss(estimator: KlEstimator) -> None
     )
 
 
-def test_kl_by_hand_and_misuse() -> None:
+def test_kl_by_hand() -> None:
     assert kl_estimates([-1.0], [-1.5], "k1").tolist() == [0.5]
     assert kl_estimates([-1.0], [-1.5], "k2").tolist() == [0.125]
     assert kl_estimates([-1.0], [-1.5], "k3").tolist() == pytest.approx([math.exp(-0.5) - 0.5])
-    with pytest.raises(ValueError, match="k1, k2 or k3"):
-        kl_estimates([0.0], [0.0], "k4")  # type: ignore[arg-type]
 
 
 KL = [np.array([0.1, 0.2]), np.array([0.5])]
@@ -84,7 +82,7 @@ def groups(*rewards: list[float], lengths: int = 2) -> list[Group]:
 def test_grpo() -> None:
     advantages, stats = batch_advantages(spec(), groups([1.0, 0.0], [1.0, 1.0]))
     assert advantages == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)
-    assert (stats.samples, stats.zero_variance_groups, stats.reward_mean) == (4, 1, 0.75)
+    assert (stats.zero_variance_groups, stats.reward_mean) == (1, 0.75)
 
 
 def test_length_counts_in_the_advantage_and_not_in_the_reported_reward() -> None:
@@ -113,10 +111,9 @@ def test_reinforce_pp() -> None:
     """Rewards 1 and 0, KL 0.1 * (0, 1) on the first: returns 0.9, 0.9 | 0, 0; mean 0.45, std sqrt(0.81 / 3)."""
     run = spec(name="reinforce_pp", kl={"coefficient": 0.1}, advantage={"epsilon": 0.0}, groupSize=1)
     kl = [np.array([0.0, 1.0]), np.array([0.0, 0.0])]
-    advantages, stats = batch_advantages(run, groups([1.0], [0.0]), kl)
+    advantages, _ = batch_advantages(run, groups([1.0], [0.0]), kl)
     scale = 0.45 / (0.81 / 3) ** 0.5
     assert [np.asarray(part).tolist() for part in advantages] == [
         pytest.approx([scale] * 2),
         pytest.approx([-scale] * 2),
     ]
-    assert stats.singleton_groups == 2

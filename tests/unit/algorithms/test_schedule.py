@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.algorithms.schedule import Decay, learning_rate
+from rl_api.algorithm import OptimizerSpec
+from rl_trainer.algorithms.schedule import learning_rate
 
 
 def test_warm_up_starts_above_zero_and_ends_at_the_base() -> None:
-    rates = [learning_rate(step, base=1.0, total_steps=10, warmup_steps=4) for step in range(6)]
+    rates = [learning_rate(step, 1.0, 10, OptimizerSpec(warmup_steps=4)) for step in range(6)]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
@@ -24,9 +25,9 @@ def test_warm_up_starts_above_zero_and_ends_at_the_base() -> None:
         ("cosine", [2.0, 1.76568542, 1.2, 0.63431458, 0.4, 0.4]),
     ],
 )
-def test_decay_by_hand(decay: Decay, rates: list[float]) -> None:
+def test_decay_by_hand(decay: str, rates: list[float]) -> None:
     found = [
-        learning_rate(step, base=2.0, total_steps=6, warmup_steps=2, decay=decay, min_ratio=0.2)
+        learning_rate(step, 2.0, 6, OptimizerSpec(warmup_steps=2, decay=decay, min_ratio=0.2))
         for step in range(2, 8)
     ]
     assert found == pytest.approx(rates)
@@ -40,12 +41,10 @@ def test_decay_by_hand(decay: Decay, rates: list[float]) -> None:
     ratio=st.floats(0, 1),
 )
 def test_it_rises_then_falls_between_its_bounds(
-    step: int, total: int, warmup: int, decay: Decay, ratio: float
+    step: int, total: int, warmup: int, decay: str, ratio: float
 ) -> None:
-    here, there = (
-        learning_rate(s, base=3.0, total_steps=total, warmup_steps=warmup, decay=decay, min_ratio=ratio)
-        for s in (step, step + 1)
-    )
+    options = OptimizerSpec(warmup_steps=warmup, decay=decay, min_ratio=ratio)
+    here, there = (learning_rate(s, 3.0, total, options) for s in (step, step + 1))
     assert 0 <= here <= 3.0 + 1e-12
     if step + 1 < warmup:
         assert here < there
@@ -53,10 +52,12 @@ def test_it_rises_then_falls_between_its_bounds(
         assert here + 1e-12 >= there >= 3.0 * ratio - 1e-12
 
 
-def test_misuse_is_named() -> None:
-    with pytest.raises(ValueError, match="step -1"):
-        learning_rate(-1, base=1.0, total_steps=1)
-    with pytest.raises(ValueError, match="min_ratio is 2"):
-        learning_rate(0, base=1.0, total_steps=1, min_ratio=2)
-    with pytest.raises(ValueError, match="constant, linear or cosine"):
-        learning_rate(0, base=1.0, total_steps=1, decay="step")  # type: ignore[arg-type]
+def test_without_a_floor_the_rate_falls_to_zero() -> None:
+    options = OptimizerSpec(decay="linear")
+    assert [learning_rate(step, 1.0, 2, options) for step in range(3)] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(3, 2), (2, 2), (1, 2)])
+def test_a_decay_over_one_step_or_less_ends_at_its_floor(total: int, warmup: int) -> None:
+    options = OptimizerSpec(warmup_steps=warmup, decay="linear", min_ratio=0.25)
+    assert [learning_rate(step, 1.0, total, options) for step in range(5)] == [0.5, 1.0, 1.0, 0.25, 0.25]

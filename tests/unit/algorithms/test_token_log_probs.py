@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_by_hand() -> None:
 @given(
     rows=st.integers(0, 9),
     vocabulary=st.integers(1, 12),
-    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
     chunk=st.sampled_from([None, 1, 2, 4, 100]),
     seed=st.integers(0, 100),
 )
@@ -96,6 +97,47 @@ def test_second_derivatives_are_refused() -> None:
     (gradient,) = torch.autograd.grad(log_probs.square().sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "chunks"), [(5, 2**15, [2, 2, 1]), (2, 2**17, [1, 1]), (9, 4, [9])]
+)
+def test_a_chunk_is_256_kib_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, rows: int, vocabulary: int, chunks: list[int]
+) -> None:
+    taken: list[int] = []
+    softmax = torch.log_softmax
+
+    def log_softmax(values: torch.Tensor, dim: int) -> torch.Tensor:
+        taken.append(len(values))
+        return softmax(values, dim)
+
+    monkeypatch.setattr(torch, "log_softmax", log_softmax)
+    token_log_probs(torch.zeros(rows, vocabulary), torch.zeros(rows, dtype=torch.long))
+    assert taken == chunks
+
+
+class Unused(torch.autograd.Function):
+    """A result that has no gradient, although its input wants one."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+def test_where_nobody_asks_for_a_gradient_there_is_none() -> None:
+    logits, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    targets = torch.tensor([0, 1, 2])
+    for log_probs, _ in (
+        token_log_probs(logits, targets),
+        head_token_log_probs(logits, weight, targets, chunk=2),
+    ):
+        Unused.apply(log_probs).sum().backward()  # type: ignore[no-untyped-call]
+    assert (logits.grad, weight.grad) == (None, None)
 
 
 @pytest.mark.parametrize("chunk", [None, 3])

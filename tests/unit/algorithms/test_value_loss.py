@@ -30,6 +30,13 @@ def test_one_token(value: float, loss: float, gradient: float, clipped: int) -> 
     assert output.clipped_tokens.item() == clipped
 
 
+def test_a_value_may_move_by_a_fifth_unless_told_otherwise() -> None:
+    """V_old = 1, R = 2, V = 1.8: limited to 1.2, 1/2 * 0.8^2."""
+    values, old, returns = (torch.tensor([x], dtype=torch.float64) for x in (1.8, 1.0, 2.0))
+    output = clipped_value_loss(values, old, returns, torch.ones(1), LossDenominators(1, 1))
+    assert output.loss.item() == pytest.approx(0.32)
+
+
 def test_without_clip_masks_and_aggregation() -> None:
     """Errors 1, 2 | 3 (and a masked NaN): squares 1, 4 | 9; token mean 14 / 6, sequence mean (2.5 + 9) / 4."""
     values = torch.tensor([[1.0, 2.0], [3.0, float("nan")]], requires_grad=True)

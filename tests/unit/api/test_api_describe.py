@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from pydantic import create_model
 
 from rl_api import Attempt, RLTrainingRun
 from rl_api.describe import Type, allowed, choice, found, lookup, nearest, number, suggestion, unknown_field
@@ -13,8 +14,8 @@ from rl_api.paths import Path
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        (("spec", "sampler", "replicas"), "a whole number >= 1"),
-        (("spec", "task", "rewards", 3, "weight"), "a number"),
+        (("spec", "sampler", "replicas"), "a whole number >= 1 and <= 4096"),
+        (("spec", "task", "rewards", 3, "weight"), "a number >= -1000000000 and <= 1000000000"),
         (("spec", "task", "args", "anything"), "any value"),
         (("spec", "suspend"), "true or false"),
         (("spec", "task", "evaluation"), "an object with everySteps, samples and maxNewTokens or null"),
@@ -45,6 +46,14 @@ def test_nothing_is_suggested_where_there_are_no_fields() -> None:
     path = ("spec", "seed", "x")
     assert suggestion(RLTrainingRun, path) is None
     assert unknown_field(RLTrainingRun, path) == "unknown field"
+
+
+def test_the_names_of_eight_fields_are_told_and_of_nine_not() -> None:
+    eight, nine = (create_model("Many", **dict.fromkeys("abcdefghi"[:n], (int, 0))) for n in (8, 9))
+    assert allowed(Type(eight)) == "an object with a, b, c, d, e, f, g and h"
+    assert allowed(Type(nine)) == "an object"
+    assert unknown_field(eight, ("aa",)) == "unknown field, did you mean a? allowed: a, b, c, d, e, f, g, h"
+    assert unknown_field(nine, ("aa",)) == "unknown field, did you mean a?"
 
 
 def test_types_the_contract_does_not_have_are_refused() -> None:

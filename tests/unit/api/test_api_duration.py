@@ -29,7 +29,8 @@ ADAPTER = TypeAdapter(Duration)
         (90, 90.0, "90s"),
         (0.1, 0.1, "100ms"),
         (0, 0.0, "0s"),
-        (1e9, 1e9, "1000000000s"),
+        (31_536_000, 31_536_000.0, "8760h"),
+        ("99999m", 5_999_940.0, "99999m"),
         (Duration(3600), 3600.0, "1h"),
     ],
 )
@@ -58,8 +59,11 @@ def test_every_form_is_read_and_written_back(given_value: object, seconds: float
             "1e3s",
             "90S",
             "999999999999h",
+            "8761h",
+            "1s" * 5,
+            "0" * 70 + "1s",
         ),
-        *(-1, math.nan, math.inf, True, None, [], {}, 2e9, 10**400),
+        *(-1, math.nan, math.inf, True, None, [], {}, 31_536_000.5, 10**400),
     ],
 )
 def test_what_is_no_duration_is_refused(wrong: object) -> None:
@@ -69,7 +73,7 @@ def test_what_is_no_duration_is_refused(wrong: object) -> None:
         ADAPTER.validate_python(wrong)
 
 
-@given(st.floats(min_value=0.0, max_value=1e9))
+@given(st.floats(min_value=0.0, max_value=31_536_000.0))
 def test_text_gives_the_same_value_back(seconds: float) -> None:
     # Text keeps 12 decimals; shorter times than a picosecond do not occur.
     seconds = round(seconds, 12)
@@ -79,6 +83,7 @@ def test_text_gives_the_same_value_back(seconds: float) -> None:
 
 def test_durations_compare_by_length() -> None:
     assert Duration.parse("59s") < Duration.parse("1m") == Duration(60)
+    assert repr(Duration(60)) == repr(Duration.parse("1m")) == "Duration(seconds=60.0)"
     assert len({Duration.parse("90m"), Duration.parse("1.5h")}) == 1
 
 
@@ -87,9 +92,3 @@ def test_a_deadline_is_longer_than_zero() -> None:
     assert adapter.validate_python("1ms") == Duration(0.001)
     with pytest.raises(ValidationError, match="not longer than zero"):
         adapter.validate_python("0s")
-
-
-def test_schema_takes_text_and_numbers() -> None:
-    assert ADAPTER.json_schema() == {
-        "anyOf": [{"type": "string", "pattern": Duration.PATTERN}, {"type": "number", "minimum": 0}]
-    }

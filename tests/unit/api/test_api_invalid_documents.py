@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,26 @@ def test_storage_is_needed_on_a_cluster_only(changes: str, missing: bool) -> Non
         if missing
         else []
     )
+
+
+def of_size(size: int) -> dict[str, Any]:
+    """A run whose spec has this many bytes as JSON."""
+    document = deepcopy(GOOD)
+    document["spec"]["task"]["args"] = {}
+    left = size - len(json.dumps(document["spec"], separators=(",", ":")))
+    document["spec"]["task"]["args"] = {"a": "b" * (left - len('"a":""'))}
+    return document
+
+
+def test_a_spec_is_at_most_64_kib() -> None:
+    assert check_document(of_size(65_536))[1] == []
+    (problem,) = check_document(of_size(65_537))[1]
+    assert problem.path == ("spec",)
+    assert problem.sentence.startswith("found 65537 bytes of JSON, allowed: at most 65536")
+
+
+def test_half_a_character_is_refused_where_any_text_may_stand() -> None:
+    document = deepcopy(GOOD)
+    document["spec"]["task"]["args"] = {"a": ["\ud800"]}
+    (problem,) = check_document(document)[1]
+    assert problem == (("spec",), "found half a character (a lone surrogate), allowed: text in Unicode", ())

@@ -54,12 +54,20 @@ def get(document: Any, *path: str | int) -> Any:
         (["task.args.min_terms=2"], ("spec", "task", "args"), {"min_terms": 2}),
         (["task.args.a.b=1", "task.args.a.c=2"], ("spec", "task", "args"), {"a": {"b": 1, "c": 2}}),
         (["task.args.a=[1, 2]", "task.args.a[1]=3"], ("spec", "task", "args", "a"), [1, 3]),
+        (["task.args.a=[1, 2, 3]", "task.args.a[0]=4"], ("spec", "task", "args", "a"), [4, 2, 3]),
+        (["task.args.a=[{}]", "task.args.a[0].b=4"], ("spec", "task", "args", "a"), [{"b": 4}]),
+        (["task.args.a=[]", "task.args.a[0].b=4"], ("spec", "task", "args", "a"), [{"b": 4}]),
         (["task.args.7=x"], ("spec", "task", "args"), {"7": "x"}),
         (["metadata.labels.team=blue"], ("metadata", "labels"), {"team": "blue"}),
         # lists: by position, starting from the default, growing by one
         (["task.rewards[0].right=5"], ("spec", "task", "rewards", 0, "right"), 5),
         (["task.rewards.0.wrong=-5"], ("spec", "task", "rewards", 0, "wrong"), -5),
         (["task.rewards[1].rule=number"], ("spec", "task", "rewards", 1), {"rule": "number"}),
+        (
+            ["task.rewards=[{rule: number}]", "task.rewards[0].right=5"],
+            ("spec", "task", "rewards"),
+            [{"rule": "number", "right": 5}],
+        ),
         (["task.rewards=[{rule: number}]"], ("spec", "task", "rewards"), [{"rule": "number"}]),
         (["algorithm.optimizer.betas[1]=0.95"], ("spec", "algorithm", "optimizer", "betas"), [0.9, 0.95]),
         (["sampler.stop[0]=END", "sampler.stop[1]=."], ("spec", "sampler", "stop"), ["END", "."]),
@@ -107,7 +115,10 @@ def test_values_go_where_they_belong(texts: list[str], path: tuple[str | int, ..
             "spec.task.rewards: found position 2 in a list of 1 items, allowed: 0 to 1",
         ),
         ("task.rewards[2]={}", "spec.task.rewards: found position 2 in a list of 1 items, allowed: 0 to 1"),
-        ("model.source.x=1", "spec.model.source is text, not empty and has no fields"),
+        (
+            "model.source.x=1",
+            "spec.model.source is text of 1 to 896 characters on one line and has no fields",
+        ),
         (
             "seed=[1",
             "the value is line 1, column 3: not valid YAML: expected ',' or ']', but got '<stream end>'",
@@ -142,6 +153,19 @@ def test_what_cannot_be_set_is_a_sentence(text: str, sentence: str | None) -> No
             "task.rewards[0]=x",
             "spec.task.rewards: found an empty object in the file, allowed: a list",
         ),
+        (
+            {"spec": {"task": {"rewards": [[]]}}},
+            "task.rewards[0].right=5",
+            "spec.task.rewards[0]: found an empty list in the file, allowed: an object",
+        ),
+        *(
+            (
+                {"spec": {"task": {"args": {"a": [1]}}}},
+                f"task.args.a.{path}=2",
+                "spec.task.args.a: found position 'b' in a list of 1 items, allowed: 0 to 1",
+            )
+            for path in ("b", "b.c")
+        ),
     ],
 )
 def test_a_broken_document_is_said_to_be_broken(document: dict[str, Any], text: str, sentence: str) -> None:
@@ -150,7 +174,7 @@ def test_a_broken_document_is_said_to_be_broken(document: dict[str, Any], text: 
     assert str(caught.value) == f"--set {text}: {sentence}"
 
 
-@given(st.integers(1, 10**6), st.floats(1e-9, 1.0), st.sampled_from(["fifo", "priority"]))
+@given(st.integers(1, 4096), st.floats(1e-9, 1.0), st.sampled_from(["fifo", "priority"]))
 def test_numbers_and_choices_arrive_unchanged(replicas: int, rate: float, order: str) -> None:
     texts = [f"sampler.replicas={replicas}", f"algorithm.learningRate={rate!r}", f"buffer.order={order}"]
     run, problems = check_document(apply_overrides(GOOD, texts))

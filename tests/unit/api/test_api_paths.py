@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_api.paths import parse_path, render_path, touches
+from rl_api.paths import parse_path, render_path, too_deep, touches
 
 NAMES = st.text("abcXYZ_-", min_size=1, max_size=5)
 
@@ -17,6 +17,9 @@ NAMES = st.text("abcXYZ_-", min_size=1, max_size=5)
         ("task.rewards[0].rule", ("task", "rewards", 0, "rule")),
         ("task.rewards.0.rule", ("task", "rewards", 0, "rule")),
         ("a[1][2]", ("a", 1, 2)),
+        ("a.123456789", ("a", 123456789)),  # the longest position
+        ("a.1234567890", ("a", "1234567890")),
+        ("a.٣", ("a", "٣")),
     ],
 )
 def test_paths_are_read(text: str, path: tuple[str | int, ...]) -> None:
@@ -33,6 +36,21 @@ def test_what_is_no_path_is_refused(text: str) -> None:
 def test_text_gives_the_same_path_back(rest: list[str | int], first: str) -> None:
     path = (first, *rest)
     assert parse_path(render_path(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (1, None),
+        ({"a": [1]}, None),
+        ({"a": [{}], "b": [[]]}, None),  # what is empty holds nothing
+        ({"a": [[1]]}, ("a", 0)),
+        ([[1], [2, {"a": "text"}]], (1, 1)),
+    ],
+)
+def test_what_lies_too_deep(value: object, where: tuple[str | int, ...] | None) -> None:
+    """Within two others, nothing more."""
+    assert too_deep(value, 2) == where
 
 
 @pytest.mark.parametrize(

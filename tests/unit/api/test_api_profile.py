@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rl_api import RLTrainingProfile, check_document
 from rl_api.documents import load_value
 from rl_api.paths import render_path
+from rl_api.profile import merge
 
 FULL = """\
 apiVersion: rltrain.dev/v1alpha1
@@ -84,17 +86,25 @@ def test_a_full_profile_is_valid() -> None:
         ),
         (
             {"pools": []},
-            [
-                "spec.pools: found an empty list, allowed: a list of one or more items, each an object "
-                "with name, nodeSelector, tolerations, acceleratorResource, acceleratorsPerNode, "
-                "spot, runtimeClass and limits"
-            ],
+            ["spec.pools: found an empty list, allowed: a list of 1 to 64 items, each an object"],
         ),
         (
             {"pools": [{"name": "a", "gpus": 1}]},
             [
                 "spec.pools[0].gpus: unknown field, allowed: name, nodeSelector, tolerations, "
-                "acceleratorResource, acceleratorsPerNode, spot, runtimeClass, limits"
+                "acceleratorResource, acceleratorsPerNode, spot, runtimeClass, ephemeralStorage, withoutAccelerators, limits"
+            ],
+        ),
+        (
+            {"pools": [{"name": "a", "runtimeClas": "x"}]},
+            ["spec.pools[0].runtimeClas: unknown field, did you mean runtimeClass?"],
+        ),
+        (
+            {"pools": [{"name": "a", "nodeSelector": {"a b": "c"}, "acceleratorsPerNode": 8}]},
+            [
+                "spec.pools[0].nodeSelector.a b: found this key, allowed: a Kubernetes name such as nvidia.com/gpu",
+                "spec.pools[0].acceleratorResource: missing, required with acceleratorsPerNode: "
+                "a resource such as nvidia.com/gpu",
             ],
         ),
         (
@@ -106,7 +116,7 @@ def test_a_full_profile_is_valid() -> None:
         ),
         (
             {"limits": {"maxSamplers": 0}},
-            ["spec.limits.maxSamplers: found 0, allowed: a whole number >= 1 or null"],
+            ["spec.limits.maxSamplers: found 0, allowed: a whole number >= 1 and <= 1000000000 or null"],
         ),
         ({"defaults": [1]}, ["spec.defaults: found a list, allowed: an object"]),
         (
@@ -138,3 +148,22 @@ def test_a_full_profile_is_valid() -> None:
 )
 def test_every_mistake_in_a_profile_has_its_sentence(change: dict[str, Any], expected: list[str]) -> None:
     assert check(change) == expected
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1, "c": {"d": 2}}}, {"a": {"c": {"e": 3}}}, {"a": {"b": 1, "c": {"d": 2, "e": 3}}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": {"b": 1}}, {"a": None}, {"a": None}),
+        ({"a": None}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"storage": {"s3": "s3://a"}}, {"storage": {"path": "/b"}}, {"storage": {"path": "/b"}}),
+    ],
+)
+def test_what_a_run_says_is_above_what_its_profile_says(
+    base: dict[str, Any], over: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    before = deepcopy(base)
+    assert merge(base, over) == merged
+    assert base == before

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_api.progress import CheckpointStatus, Progress, read_checkpoint, read_progress
+from rl_api.progress import CheckpointStatus, Progress, RunStatus, read_checkpoint, read_progress
 
 SAID: dict[str, Any] = {"phase": "Training", "step": 3, "maxSteps": 9, "reward": -0.5, "bufferFill": 1.0}
 
@@ -16,6 +16,7 @@ def test_good_figures_are_taken() -> None:
     expected = Progress(phase="Training", step=3, max_steps=9, reward=-0.5, buffer_fill=1.0)
     assert read_progress(SAID) == expected
     assert read_progress({}) == Progress()
+    assert read_progress({"max_steps": 7}) == Progress()  # named as in Python: no field of the contract
 
 
 def test_the_clock_of_a_program_is_its_own() -> None:
@@ -27,7 +28,8 @@ def test_the_clock_of_a_program_is_its_own() -> None:
     [
         ("step", 2**53, 0),
         ("step", -1, 0),
-        ("max_steps", 7, 9),  # named as in Python: no field of the contract
+        ("max_steps", 7, 9),
+        ("max_steps", -7, 9),
         ("reward", float("inf"), None),
         ("bufferFill", 1.5, None),
         ("tokensPerSecond", -1.0, None),
@@ -48,12 +50,20 @@ def test_the_largest_step_that_json_keeps() -> None:
 def test_a_phase_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="its answer has a wrong field phase: found 'Dreaming'"):
         read_progress({"phase": "Dreaming"})
+    with pytest.raises(ValueError, match="found a list"):
+        read_progress({"phase": [["Training"]]})
+
+
+def test_the_longest_address_of_a_checkpoint() -> None:
+    assert read_checkpoint({"step": 3, "uri": "é" * 512}) == CheckpointStatus(step=3, uri="é" * 512)
 
 
 def test_a_checkpoint() -> None:
     time = datetime(2026, 1, 31, 12, tzinfo=UTC)
     said = {"step": 3, "uri": "s3://a/b", "time": "2026-01-31T12:00:00Z"}
-    assert read_checkpoint(said) == CheckpointStatus(step=3, uri="s3://a/b", time=time)
+    found = read_checkpoint(said)
+    assert found is not None
+    assert (found.step, found.uri, found.time) == (3, "s3://a/b", time)
     naive = said | {"time": "2026-01-31T12:00:00"}
     assert read_checkpoint(naive) == CheckpointStatus(step=3, uri="s3://a/b")
 
@@ -66,9 +76,25 @@ def test_a_checkpoint() -> None:
         {},
         {"step": 3},
         {"uri": "a"},
-        {"step": 3, "uri": "a" * 4097},
+        {"step": 3, "uri": ""},
+        {"step": 3, "uri": "a" * 1025},
+        {"step": 3, "uri": "é" * 513},
+        {"step": 3, "uri": "a" * 1_000_000},
+        {"step": 3, "uri": "s3://a/\x1b[2J"},
+        {"step": 3, "uri": "s3://a/\u202egnp"},
+        {"step": 3, "uri": 5},
+        {"step": 10**20, "uri": "a"},
         {"step": -1, "uri": "a"},
     ],
 )
 def test_a_checkpoint_that_nobody_could_find(said: object) -> None:
     assert read_checkpoint(said) is None
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1024, True), (1025, False), (4096, False)])
+def test_an_address_that_an_earlier_version_has_stored_may_be_too_long(length: int, kept: bool) -> None:
+    stored = {"phase": "Training", "checkpoint": {"step": 3, "uri": "a" * length}}
+    status = RunStatus.model_validate(stored)
+    assert status.phase == "Training"
+    assert (status.checkpoint is not None) is kept
+    assert (read_checkpoint(stored["checkpoint"]) is not None) is kept

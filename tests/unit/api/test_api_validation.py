@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from rl_api import (
     load_run,
     validate_files,
 )
-from rl_api.cli import add_validate_parser, run_validate
+from rl_api.validation import is_foreign
 
 RUN = """\
 apiVersion: rltrain.dev/v1alpha1
@@ -132,7 +131,7 @@ def test_standard_input_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(run_text().replace("4", "0").encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert problems(validate_files, ["-"]) == [
-        "standard input: spec.sampler.replicas: found 0, allowed: a whole number >= 1"
+        "standard input: spec.sampler.replicas: found 0, allowed: a whole number >= 1 and <= 4096"
     ]
 
 
@@ -147,6 +146,14 @@ def test_objects_that_collide(file: Any) -> None:
         f"b.yaml (document 2): metadata.name: found 'shared', {profile} (document 3) has already",
         f"b.yaml (document 2): {default}",
         f"b.yaml (document 3): {default}",
+    ]
+
+
+def test_a_name_is_taken_in_its_namespace_only(file: Any) -> None:
+    runs = [run_text().replace("{name: one}", f"{{name: one, namespace: {space}}}") for space in "aba"]
+    assert problems(validate_files, [file("runs.yaml", "---\n".join(runs))]) == [
+        "runs.yaml (document 3): metadata.name: found 'one', which the RLTrainingRun of runs.yaml (document 1) has "
+        "already"
     ]
 
 
@@ -169,6 +176,7 @@ def test_a_run_is_loaded_with_changes(file: Any) -> None:
 def test_the_one_run_of_a_file_is_found(file: Any) -> None:
     both = file("both.yaml", f"{profile_text()}---\n{run_text()}")
     assert load_run(both).name == "one"
+    assert load_run(file("list.yaml", f"- 1\n---\n{run_text()}")).name == "one"
     two = file("two.yaml", f"{run_text()}---\n{run_text('two')}")
     assert problems(load_run, two) == [
         "two.yaml: found 2 documents of kind RLTrainingRun, allowed: exactly one"
@@ -198,6 +206,38 @@ def test_a_problem_is_said_of_the_option_that_made_it(file: Any) -> None:
     ]
 
 
+def test_a_change_that_cannot_be_is_told_alone(file: Any) -> None:
+    path = file("run.yaml", run_text())
+    assert problems(load_run, path, ["seed=1", "nothing"]) == [
+        "--set nothing: found no '=', allowed: path=value, such as sampler.replicas=2"
+    ]
+
+
+def test_of_two_changes_the_last_is_blamed(file: Any) -> None:
+    sets = ["sampler={replicas: 2}", "sampler.replicas=two", "sampler.replicas=three"]
+    assert problems(load_run, file("run.yaml", run_text()), sets) == [
+        "--set sampler.replicas=three: spec.sampler.replicas: found 'three', allowed: a whole number >= 1 and <= 4096"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "foreign"),
+    [
+        ({"apiVersion": "v1", "kind": "Pod"}, True),
+        ({"apiVersion": "apps/v1", "kind": "Deployment"}, True),
+        ({"apiVersion": "rltrain.dev/v2", "kind": "Other"}, False),
+        ({"apiVersion": 1, "kind": "Pod"}, False),
+        ({"apiVersion": "v1", "kind": 5}, False),
+        ({"apiVersion": "v1"}, False),
+        ({"kind": "Pod"}, False),
+        (["v1"], False),
+        (None, False),
+    ],
+)
+def test_objects_of_other_apis_are_known(document: object, foreign: bool) -> None:
+    assert is_foreign(document) is foreign
+
+
 def test_changes_to_what_is_no_object(file: Any) -> None:
     assert problems(load_run, file("f.yaml", "5"), ["seed=1"]) == [
         "f.yaml: found 5, allowed: an object with apiVersion, kind, metadata and spec"
@@ -217,51 +257,6 @@ def test_a_profile_is_an_object_of_its_own(file: Any) -> None:
     (checked,) = validate_files([file("p.yaml", profile_text())])
     assert isinstance(checked.resource, RLTrainingProfile)
     assert checked.resource.spec.default is True
-
-
-# --- the command -------------------------------------------------------------------------------------------
-
-
-def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="rltrain")
-    add_validate_parser(parser.add_subparsers(dest="command"))
-    return run_validate(parser.parse_args(["validate", *arguments]))
-
-
-def test_the_command_says_what_is_valid(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(file("a.yaml", run_text()), file("p.yaml", profile_text())) == 0
-    output = capsys.readouterr()
-    assert output.out == "a.yaml: RLTrainingRun one is valid\np.yaml: RLTrainingProfile shared is valid\n"
-    assert output.err == ""
-
-
-def test_the_command_says_what_is_wrong_and_ends_with_2(
-    file: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = file("a.yaml", run_text()), file("b.yaml", run_text("two").replace("4", "two"))
-    assert command(good, bad) == 2
-    output = capsys.readouterr()
-    assert output.out == "a.yaml: RLTrainingRun one is valid\n"
-    assert output.err == "b.yaml: spec.sampler.replicas: found 'two', allowed: a whole number >= 1\n"
-
-
-def test_the_command_checks_for_a_cluster_when_asked(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    path = file("a.yaml", run_text())
-    assert command(path) == command("--for", "local", path) == 0
-    assert command("--for", "cluster", path) == 2
-    assert "required on a cluster" in capsys.readouterr().err
-
-
-def test_the_command_needs_files_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command()
-    assert caught.value.code == 2
-    with pytest.raises(SystemExit) as caught:
-        command("--help")
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert "rltrain validate examples/quickstart.yaml" in text
-    assert "--for {local,cluster}" in text
 
 
 def test_objects_of_other_apis_beside_ours_are_left_alone(file) -> None:

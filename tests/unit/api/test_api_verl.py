@@ -60,6 +60,26 @@ def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
             {},
             "spec.task.evaluation: found an object, allowed with trainer.kind verl: null",
         ),
+        (
+            "model.source",
+            "s3://a/b",
+            "spec.model.source: found s3://a/b, allowed with trainer.kind verl: a folder",
+        ),
+        (
+            "algorithm.overlong.maskTruncated",
+            True,
+            "spec.algorithm.overlong.maskTruncated: found true, allowed with trainer.kind verl: false",
+        ),
+        (
+            "algorithm.advantage.estimator",
+            "leaveOneOut",
+            "estimator: found leaveOneOut, allowed with trainer.kind",
+        ),
+        (
+            "task.rewards",
+            [{"rule": "function", "function": "rewards:score"}] * 2,
+            "spec.task.rewards: found function, function, allowed with trainer.kind verl: one part of rule function",
+        ),
         ("task.file", "prompts.csv", "a .parquet, .json or .jsonl file"),
         ("task.rewards", [{}], "found exactMatch, allowed with trainer.kind verl: one part of rule function"),
         ("task.rewards[0].right", 5, "spec.task.rewards[0]: found weight, right or wrong"),
@@ -96,6 +116,36 @@ def test_verl_is_given_the_whole_run(number: int) -> None:
     assert isinstance(run, RLTrainingRun), problems
     found = verl_config(run.spec, name="a", checkpoints="/checkpoints", gpus_per_node=8)
     assert found == RUNS[number]["config"]
+
+
+def config(path: str, value: Any) -> dict[str, Any]:
+    run, problems = check(path, value)
+    assert isinstance(run, RLTrainingRun), problems
+    return verl_config(run.spec, name="a", checkpoints="/checkpoints", gpus_per_node=8)
+
+
+def test_without_checkpoints_verl_saves_none() -> None:
+    trainer = config("checkpoint", None)["trainer"]
+    assert (trainer["save_freq"], trainer["max_actor_ckpt_to_keep"]) == (-1, None)
+
+
+@pytest.mark.parametrize(("refills", "enabled", "batches"), [(0, False, 0), (1, True, 2)])
+def test_refills_are_batches_beside_the_first(refills: int, enabled: bool, batches: int) -> None:
+    found = config("algorithm.dynamicSampling.maxRefills", refills)["algorithm"]["filter_groups"]
+    assert (found["enable"], found["max_num_gen_batches"]) == (enabled, batches)
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_the_kl_penalty_has_one_place_or_none(placement: str, coefficient: float) -> None:
+    found = config("algorithm.kl", {"placement": placement, "coefficient": coefficient})
+    used = (found["actor_rollout_ref"]["actor"]["use_kl_loss"], found["algorithm"]["use_kl_in_reward"])
+    assert used == (coefficient > 0 and placement == "loss", coefficient > 0 and placement == "reward")
+
+
+def test_a_length_of_the_loss_goes_before_the_answers() -> None:
+    loss = {"aggregation": "constant", "constantLength": 77}
+    assert config("algorithm.loss", loss)["actor_rollout_ref"]["actor"]["loss_scale_factor"] == 77
 
 
 def test_hydra_gets_every_leaf_once_and_quoted() -> None:

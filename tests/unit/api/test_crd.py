@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from rl_api.crd_schema import SchemaWriter
 from rl_api.describe import fields_of, type_of
 from rl_api.documents import dump_yaml, load_documents
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile
+from rl_api.progress import MOST_ATTEMPTS
 from rl_api.roles import SamplerSpec
-from rl_api.run import ModelSpec, RLTrainingRun, RunSpec
+from rl_api.run import ModelSpec, RLTrainingRun, RunSpec, SchedulingSpec
 
 CHART = Path(__file__).parents[3] / "charts" / "rltrain" / "templates" / "crds"
 Schema = dict[str, Any]
@@ -89,14 +91,31 @@ def test_every_field_of_a_person_is_described(name: str) -> None:
 
 
 def test_unknown_fields_are_kept_in_free_objects_only() -> None:
-    free = [
-        path
+    free = {
+        path: schema
         for name in NAMES
         for path, schema in walk(schema_of(name))
         if schema.get("x-kubernetes-preserve-unknown-fields")
-    ]
+    }
     in_task = ["args", "tools[]", "chatTemplateKwargs"]
-    assert free == ["spec.trainer.config", *(f"spec.task.{name}" for name in in_task)]
+    assert list(free) == ["spec.trainer.config", *(f"spec.task.{name}" for name in in_task)]
+    # Else the API server keeps a path for each level of what is in them.
+    assert {schema["x-kubernetes-map-type"] for schema in free.values()} == {"atomic"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_person_writes_has_bounds(name: str) -> None:
+    """What has none ends somewhere else: in the memory of whoever reads it, or with a number that nothing can hold."""
+    for path, schema in walk(at(schema_of(name), "spec"), "spec"):
+        kind = schema.get("type")
+        if kind in ("integer", "number"):
+            assert -(2**53) < schema["minimum"] < schema["maximum"] < 2**53, path
+        elif kind == "array":
+            assert schema["maxItems"] <= 64, path
+        elif kind == "string":
+            assert schema.get("maxLength", 0 if "enum" in schema else math.inf) <= 16384, path
+        elif "properties" not in schema:
+            assert kind != "object" or schema["maxProperties"] <= 64, path
 
 
 def names_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -194,7 +213,7 @@ def test_what_may_change_on_a_run_that_exists() -> None:
     frozen = {rule["fieldPath"].removeprefix(".") for rule in frozen_rules()}
     whole = set(fields_of(RunSpec)) - {"suspend", "stop", "cleanup", "sampler", "scheduling"}
     sampler = {f"sampler.{name}" for name in fields_of(SamplerSpec)} - {"sampler.replicas"}
-    scheduling = {"scheduling.queue", "scheduling.preemptionGracePeriod"}
+    scheduling = {f"scheduling.{name}" for name in fields_of(SchedulingSpec) if name != "priorityClass"}
     assert frozen == whole | sampler | scheduling
     for rule in frozen_rules():
         assert "oldSelf" in rule["rule"]
@@ -223,8 +242,10 @@ def test_columns_scale_and_names() -> None:
 
 
 def test_main_writes_a_folder_or_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(tmp_path / "crds")])
-    assert sorted(path.stem for path in (tmp_path / "crds").iterdir()) == NAMES
+    folder = tmp_path / "chart" / "crds"
+    for _ in ("new", "there already"):
+        main([str(folder)])
+        assert sorted(path.stem for path in folder.iterdir()) == NAMES
     main([])
     printed = [document for _, document in load_documents(capsys.readouterr().out, "output")]
     assert printed == [load_documents(dump_yaml(one), "it")[0][1] for one in definitions().values()]
@@ -242,9 +263,10 @@ def test_braces_of_helm_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         render("x")
 
 
-def test_status_is_not_bounded() -> None:
+def test_status_has_the_bounds_that_the_operator_keeps() -> None:
     status = at(schema_of("rltrainingruns"), "status")
-    assert "maxItems" not in at(status, "attempts")
+    assert "maxItems" not in at(status, "conditions")
+    assert at(status, "attempts")["maxItems"] == MOST_ATTEMPTS
     assert at(status, "attempts")["x-kubernetes-list-map-keys"] == ["number"]
     assert at(status, "conditions[].lastTransitionTime")["format"] == "date-time"
     assert SchemaWriter().write(ModelSpec, "spec.model")["required"] == ["source"]

@@ -1,16 +1,19 @@
 import heapq
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectories import scored
 
-from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, needed_by_version, select_batch
+from rl_trainer.buffer.admission import Bound, keeps_bound, may_start, needed_by_version, select_batch
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.state import BufferState
+from rl_trainer.flow.policies import Entry
 
-BUDGET = {"consumed": 0, "ready": 0, "running": 0, "version": 0, "max_staleness": 0, "groups_per_step": 4}
+BOUND = {"step": 0, "max_staleness": 0, "groups_per_step": 4}
+BUDGET = {"ready": 0, "running": 0, "version": 0}
 
 
 @pytest.mark.parametrize(
@@ -21,66 +24,81 @@ BUDGET = {"consumed": 0, "ready": 0, "running": 0, "version": 0, "max_staleness"
         ({"slots_free": 10, "capacity": 2}, 2),  # reserved room is
         ({"slots_free": 10, "max_staleness": 2}, 10),
         ({"slots_free": 100, "max_staleness": 2}, 12),
-        ({"slots_free": 100, "max_staleness": 2, "version": 3, "consumed": 12}, 12),
+        ({"slots_free": 100, "max_staleness": 2, "version": 3, "step": 3}, 12),
         ({"slots_free": 10, "ready": 1, "running": 2}, 1),
         ({"slots_free": 10, "running": 4}, 0),
         ({"slots_free": 10, "running": 5}, 0),  # never negative
         ({"slots_free": 100, "steps_per_version": 3}, 12),
-        ({"slots_free": 100, "steps_per_version": 3, "consumed": 8, "ready": 1}, 3),
+        ({"slots_free": 100, "steps_per_version": 3, "step": 2, "ready": 1}, 3),
         ({"slots_free": 10, "max_staleness": 4, "ready": 6, "running": 1, "capacity": 8}, 1),
     ],
 )
 def test_may_start(case, expected):
-    assert may_start(**{**BUDGET, **case}) == expected
+    values = BOUND | BUDGET | case
+    bound = Bound(**{name: values.pop(name) for name in Bound.__match_args__ if name in values})
+    assert may_start(bound, **values) == expected
+
+
+def entry(group_id, version, arrival, priority=0.0):
+    group = replace(scored(group_id, [1.0], [3], version), version=version)
+    return Entry(group_id, group, priority, 1, arrival)
 
 
 def entries(*versions, priorities=None):
-    return [
-        ReadyEntry(10 + i, version, i, (priorities or {}).get(i, 0.0)) for i, version in enumerate(versions)
-    ]
+    return [entry(10 + i, version, i, (priorities or {}).get(i, 0.0)) for i, version in enumerate(versions)]
 
 
 def test_batch_by_completion_order_when_nothing_is_urgent():
-    assert select_batch(entries(1, 1, 0), [], step=1, max_staleness=3, groups_per_step=2) == [10, 11]
+    assert select_batch(entries(1, 1, 0), [], Bound(1, 3, 2)) == [10, 11]
 
 
 def test_batch_by_priority():
     ready = entries(1, 1, 1, priorities={2: 5.0, 1: 5.0})
-    assert select_batch(ready, [], step=1, max_staleness=3, groups_per_step=2, order="priority") == [11, 12]
+    assert select_batch(ready, [], Bound(1, 3, 2), order="priority") == [11, 12]
 
 
 def test_old_groups_go_first_when_this_is_their_last_batch():
     # eta 1: version 0 may be trained at steps 0 and 1; the two old ones arrived last and must go now.
-    assert select_batch(entries(1, 1, 0, 0), [], step=1, max_staleness=1, groups_per_step=2) == [12, 13]
+    assert select_batch(entries(1, 1, 0, 0), [], Bound(1, 1, 2)) == [12, 13]
+
+
+def test_what_each_version_needs_counts_the_older_ones_that_go_already():
+    # Now at the latest: one group of version 0, and of the five in all two more; 13 waits a batch longer.
+    ready = entries(1, 1, 1, 0, 1)
+    assert select_batch(ready, [], Bound(1, 1, 3)) == [13, 10, 11]
+    assert select_batch(entries(1, 1, 1, 0), [1], Bound(1, 1, 3)) == [13, 10, 11]
 
 
 def test_waits_for_a_running_group_that_this_batch_must_hold():
-    assert select_batch(entries(1, 1, 1), [0], step=1, max_staleness=1, groups_per_step=2) is None
+    assert select_batch(entries(1, 1, 1), [0], Bound(1, 1, 2)) is None
 
 
 def test_does_not_wait_for_a_running_group_that_has_time():
-    assert select_batch(entries(1, 1, 1), [0], step=1, max_staleness=2, groups_per_step=2) == [10, 11]
+    assert select_batch(entries(1, 1, 1), [0], Bound(1, 2, 2)) == [10, 11]
 
 
 def test_waits_while_too_few_are_ready():
-    assert select_batch(entries(0), [], step=0, max_staleness=4, groups_per_step=2) is None
+    assert select_batch(entries(0), [], Bound(0, 4, 2)) is None
 
 
 def test_on_policy_batches_are_sorted_by_id():
-    ready = [ReadyEntry(7, 3, 0), ReadyEntry(6, 3, 1)]
-    assert select_batch(ready, [], step=3, max_staleness=0, groups_per_step=2) == [6, 7]
+    ready = [entry(7, 3, 0), entry(6, 3, 1)]
+    assert select_batch(ready, [], Bound(3, 0, 2)) == [6, 7]
 
 
 def test_a_broken_invariant_is_noticed():
     with pytest.raises(AssertionError, match="invariant"):
-        select_batch(entries(0, 0, 0), [], step=0, max_staleness=0, groups_per_step=2)
+        select_batch(entries(0, 0, 0), [], Bound(0, 0, 2))
 
 
 def test_needs_are_cumulative():
-    needs = needed_by_version([0, 0, 1, 1, 1], step=1, max_staleness=1, groups_per_step=3)
+    needs = needed_by_version([0, 0, 1, 1, 1], Bound(1, 1, 3))
     assert needs == [(0, 2), (1, 2)]  # 2 of version 0 now; of the 5 in all, 3 may go one batch later
-    assert keeps_bound([0, 0, 1, 1, 1], step=1, max_staleness=1, groups_per_step=3)
-    assert not keeps_bound([0, 0, 0, 0], step=1, max_staleness=1, groups_per_step=3)
+    assert needed_by_version([0, 1, 1, 1], Bound(1, 1, 3)) == [(0, 1), (1, 1)]
+    assert needed_by_version([1, 1, 1], Bound(1, 1, 3)) == []
+    assert keeps_bound([0, 0, 1, 1, 1], Bound(1, 1, 3))
+    assert keeps_bound([0, 0, 0], Bound(1, 1, 3))
+    assert not keeps_bound([0, 0, 0, 0], Bound(1, 1, 3))
 
 
 class World:

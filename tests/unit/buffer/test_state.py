@@ -1,39 +1,12 @@
 import json
 
 import pytest
-from trajectories import scored
+from buffers import batch_ids, flat, group, ids, make, run_step
 
 from rl_api.errors import RLTrainError
+from rl_api.roles import BufferSpec
 from rl_trainer.buffer.groups import BufferConfig, PutResult
 from rl_trainer.buffer.state import BufferState
-from rl_trainer.observe.timeline import Span
-from rl_trainer.trajectory import Group
-
-
-def make(samplers=1, **config):
-    state = BufferState(BufferConfig(**{"groups_per_step": 2, "capacity": 8, "samplers": samplers, **config}))
-    for sampler in range(samplers):
-        state.register(sampler)
-    return state
-
-
-def group(group_id, version=0, payload=b"", **fields):
-    return scored(group_id, [1.0, 0.0], [3, 4], version, payload, **fields)
-
-
-def ids(tickets):
-    return [ticket.group_id for ticket in tickets]
-
-
-def batch_ids(state):
-    return [group.group_id for group in state.take()]
-
-
-def run_step(state, sampler=0):
-    for ticket in state.acquire(sampler, 100):
-        state.put(sampler, group(ticket.group_id, ticket.version))
-    state.take()
-    return state.commit()
 
 
 def test_ids_are_the_prompt_cursor():
@@ -105,7 +78,6 @@ def test_prompts_of_a_dead_sampler_come_first_under_the_same_ids():
     tickets = state.acquire(1, 3)
     assert ids(tickets) == [0, 1, 3]
     assert [ticket.reissued for ticket in tickets] == [True, True, False]
-    assert (state.counts["issued"], state.counts["reissued"], state.counts["released"]) == (6, 2, 2)
 
 
 def test_a_reissued_group_takes_the_slot_of_a_new_one():
@@ -114,6 +86,19 @@ def test_a_reissued_group_takes_the_slot_of_a_new_one():
     state.release(0)
     assert ids(state.acquire(1, 1)) == [0]
     assert (state.cursor, state.pending) == (1, [])
+
+
+def test_what_waits_for_redispatch_holds_its_budget():
+    state = make(samplers=2, max_staleness=1)
+    assert ids(state.acquire(0, 9)) == [0, 1, 2, 3]
+    state.release(0)
+    assert ids(state.acquire(1, 9)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("most", [0, -1])
+def test_who_asks_for_nothing_gets_nothing(max_staleness, most):
+    assert make(max_staleness=max_staleness).acquire(0, most) == []
 
 
 def test_registering_again_gives_old_tickets_back():
@@ -133,7 +118,6 @@ def test_put_is_idempotent():
     state.acquire(0, 2)
     assert state.put(0, group(0, payload=b"a")).accepted
     assert state.put(0, group(0, payload=b"b")).reason == "duplicate"
-    assert state.counts["duplicate"] == 1
     assert len(state.ready) == 1
 
 
@@ -153,6 +137,7 @@ def test_late_result_is_taken_while_its_group_waits_for_redispatch():
     state.acquire(0, 1)
     state.release(0)
     assert state.put(0, group(0)).accepted
+    assert state.put(0, group(0)) == PutResult(False, "duplicate")
     assert ids(state.acquire(1, 1)) == [1]
 
 
@@ -182,7 +167,7 @@ def test_tokens_older_than_the_ticket_are_an_error():
         state.put(0, group(2, version=0))
 
 
-@pytest.mark.parametrize("group_id", [7, -1])
+@pytest.mark.parametrize("group_id", [7, 0, -1])
 def test_group_that_was_never_issued(group_id):
     with pytest.raises(RLTrainError, match="never issued"):
         make().put(0, group(group_id))
@@ -195,10 +180,6 @@ def test_dropping_returns_the_budget_and_counts_the_reason():
     assert not state.drop(0, 0, "reward_error")
     assert ids(state.acquire(0, 9)) == [2]
     assert state.drops == {"reward_error": 1}
-
-
-def flat(group_id, version=0):
-    return scored(group_id, [1.0, 1.0], [3, 4], version)
 
 
 def test_a_group_without_variance_is_replaced_by_a_new_one():
@@ -228,22 +209,16 @@ def test_refills_are_bounded_per_batch_and_then_groups_are_kept_as_they_are():
     assert state.drops == {"zero_variance": 2}
 
 
+def test_as_many_groups_are_refilled_as_may_be():
+    state = make(max_refills=2, max_staleness=1)
+    state.acquire(0, 9)
+    assert [state.put(0, flat(group)).accepted for group in (0, 1, 2)] == [False, False, True]
+
+
 def test_without_refills_every_group_is_kept():
     state = make()
     state.acquire(0, 9)
     assert [state.put(0, flat(group)).accepted for group in (0, 1)] == [True, True]
-
-
-def test_a_restored_buffer_knows_its_refills():
-    state = make(max_refills=1, max_staleness=1)
-    state.acquire(0, 9)
-    state.put(0, flat(0))
-    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), []
-    new = BufferState.restore(state.config, saved, payloads)
-    new.register(0)
-    first, *_ = new.acquire(0, 9)
-    assert first.group_id == 1
-    assert new.put(0, flat(1)).accepted
 
 
 def test_drop_of_a_ticket_that_was_given_back():
@@ -331,6 +306,8 @@ def test_weights_published_every_second_step():
     for group_id in range(4):
         state.put(0, group(group_id))
     for step in (1, 2):
+        with pytest.raises(RLTrainError, match=f"version 1 were published after {step - 1} training steps"):
+            state.publish(1)
         assert state.take() is not None
         assert state.commit() == step
     assert state.acquire(0, 99) == []
@@ -339,115 +316,58 @@ def test_weights_published_every_second_step():
     assert state.max_staleness_seen == 0
 
 
+def test_the_buffer_has_the_contracts_defaults():
+    config, contract = BufferConfig(groups_per_step=1), BufferSpec()
+    assert (config.capacity, config.max_staleness) == (contract.capacity, contract.max_staleness)
+    assert (config.order, config.on_full) == (contract.order, contract.on_full)
+    assert (config.samplers, config.steps_per_version, config.alarm_seconds) == (1, 1, 60.0)
+
+
 def test_capacity_below_one_step_is_refused():
+    BufferConfig(groups_per_step=4, capacity=4)
     with pytest.raises(RLTrainError, match=r"buffer\.capacity is 3, but one step trains on 4 groups"):
         BufferConfig(groups_per_step=4, capacity=3)
 
 
-def test_snapshot_and_restore_repeat_nothing_and_skip_nothing():
-    config = BufferConfig(groups_per_step=2, capacity=8, max_staleness=2, samplers=2, order="priority")
-    state = BufferState(config)
-    state.register(0)
-    state.register(1)
-    state.acquire(0, 3)
-    state.acquire(1, 3)  # 0..5 are out
-    state.put(0, group(0, payload=b"zero"))
-    state.put(1, group(4, payload=b"four"))
-    state.take()
-    state.commit()
-    state.publish(1)
-    state.put(
-        0,
-        group(
-            1, priority=2.0, spans=[Span("sampler 0", "generate", 1.0, 2.5, {"version": 1})], payload=b"one"
-        ),
-    )
-    state.put(1, group(3, priority=7.0, payload=b"three"))
-    state.drop(1, 5, "failed")
-    state.take()  # 3 and 1 under lease: their step is not done
-    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
-    assert payloads == [b"three", b"one"]
-
-    new = BufferState.restore(config, saved, payloads)
-    assert (new.version, new.consumed, new.cursor) == (1, 2, 6)
-    new.register(0)
-    assert ids(new.acquire(0, 9)) == [2, 6, 7, 8]
-    assert batch_ids(new) == [3, 1]
-    assert new.take()[1].spans == [Span("sampler 0", "generate", 1.0, 2.5, {"version": 1})]
-    assert new.drops == {"failed": 1}
-
-
-def test_a_checkpoint_of_before_is_still_read():
-    """Format 1 kept under `extra` what a group has fields for."""
-    extra = {
-        "total_lengths": [9, 8],
-        "truncated": [False, True],
-        "exact": 1,
-        "spans": [["sampler 0", "score", 1, 2, {}]],
-    }
-    meta = {"group_id": 3, "rewards": [1.0, 0.0], "lengths": [5, 4], "min_version": 1, "max_version": 2}
-    ready = [{"version": 1, "meta": {**meta, "tokens": 17, "priority": 0.0, "extra": extra}}]
-    state = {"format": 1, "version": 2, "steps": 2, "cursor": 6, "in_flight": [4, 5], "ready": ready}
-    state |= {"counts": {"put": 4}, "drops": {}, "max_staleness_seen": 1}
-    new = BufferState.restore(BufferConfig(groups_per_step=1, max_staleness=2), state, [b"three"])
-    (taken,) = new.take()
-    spans = [Span("sampler 0", "score", 1, 2, {})]
-    assert taken == Group(3, [1.0, 0.0], [5, 4], [9, 8], [False, True], 1, 0.0, spans, 1, b"three")
-    with pytest.raises(RLTrainError, match="buffer has format 3, allowed are 1 and 2"):
-        BufferState.restore(new.config, {**state, "format": 3}, [b"three"])
-
-
-def test_on_policy_snapshot_samples_unfinished_steps_again():
-    state = make()
-    run_step(state)
-    state.publish(1)
-    state.acquire(0, 9)
-    state.put(0, group(3, version=1, payload=b"three"))
-    saved, payloads = state.snapshot()
-    assert payloads == []
-    new = BufferState.restore(state.config, saved, payloads)
-    assert new.consumed == new.version * 2
-    new.register(0)
-    tickets = new.acquire(0, 9)
-    assert ids(tickets) == [2, 3]
-    assert all(ticket.reissued for ticket in tickets)
-
-
-def test_restore_with_a_smaller_staleness_is_refused():
-    state = make(max_staleness=3)
-    state.acquire(0, 8)
-    for group_id in range(8):
-        state.put(0, group(group_id))
-    saved, payloads = state.snapshot()
-    smaller = BufferConfig(groups_per_step=2, capacity=8, max_staleness=1)
-    with pytest.raises(RLTrainError, match=r"too old for buffer\.maxStaleness 1"):
-        BufferState.restore(smaller, saved, payloads)
-
-
-def test_restore_of_something_else_is_refused():
-    state = make()
-    with pytest.raises(RLTrainError, match="format None"):
-        BufferState.restore(state.config, {}, [])
-    with pytest.raises(RLTrainError, match="lists 0 ready groups but holds 1 payloads"):
-        BufferState.restore(state.config, state.snapshot()[0], [b""])
-
-
 def test_metrics_are_json_and_complete():
-    state = make(max_staleness=1, capacity=4, alarm_seconds=10)
+    state = make(max_staleness=1, capacity=4)
     state.acquire(0, 9)
     state.put(0, group(0), now=100.0)
     state.put(0, group(1), now=101.0)
-    metrics = json.loads(json.dumps(state.metrics(now=102.0)))
-    assert metrics["fill"] == 0.5
-    assert metrics["in_rate"] == pytest.approx(1.0)
-    assert (metrics["ready"], metrics["running"], metrics["cursor"]) == (2, 2, 4)
-    assert metrics["alarms"] == []
+    state.put(0, flat(2), now=101.0)
+    state.drop(0, 3, "failed")
     state.take(now=103.0)
-    assert "has been empty for 17 s" in state.metrics(now=120.0)["alarms"][0]
+    expected = {
+        "ready": 1,
+        "in_rate": 0.75,  # 3 in the 4 seconds since the first
+        "out_rate": 2.0,
+        "drops": {"failed": 1},
+        "max_staleness_seen": 0,
+        "samplers": [0],
+        "alarms": [],
+    }
+    assert json.loads(json.dumps(state.metrics(now=104.0))) == expected
+
+
+def test_a_buffer_that_stays_empty_or_full_raises_an_alarm():
+    state = make(max_staleness=1, capacity=2, alarm_seconds=10)
+    assert state.metrics(now=100.0)["alarms"] == []  # empty since then
+    assert state.metrics(now=110.0)["alarms"] == []
+    assert "has been empty for 11 s" in state.metrics(now=111.0)["alarms"][0]
+    state.acquire(0, 9)
+    state.put(0, group(0), now=112.0)
+    state.put(0, group(1), now=113.0)
+    (alarm,) = state.metrics(now=130.0)["alarms"]
+    assert "has been full for 17 s" in alarm
+    state.take(now=131.0)
+    (alarm,) = state.metrics(now=150.0)["alarms"]
+    assert "has been empty for 19 s" in alarm
 
 
 def test_what_a_consumer_waits_for():
     state = make(max_staleness=1)
     state.acquire(0, 3)
     state.put(0, group(0))
-    assert state.waiting_for().startswith("1 of 2 groups are ready, 2 are running in 1 samplers, 0 wait")
+    assert state.waiting_for() == (
+        "1 of 2 groups are ready, 2 are running in 1 samplers, 0 wait for a sampler, weight version 0"
+    )

@@ -42,6 +42,7 @@ EVERYTHING = (
     'podAnnotations={"note":"x"}',
     'serviceAccount.annotations={"note":"x"}',
     'networkPolicy.metricsFrom=[{"podSelector":{}}]',
+    'operatorArgs=["--cpu-burst=4","--ephemeral-storage=50Gi"]',
 )
 MONITORS = {"PodMonitor", "ServiceMonitor"}
 
@@ -72,7 +73,10 @@ def test_names_and_namespaces(values: tuple[str, ...]) -> None:
     objects = render(*values)
     places = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
     assert len(places) == len(set(places))
-    cluster = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    cluster = {
+        *("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    }
     for kind, namespace, name in places:
         assert (namespace is None) == (kind in cluster), (kind, name)
         assert len(name) <= 63
@@ -114,9 +118,30 @@ def test_the_operator_understands_its_arguments() -> None:
         assert parsed.leader_elect == ("leaderElection.enabled=false" not in values)
         assert parsed.namespace == (["team-a", "team-b"] if values is EVERYTHING else [])
         assert parsed.image_cpu == "rltrain-trainer:0.1.0-cpu"
+        sizes = (parsed.cpu_burst, parsed.ephemeral_storage)
+        assert sizes == ((4, "50Gi") if values is EVERYTHING else (8, "20Gi"))
+        selected = one(render(*values), "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+        assert parsed.labels == selected, "runs let in the operator's own pods"
+        settings = pytest.importorskip("rl_operator.model.settings").Settings()
+        assert parsed.kuberay_namespace == settings.kuberay_namespace == "kuberay-system"
+        assert parsed.kuberay_labels == settings.kuberay_labels
+        assert parsed.dns == settings.dns
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert parsed.health_listen == f"0.0.0.0:{ports['health']}"
         assert parsed.metrics_listen == f"0.0.0.0:{ports['metrics']}"
+
+
+def test_kuberay_may_be_elsewhere_and_called_otherwise() -> None:
+    parser = pytest.importorskip("rl_operator.runtime.main")._parser()
+    values = ("kuberay.namespace=ray", 'kuberay.labels={"app.kubernetes.io/name":"kuberay","a":"b"}')
+    container = one(render(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    parsed = parser.parse_args(container["args"])
+    assert parsed.kuberay_namespace == "ray"
+    assert parsed.kuberay_labels == {
+        "a": "b",
+        "app.kubernetes.io/component": "kuberay-operator",
+        "app.kubernetes.io/name": "kuberay",
+    }
 
 
 def test_probes_ask_what_the_operator_serves() -> None:
@@ -202,10 +227,16 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_network_policy_lets_in_probes_and_metrics_and_out_what_is_needed() -> None:
     spec = one(render(), "NetworkPolicy")["spec"]
     assert [port["port"] for rule in spec["ingress"] for port in rule["ports"]] == ["health", "metrics"]
+    assert spec["ingress"][1]["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ], "not every pod of the cluster"
+    nobody = one(render("networkPolicy.metricsFrom=[]"), "NetworkPolicy")["spec"]
+    assert [port["port"] for rule in nobody["ingress"] for port in rule["ports"]] == ["health"]
     ports = [[port["port"] for port in rule.get("ports", [])] for rule in spec["egress"]]
     assert ports == [[53, 53], [443, 6443], []]
+    assert spec["egress"][0] == pytest.importorskip("rl_operator.model.settings").DNS
     heads = spec["egress"][2]["to"][0]["podSelector"]["matchLabels"]
-    pod_labels = pytest.importorskip("rl_operator.model.names").pod_labels("run", 1, "head")
+    pod_labels = pytest.importorskip("rl_operator.model.names").labels_of("run", 1, "head")
     assert heads.items() <= pod_labels.items()
 
 
@@ -218,6 +249,9 @@ def test_the_default_profile_is_valid_and_default() -> None:
     assert profile is not None
     assert profile.name == "shared"
     assert profile.spec.default is True
+    # Models can be downloaded; what is within the cluster, and where nodes get their credentials, stays out of reach.
+    assert [rule.ports for rule in profile.spec.allow.egress] == [(443,), (443,)]
+    assert "10.0.0.0/8" in profile.spec.allow.egress[0].forbidden
     assert profile.spec.images.cpu == "rltrain-trainer:0.1.0-cpu"
     compile(config["data"]["apply_profile.py"], "apply_profile.py", "exec")
 
@@ -244,6 +278,7 @@ def test_the_job_has_another_name_when_it_applies_something_else() -> None:
         ("colour=red", "additional properties 'colour' not allowed"),
         ("image.tags=x", "at '/image': additional properties 'tags' not allowed"),
         ("image.digest=abc", "at '/image/digest': 'abc' does not match pattern"),
+        ("trainerImage.digests.gpu=abc", "at '/trainerImage/digests/gpu': 'abc' does not match pattern"),
         ("image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of"),
         ("resources.limits.memory=much", "at '/resources/limits/memory': 'much' does not match pattern"),
         ("defaultProfile.spec.pools=[]", "at '/defaultProfile/spec/pools': minItems: got 0, want 1"),
@@ -284,6 +319,23 @@ def test_names_follow_the_release() -> None:
     assert container["image"] == f"rltrain-operator@{digest}"
 
 
+def test_runs_get_trainers_by_digest() -> None:
+    cpu, gpu = ("sha256:" + digit * 64 for digit in "12")
+    objects = render(
+        "trainerImage.repository=registry.example/trainer",
+        f"trainerImage.digests.cpu={cpu}",
+        f"trainerImage.digests.gpu={gpu}",
+    )
+    wanted = {"cpu": f"registry.example/trainer@{cpu}", "gpu": f"registry.example/trainer@{gpu}"}
+    arguments = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {f"--image-{kind}={image}" for kind, image in wanted.items()} <= set(arguments)
+    (config,) = [o for o in objects if o["kind"] == "ConfigMap" and "profile.json" in o["data"]]
+    assert json.loads(config["data"]["profile.json"])["spec"]["images"] == wanted
+    half = render(f"trainerImage.digests.gpu={gpu}", "trainerImage.tag=v7")
+    arguments = one(half, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--image-cpu=rltrain-trainer:v7-cpu", f"--image-gpu=rltrain-trainer@{gpu}"} <= set(arguments)
+
+
 def test_lint_finds_nothing() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -311,3 +363,21 @@ def test_missing_helm_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(AssertionError, match="run make tools"):
         helm("version")
     assert HELM.name == "helm"
+
+
+def test_what_profiles_do_not_allow_is_refused_as_it_is_applied() -> None:
+    objects, name = render(), "rltrain-profiles"
+    policy = one(objects, "ValidatingAdmissionPolicy", name)
+    binding = one(objects, "ValidatingAdmissionPolicyBinding", name)
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert policy["spec"]["paramKind"]["kind"] == "RLTrainingProfile"
+    assert binding["spec"]["validationActions"] == ["Deny"]
+    assert binding["spec"]["paramRef"] == {"selector": {}, "parameterNotFoundAction": "Allow"}
+    assert "matchResources" not in binding["spec"]
+    ignoring = one(render("admission.failurePolicy=Ignore"), "ValidatingAdmissionPolicy", name)
+    assert ignoring["spec"]["failurePolicy"] == "Ignore"
+    some = one(render('watch.namespaces=["team-a"]'), "ValidatingAdmissionPolicyBinding", name)
+    (expression,) = some["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert (expression["operator"], expression["values"]) == ("In", ["team-a"])
+    assert name not in {each["metadata"]["name"] for each in render("admission.profiles=false")}
+    assert "failurePolicy" in refusal("admission.failurePolicy=Perhaps")

@@ -14,28 +14,33 @@ RUN_VERBS = {
     "rltrain.dev/rltrainingruns": "get list watch patch",
     "rltrain.dev/rltrainingruns/status": "patch",
     "rltrain.dev/rltrainingruns/finalizers": "update",
-    "ray.io/rayjobs": CREATED,
+    "ray.io/rayjobs": "get list watch create delete",
     "ray.io/rayclusters": CREATED,
     "networking.k8s.io/networkpolicies": CREATED,
     "policy/poddisruptionbudgets": CREATED,
-    "/configmaps": "get create patch delete",
-    "/secrets": "get create patch delete",
-    "/pods": "get list watch",
+    "/configmaps": "get create delete",
+    "/secrets": "create",
+    "/pods": "list watch",
     "/pods/log": "get",
-    "/events": "list create patch",
+    "/events": "list create",
     "/persistentvolumeclaims": "get",
 }
-CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "get list watch"}
-LEADER_VERBS = {"coordination.k8s.io/leases": "get create patch"}
+CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "list watch", "/namespaces": "get"}
+LEADER_VERBS = {
+    "coordination.k8s.io/leases": "get create patch",
+    "/secrets": "create",
+    "/secrets/rltrain-operator-key": "get",
+}
 PAGE = ROOT / "docs" / "operations.md"
 
 
 def verbs(role: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for rule in role["rules"]:
-        assert set(rule) == {"apiGroups", "resources", "verbs"}
+        assert set(rule) <= {"apiGroups", "resources", "resourceNames", "verbs"}
+        names = [f"/{name}" for name in rule.get("resourceNames", ())] or [""]
         for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
+            for resource in (f"{what}{name}" for what in rule["resources"] for name in names):
                 assert f"{group}/{resource}" not in found
                 found[f"{group}/{resource}"] = " ".join(rule["verbs"])
     return found
@@ -48,6 +53,30 @@ def test_the_operator_may_do_what_it_needs_and_nothing_else() -> None:
     assert verbs(one(objects, "Role", "rltrain-leader")) == LEADER_VERBS
 
 
+def test_secrets_are_read_in_all_namespaces_only_where_an_upgrade_asks_for_it() -> None:
+    roles = [each for each in render() if each["kind"] == "ClusterRole"]
+    assert [v for each in roles for name, v in verbs(each).items() if name == "/secrets"] == ["create"]
+    role = one(render("rbac.legacySecrets=true"), "ClusterRole", "rltrain-runs")
+    assert [rule["verbs"] for rule in role["rules"] if rule["resources"] == ["secrets"]] == [
+        ["create"],
+        ["get"],
+    ]
+
+
+def test_the_key_is_that_of_the_release() -> None:
+    objects = render(release="ops")
+    names = [
+        name
+        for each in objects
+        if each["kind"] == "Role"
+        for rule in each["rules"]
+        for name in rule.get("resourceNames", ())
+    ]
+    (container,) = one(objects, "Deployment", "ops-rltrain")["spec"]["template"]["spec"]["containers"]
+    assert names == [v["value"] for v in container["env"] if v["name"] == "RLTRAIN_KEY_SECRET"]
+    assert names == ["ops-rltrain-operator-key"]
+
+
 def test_no_role_has_a_star() -> None:
     for each in render():
         if each["kind"] in ("Role", "ClusterRole"):
@@ -58,7 +87,7 @@ def test_every_role_is_bound_to_the_account_that_is_there() -> None:
     objects = render("serviceAccount.name=trainer")
     accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
     roles = {(o["kind"], o["metadata"]["name"]) for o in objects if o["kind"] in ("Role", "ClusterRole")}
-    bindings = [o for o in objects if o["kind"].endswith("Binding")]
+    bindings = [o for o in objects if o["kind"].endswith("RoleBinding")]
     assert len(bindings) == 4
     for binding in bindings:
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
@@ -103,13 +132,19 @@ def test_roles_can_be_somebody_elses(value: str, left: int) -> None:
 
 
 def test_the_page_lists_every_verb() -> None:
-    rows = re.findall(
-        r"^\| `([^`]*)` \| `([^`]+)` \| ([a-z, ]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.M
+    rights = (
+        PAGE.read_text(encoding="utf-8").partition("## What the operator may do")[2].partition("\n## ")[0]
     )
-    listed = {
-        f"{'' if group == 'core' else group}/{name}": words.replace(",", "") for group, name, words in rows
-    }
-    assert listed == RUN_VERBS | CLUSTER_VERBS | LEADER_VERBS
+    tables = []
+    for part in rights.split("\nRole `")[1:]:
+        rows = re.findall(r"^\| `([^`]*)` \| `([^`]+)` \| ([a-z, ]+) \|", part, flags=re.M)
+        tables.append(
+            {
+                f"{'' if group == 'core' else group}/{name}": verbs.replace(",", "")
+                for group, name, verbs in rows
+            }
+        )
+    assert tables == [RUN_VERBS, CLUSTER_VERBS, LEADER_VERBS]
 
 
 def test_the_page_lists_every_metric() -> None:

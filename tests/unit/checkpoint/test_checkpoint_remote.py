@@ -12,13 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.manifest import Checkpoint, DamagedError, build_manifest, verify
 from rl_trainer.checkpoint.remote import fetch, mirror
-from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.storage.remote_folder import RemoteFolder
 
 
 @pytest.fixture(params=["memory", "file"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def uri(request: pytest.FixtureRequest, tmp_path: Path, any_scheme: None) -> str:
     """A remote folder that does not exist yet."""
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
@@ -58,7 +59,7 @@ def test_there_and_back(tmp_path: Path, uri: str) -> None:
     assert fetched.skipped == ()
     assert fetched.path == tmp_path / "there" / "step-00000020"
     check(other.load_latest(), 20)
-    assert fetched.info.digest == store.load(20).info.digest
+    assert fetched.digest == verify(store.folder / "step-00000020").digest
 
 
 def test_nothing_there(tmp_path: Path, uri: str) -> None:
@@ -99,7 +100,7 @@ def test_a_copy_is_made_once_and_renewed_when_the_step_is_saved_again(
     assert uploads == ["other"]
     fetched = fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
     assert fetched is not None
-    assert (fetched.metadata, list(fetched.info.files)) == ({"cursor": "again"}, ["other"])
+    assert (fetched.metadata, list(fetched.files)) == ({"cursor": "again"}, ["other"])
 
 
 def test_an_upload_that_stops_half_way_is_no_copy(
@@ -234,10 +235,12 @@ def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path, uri: str) -> None:
     check(fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)), 10)
 
 
-def test_a_place_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_scheme: None
+) -> None:
     store = saved(tmp_path / "here", [10])
     release = threading.Event()
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: release.wait(60) and b"")
+    monkeypatch.setattr(MemoryFileSystem, "info", lambda *_, **__: release.wait(60) and {})
     try:
         sentence = r"could not be copied to memory://b: nothing has moved for 0\.05 s\. It is safe in "
         with pytest.raises(CheckpointError, match=sentence):
@@ -250,8 +253,16 @@ def test_a_missing_package_and_an_unknown_scheme_are_sentences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = saved(tmp_path / "here", [10])
-    with pytest.raises(CheckpointError, match="could not be copied to nowhere://x"):
-        mirror(store, RemoteFolder("nowhere://x"))
+    for place in (
+        "nowhere://x",
+        "http://169.254.169.254/x",
+        "file:///etc",
+        "s3://b/../c",
+        "zip://a::s3://b/c",
+    ):
+        sentence = rf"could not be copied to {place}: ValueError: found '{place}', allowed: s3://bucket/folder, no .. in it"
+        with pytest.raises(CheckpointError, match=sentence):
+            mirror(store, RemoteFolder(place))
 
     def missing(*_: Any, **__: Any) -> None:
         raise ImportError("Install s3fs to access S3")
@@ -261,3 +272,94 @@ def test_a_missing_package_and_an_unknown_scheme_are_sentences(
         mirror(store, RemoteFolder("s3://bucket/x"))
     with pytest.raises(CheckpointError, match="No checkpoint could be read from s3://bucket/x"):
         fetch(store, RemoteFolder("s3://bucket/x"))
+
+
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../../.ssh/authorized_keys", "is no plain path inside the checkpoint"),
+        ("a/../../b", "is no plain path inside the checkpoint"),
+        ("/etc/cron.d/x", "is no plain path inside the checkpoint"),
+        ("a//b", "is no plain path inside the checkpoint"),
+        ("", "is no plain path inside the checkpoint"),
+        ("..\\\\windows", "holds a backslash or a control character"),
+        ("a\\0b", "holds a backslash or a control character"),
+        ("x" * 513, "is longer than 512 characters"),
+        ("manifest.json", "is that of the manifest.json itself"),
+    ],
+)
+def test_a_manifest_of_somebody_elses_names_no_path_outside(
+    tmp_path: Path, uri: str, name: str, why: str
+) -> None:
+    name = name.encode().decode("unicode_escape")
+    remote, store = RemoteFolder(uri), CheckpointStore(tmp_path / "a" / "b" / "there")
+    remote.write("step-00000010/manifest.json", build_manifest(10, {}, {name: (5, SHA)}))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=f"manifest.json names the file .*, which {why}"):
+        fetch(store, remote)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"a": (-1, SHA)}, "has no size and SHA-256 of 'a'"),
+        ({"a": (2**60, SHA)}, "has no size and SHA-256 of 'a'"),
+        ({"a": (1.5, SHA)}, "has no size and SHA-256 of 'a'"),
+        ({"a": (1, "../x")}, "has no size and SHA-256 of 'a'"),
+        (
+            {str(number): (0, SHA) for number in range(100_001)},
+            "names 100,001 files, allowed: at most 100,000",
+        ),
+    ],
+)
+def test_sizes_and_sums_of_a_manifest_are_checked(files: Any, why: str, tmp_path: Path, uri: str) -> None:
+    RemoteFolder(uri).write("step-00000010/manifest.json", build_manifest(10, {}, files))
+    with pytest.raises(CheckpointError, match=why):
+        fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
+
+
+@pytest.mark.parametrize(("step", "metadata"), [("10", {}), (-1, {}), (10**20, {}), (10, [])])
+def test_a_manifest_that_is_none_of_a_checkpoint(step: Any, metadata: Any, tmp_path: Path, uri: str) -> None:
+    RemoteFolder(uri).write("step-00000010/manifest.json", build_manifest(step, metadata, {}))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is none of a checkpoint"):
+        fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
+
+
+def test_a_file_that_is_larger_than_said_is_not_downloaded(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror(saved(tmp_path / "here", [10]), RemoteFolder(uri))
+    RemoteFolder(uri).write("step-00000010/weights.bin", bytes(5000))
+    downloaded: list[str] = []
+    download = RemoteFolder.download
+
+    def counted(remote: RemoteFolder, name: str, target: Path) -> None:
+        downloaded.append(name)
+        download(remote, name, target)
+
+    monkeypatch.setattr(RemoteFolder, "download", counted)
+    with pytest.raises(CheckpointError, match=r"weights\.bin has 5,000 bytes instead of 2,000"):
+        fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
+    assert "step-00000010/weights.bin" not in downloaded
+
+
+def test_a_manifest_without_end_is_not_read(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_trainer.storage.remote_folder.MOST_READ", 1 << 20)
+    RemoteFolder(uri).write("step-00000010/manifest.json", bytes(1 << 20))
+    with pytest.raises(CheckpointError, match=r"step-00000010/manifest\.json is larger than 1 MiB"):
+        fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri))
+
+
+@pytest.mark.parametrize("link", ["weights.bin", "hf"])
+def test_a_link_in_a_checkpoint_is_not_followed(tmp_path: Path, link: str) -> None:
+    path = saved(tmp_path / "here", [10]).list()[0].path
+    (path / link).rename(tmp_path / "elsewhere")
+    (path / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedError, match="is a symbolic link, or in a folder that is one"):
+        verify(path)

@@ -20,7 +20,7 @@ NAMES = "|".join(command.name for command in CLUSTER)
 def commands() -> Iterator[Any]:
     """Every command for a cluster in a code block of the guide or in an example of the help."""
     texts = [("guide", GUIDE.read_text(encoding="utf-8"))]
-    for action in parser()._subparsers._group_actions:  # type: ignore[union-attr]
+    for action in parser(CLUSTER)._subparsers._group_actions:  # type: ignore[union-attr]
         texts += [(name, one.epilog or "") for name, one in action.choices.items()]  # type: ignore[union-attr,attr-defined]
     for source, text in texts:
         for line in text.splitlines():
@@ -32,7 +32,7 @@ def commands() -> Iterator[Any]:
 @pytest.mark.parametrize("command", list(commands()))
 def test_commands_can_be_typed(command: str) -> None:
     words, *_ = split(shlex.split(re.split(" [<>] ", command)[0], comments=True))
-    args = parser().parse_args(words)
+    args = parser(CLUSTER).parse_args(words)
     for name in (getattr(args, "file", None), getattr(args, "profile", None)):
         assert name in (None, "run.yaml", "-") or (ROOT / name).exists(), f"there is no {name}"
 

@@ -157,4 +157,4 @@ def test_where_a_report_is() -> None:
     run["status"] = {"phase": "Failed", "attempts": [{"number": 1}]}
     assert "its report went with it" in where_it_is(run)
     run["spec"] = {"checkpoint": {"storage": {"persistentVolumeClaim": "claim"}}}
-    assert "on PersistentVolumeClaim claim in namespace a, as x-01234567/run/report.html" in where_it_is(run)
+    assert "on PersistentVolumeClaim claim in namespace a, as x-01234567/run;" in where_it_is(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +13,8 @@ import pytest
 
 import rl_cli.main as entry
 from rl_cli.main import CLUSTER, HERE, main
+
+PROJECT = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())["project"]
 
 SCRIPT = """
 import sys
@@ -55,8 +59,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0
-    pinned = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())
-    assert capsys.readouterr().out == f"rltrain {pinned['project']['version']}\n"
+    assert capsys.readouterr().out == f"rltrain {PROJECT['version']}\n"
 
 
 @pytest.mark.parametrize("command", [command.name for command in (*HERE, *CLUSTER)])
@@ -67,16 +70,6 @@ def test_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[
     assert f"examples:\n  rltrain {command} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", CLUSTER, ids=lambda command: command.name)
-def test_the_lines_of_the_help_are_those_of_the_commands(
-    command: entry.Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    actions = entry.parser()._subparsers
-    assert actions is not None
-    choices = {one.dest: one.help for group in actions._group_actions for one in group._choices_actions}  # type: ignore[attr-defined]
-    assert choices[command.name] == command.help
-
-
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wacth", "run"]) == 2
     assert capsys.readouterr().err == "rltrain: 'wacth' is no command; did you mean watch?\n"
@@ -85,11 +78,17 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("rltrain: no command given; allowed: run, validate, apply, ")
+    assert error.startswith("rltrain: no command given; allowed: run, validate, verify, apply, ")
     assert error.count("\n") == 1
 
 
-def test_validate_is_the_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_needs_neither_trainer_nor_cluster(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("kind: RLTrainingRun\n")
+    heavy = "kubernetes", "ray", "torch", "numpy", "rich"
+    assert imported(["validate", str(tmp_path / "run.yaml")], *heavy) == "2"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(tmp_path / "nothing.yaml")]) == 2
     assert "no such file" in capsys.readouterr().err
 
@@ -100,6 +99,24 @@ def test_run_without_the_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == (
         "rltrain: rltrain run needs the package ray, which is not installed: pip install 'rltrain[trainer]'\n"
     )
+
+
+def test_a_report_of_a_folder_needs_no_extra(tmp_path: Path) -> None:
+    """A laptop has `rltrain[cluster]`, and a run folder that was copied from there."""
+    step = {"step": 1, "time": 1.0, "wall_seconds": 1.0, "reward_mean": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    extras = (one for group in PROJECT["optional-dependencies"].values() for one in group)
+    hidden = [re.split(r"[^\w-]", one)[0].replace("-", "_") for one in extras]
+    assert {"torch", "ray", "numpy", "kubernetes"} < set(hidden)
+    script = "import sys\nsys.modules |= dict.fromkeys({hidden!r})\nfrom rl_cli.main import main\nsys.exit(main({words!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(hidden=hidden, words=["report", str(tmp_path)])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "</html>" in (tmp_path / "report.html").read_text()
 
 
 def test_watch_without_the_kubernetes_client(

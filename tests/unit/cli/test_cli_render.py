@@ -55,16 +55,18 @@ def test_they_are_the_operators_objects_without_the_token(capsys: pytest.Capture
     run["spec"]["warmStart"]["learningRate"] = 1e-3
     effective = plan(run, [], Settings())
     assert isinstance(effective, Effective)
-    expected = all_objects(effective, 1, "token")
+    expected = all_objects(effective, 1, b"key")
     assert [one["kind"] for one in found] == [
-        "Secret",
         "NetworkPolicy",
         "PodDisruptionBudget",
+        "Secret",
         "ConfigMap",
         "RayJob",
     ]
-    assert found[0]["data"] == {"token": "********"}
-    assert found[1:] == expected[1:]
+    hidden = {"token": "********", "auth_token": "********"}
+    assert found[2].pop("data") == hidden
+    assert expected[2].pop("data") != hidden
+    assert found == expected
 
 
 def test_the_file_in_the_config_map_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +99,14 @@ def test_what_the_operator_would_refuse(files: tuple[str, str], capsys: pytest.C
     assert captured.err.startswith(f"rltrain: {run}: spec.checkpoint.storage: missing")
     assert main(["render", run, "--profile", profile, "--set", "sampler.replicas=3"]) == 2
     assert capsys.readouterr().err == (
-        f"rltrain: {run}: spec.sampler.replicas: found 3, allowed: at most 2, the limit of profile small\n"
+        f"rltrain: {run}: spec.sampler.replicas: found 3, allowed: at most 2, the limit of profile small. Ask the platform "
+        "team for more.\n"
+    )
+    asked = "scheduling.priorityClass=system-node-critical"
+    assert main(["render", run, "--profile", profile, "--set", asked]) == 2
+    assert capsys.readouterr().err == (
+        f"rltrain: {run}: spec.scheduling.priorityClass: found 'system-node-critical', allowed by profile small: none. "
+        "Ask the platform team for more.\n"
     )
     assert main(["render", run, "--profile", run]) == 2
     assert capsys.readouterr().err == (

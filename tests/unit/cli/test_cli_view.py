@@ -140,12 +140,12 @@ def test_a_deleted_run_is_stopping() -> None:
 def test_speed_is_not_shown_of_a_run_that_stands() -> None:
     progress = {"step": 3, "tokensPerSecond": 100.0, "etaSeconds": 10.0, "bufferFill": 0.5, "staleness": 1.0}
     shown = row(run(phase="Suspended", conditions=conditions(Suspended="True"), progress=progress), NOW)
-    assert [label for label, _ in facts(shown)] == ["step", "-"]
+    assert list(facts(shown)) == ["step", "-"]
 
 
 def test_a_sentence_cannot_steer_the_terminal() -> None:
     states = conditions(Failed=("True", "the end\n\x1b[2Jof it"))
-    assert row(run(conditions=states), NOW).reason == "the end ?[2Jof it"
+    assert row(run(conditions=states), NOW).reason == "the end \ufffd[2Jof it"
 
 
 def test_a_zero_is_shown() -> None:

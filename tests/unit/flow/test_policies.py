@@ -1,13 +1,14 @@
 import pytest
 
-from rl_trainer.flow.policies import OrderedStore, on_arrival
+from rl_trainer.flow.policies import Entry, OrderedStore, on_arrival
+
+
+def taken(store):
+    return store.remove(store.peek().key)
 
 
 def keys(store):
-    out = []
-    while (entry := store.pop()) is not None:
-        out.append(entry.key)
-    return out
+    return [taken(store).key for _ in range(len(store))]
 
 
 def filled(order="fifo"):
@@ -27,6 +28,40 @@ def test_fifo():
     assert store.oldest() is None
 
 
+def test_what_is_pushed_goes_behind_all_others():
+    store = filled()
+    assert store.push("e", "E") == Entry("e", "E", priority=0.0, weight=1, arrival=4, offset=0)
+    assert keys(store) == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("fifo", ["a", "b", "c", "d"]), ("priority", ["b", "c", "a", "d"])]
+)
+def test_what_is_replaced_keeps_its_place(order, expected):
+    store = filled(order)
+    store.replace("b", "less", weight=1)
+    store.replace("c", "more", weight=5, offset=7)
+    assert store.weight == 2 + 1 + 2 + 5
+    assert list(store) == [
+        Entry("a", "A", 1.0, 2, 0),
+        Entry("b", "less", 5.0, 1, 1, 0),
+        Entry("c", "more", 5.0, 5, 2, 7),
+        Entry("d", "D", 0.0, 2, 3),
+    ]
+    assert keys(store) == expected
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_parts_of_one_piece_come_back_by_their_offset(order):
+    store = OrderedStore(order)
+    store.push("whole", "W", weight=3)
+    whole = taken(store)
+    store.push("later", "L")
+    store.give_back([Entry(f"part {at}", "W", 0.0, 1, whole.arrival, at) for at in (2, 0, 1)])
+    assert store.weight == 4
+    assert keys(store) == ["part 0", "part 1", "part 2", "later"]
+
+
 def test_priority_then_arrival():
     assert keys(filled("priority")) == ["b", "c", "a", "d"]
 
@@ -35,7 +70,6 @@ def test_priority_then_arrival():
 def test_remove_by_key(order, expected):
     store = filled(order)
     assert store.remove("b").value == "B"
-    assert "b" not in store
     assert len(store) == 3
     assert keys(store) == expected
     with pytest.raises(KeyError):
@@ -47,7 +81,7 @@ def test_remove_by_key(order, expected):
 )
 def test_what_is_given_back_keeps_its_place(order, expected):
     store = filled(order)
-    first, second = store.pop(), store.pop()
+    first, second = taken(store), taken(store)
     store.push("e", "E", priority=9.0)
     store.give_back([first, second])
     assert store.weight == 9
@@ -80,8 +114,13 @@ def test_iteration_is_by_arrival():
         ("dropOldest", 10, 1, "drop"),
         ("reject", 10, 1, "reject"),
         ("reject", 8, 3, "reject"),
+        ("block", 1, 10, "wait"),
         ("block", 0, 11, "accept"),  # heavier than the whole capacity, and nothing to wait for
     ],
 )
 def test_full_policies(on_full, filled, weight, expected):
     assert on_arrival(on_full, filled, 10, weight) == expected
+
+
+def test_an_arrival_weighs_one():
+    assert on_arrival("block", 9, 10) == "accept"

@@ -66,7 +66,7 @@ def test_the_update_is_the_same_and_less_is_kept(folder: Path) -> None:
     assert saving < plain / 2
     results = [learner.update([MiniBatch(batch, denominators)]) for learner in learners]
     assert results[0].grad_norm == results[1].grad_norm
-    for one, other in zip(*(learner.parameters for learner in learners), strict=True):
+    for one, other in zip(*(learner.training.parameters for learner in learners), strict=True):
         assert torch.equal(one, other)
 
 

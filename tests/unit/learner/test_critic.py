@@ -187,7 +187,7 @@ def test_its_state_makes_the_next_step_the_same(folder: Path) -> None:
     for each in (critic_of(straight), critic_of(resumed)):
         each.update([([collate(second)], whole(second).denominators)])
     assert torch.equal(weights(critic_of(straight).model), weights(critic_of(resumed).model))
-    assert critic_of(resumed).optimizer_steps == 2
+    assert critic_of(resumed).training.steps == 2
     with pytest.raises(KeyError):
         critic_of(resumed).load({})
 

@@ -57,7 +57,7 @@ def denominators(batch: list[Trajectory]) -> LossDenominators:
 
 
 def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in learner.parameters])
+    return torch.cat([p.detach().flatten() for p in learner.training.parameters])
 
 
 def test_collate_predicts_each_sampled_token_from_the_position_before():
@@ -138,11 +138,12 @@ def test_optimizer_state_makes_the_next_step_the_same(folder: Path):
     first, second = samples(6, 1), samples(6, 2)
     straight = Learner(folder, spec())
     straight.update([MiniBatch(first, denominators(first))])
-    state = {name: value.clone() for name, value in straight.optimizer_state().items()}
+    state = {name: value.clone() for name, value in straight.training.optimizer.state().items()}
     model = {name: value.clone() for name, value in straight.model.hf_state_dict().items()}
     resumed = Learner(folder, spec())
     resumed.model.load_hf_state_dict(model)
-    resumed.load_optimizer_state(state, straight.optimizer_steps)
+    resumed.training.optimizer.load(state)
+    resumed.training.steps = straight.training.steps
     for learner in (straight, resumed):
         learner.update([MiniBatch(second, denominators(second))])
     assert torch.equal(weights(straight), weights(resumed))

@@ -71,8 +71,10 @@ def test_the_adapters_alone_learn_and_merged_weights_are_published(folder: Path)
     assert changed == {name for name in before if name.endswith("_proj.weight")}
     assert all(torch.equal(p, base[name]) for name, p in learner.model.named_parameters() if name in base)
     # Two of the rank's numbers per row and column, and no more, have gradients and moments.
-    assert sum(p.numel() for p in learner.parameters) == sum(4 * sum(before[name].shape) for name in changed)
-    assert {name.partition("/")[2] for name in learner.optimizer_state()} == {
+    assert sum(p.numel() for p in learner.training.parameters) == sum(
+        4 * sum(before[name].shape) for name in changed
+    )
+    assert {name.partition("/")[2] for name in learner.training.optimizer.state()} == {
         name for name, p in learner.model.named_parameters() if p.requires_grad
     }
 
@@ -111,14 +113,15 @@ def test_a_resumed_learner_goes_on_bit_by_bit(folder: Path, tmp_path: Path) -> N
     save_model(straight.model, folder, initial)
     update(straight, 0)
     save_model(straight.model, folder, merged)
-    moments = {name: value.clone() for name, value in straight.optimizer_state().items()}
-    adapter, steps = straight.adapter_state(), straight.optimizer_steps
+    moments = {name: value.clone() for name, value in straight.training.optimizer.state().items()}
+    adapter, steps = straight.model.adapter_state(), straight.training.steps
     resumed = Learner(merged, spec())
     resumed.resume(initial, adapter)
-    resumed.load_optimizer_state(moments, steps)
+    resumed.training.optimizer.load(moments)
+    resumed.training.steps = steps
     for learner in (straight, resumed):
         update(learner, 1)
-    assert resumed.adapter_state().keys() == straight.adapter_state().keys()
+    assert resumed.model.adapter_state().keys() == straight.model.adapter_state().keys()
     for name, value in published(straight).items():
         assert torch.equal(published(resumed)[name], value), name
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl_api.algorithm import OptimizerSpec
 from rl_trainer.learner.optimizer import AdamW
 
 OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -27,7 +28,7 @@ def fill_gradients(model: nn.Module, seed: int) -> None:
 
 def test_steps_are_those_of_torch_bit_by_bit():
     ours, theirs = network(), network()
-    optimizer = AdamW(ours.named_parameters(), epsilon=1e-7, **OPTIONS)
+    optimizer = AdamW(dict(ours.named_parameters()), OptimizerSpec(epsilon=1e-7, **OPTIONS))
     reference = torch.optim.AdamW(theirs.parameters(), lr=0.0, eps=1e-7, fused=True, **OPTIONS)
     for step in range(5):
         rate = 1e-2 / (step + 1)
@@ -42,12 +43,12 @@ def test_steps_are_those_of_torch_bit_by_bit():
 
 def test_its_state_goes_on_where_it_was():
     ours, other = network(), network()
-    first = AdamW(ours.named_parameters(), epsilon=1e-8, **OPTIONS)
+    first = AdamW(dict(ours.named_parameters()), OptimizerSpec(**OPTIONS))
     assert first.state() == {}
     fill_gradients(ours, 0)
     first.step(0.1)
     other.load_state_dict(ours.state_dict())
-    second = AdamW(other.named_parameters(), epsilon=1e-8, **OPTIONS)
+    second = AdamW(dict(other.named_parameters()), OptimizerSpec(**OPTIONS))
     second.load(first.state())
     for model, optimizer in ((ours, first), (other, second)):
         fill_gradients(model, 1)
@@ -63,7 +64,7 @@ def test_its_state_goes_on_where_it_was():
 
 def test_a_part_that_is_missing_is_named():
     model = network()
-    optimizer = AdamW(model.named_parameters(), epsilon=1e-8, **OPTIONS)
+    optimizer = AdamW(dict(model.named_parameters()), OptimizerSpec(**OPTIONS))
     fill_gradients(model, 0)
     optimizer.step(0.1)
     state = optimizer.state()
@@ -77,7 +78,7 @@ def test_a_learner_starts_without_the_compiler():
     program = (
         "import sys, torch; from torch import nn; from rl_trainer.learner import optimizer, rank\n"
         "p = nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
-        "optimizer.AdamW([('p', p)], betas=(0.9, 0.9), epsilon=1e-8, weight_decay=0.0).step(0.1)\n"
+        "optimizer.AdamW({'p': p}, optimizer.OptimizerSpec()).step(0.1)\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

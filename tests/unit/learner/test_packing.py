@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,14 +128,3 @@ def test_mini_batches_are_shuffled_by_their_key_and_one_is_not() -> None:
     assert mini_batches(20, 1) == [list(range(20))]
     assert mini_batches(20, 2, seed=(1, 0)) != mini_batches(20, 2, seed=(1, 1))
     assert mini_batches(20, 2, seed=(1, 0)) != [list(range(10)), list(range(10, 20))]
-
-
-def test_misuse_is_named() -> None:
-    with pytest.raises(ValueError, match="sequence 1 has length 0"):
-        micro_batches([1, 0], 8)
-    with pytest.raises(ValueError, match="tokens_per_micro_batch is 0"):
-        micro_batches([1], 0)
-    with pytest.raises(ValueError, match="ranks is 0"):
-        split_over_ranks([1], 0)
-    with pytest.raises(ValueError, match="count 0"):
-        mini_batches(1, 0)

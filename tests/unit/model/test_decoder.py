@@ -129,28 +129,17 @@ def test_padding_after_the_tokens_changes_nothing():
     torch.testing.assert_close(padded[1, :7], model(tokens[1:, :7])[0])
 
 
-def test_padding_before_the_tokens_changes_nothing():
-    model = small()
-    tokens = torch.randint(2, 50, (2, 12))
-    mask = torch.ones_like(tokens)
-    mask[1, :5] = 0
-    padded = model(tokens, mask)
-    assert torch.isfinite(padded).all()
-    torch.testing.assert_close(padded[1, 5:], model(tokens[1:, 5:])[0])
-    torch.testing.assert_close(padded[0], model(tokens[:1])[0])
-
-
 def test_head_on_chosen_positions_equals_forward():
     model = small(tied_embeddings=False)
     tokens = torch.randint(2, 50, (2, 8))
-    hidden = model.hidden(tokens)
-    assert hidden.shape == (2, 8, 32)
-    torch.testing.assert_close(model.lm_head(hidden[:, 3:5]), model(tokens)[:, 3:5])
+    hidden = model.hidden_at(tokens, torch.ones_like(tokens), torch.tensor([3, 4, 11]))
+    assert hidden.shape == (3, 32)
+    torch.testing.assert_close(hidden @ model.head_weight.T, model(tokens).flatten(0, 1)[[3, 4, 11]])
 
 
 @pytest.mark.parametrize("shared", [None, [(0, 0), (0, 1), (0, 4)], [(0, 0), (1, 0), (1, 1)]])
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [9, 1, 4]])
-def test_hidden_at_places_equals_hidden_forwards_and_backwards(lengths, shared):
+def test_hidden_at_places_equals_hidden_everywhere_forwards_and_backwards(lengths, shared):
     model = small(qk_norm=True)
     tokens = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     for row, (earlier, length) in enumerate(shared or []):
@@ -159,7 +148,7 @@ def test_hidden_at_places_equals_hidden_forwards_and_backwards(lengths, shared):
     places = torch.tensor([place for place in (8, 0, 3, 9, 18, 21) if mask.flatten()[place]])
     results = []
     for hidden in (
-        model.hidden(tokens, mask).flatten(0, 1)[places],
+        model.hidden_at(tokens, torch.ones_like(tokens), torch.arange(27))[places],
         model.hidden_at(tokens, mask, places, None if shared is None else torch.tensor(shared)),
     ):
         model.zero_grad()

@@ -29,6 +29,7 @@ def test_without_a_known_total_it_says_what_is_there():
 
 def test_bytes_of_a_copied_folder_are_counted(family_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(download, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr("rl_trainer.storage.remote_folder.is_s3_address", lambda uri: True)
     said: list[str] = []
     memory = fsspec.filesystem("memory")
     memory.put(str(family_folder("qwen2-tied")), "/download/model", recursive=True)

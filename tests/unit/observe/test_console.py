@@ -1,7 +1,8 @@
 import io
 
 import pytest
-from hypothesis import given
+from hostile import HOSTILE, steering
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console as RichConsole
 
@@ -224,3 +225,20 @@ def test_a_sparkline_runs_from_the_lowest_to_the_highest():
 @given(st.lists(st.floats(-1e6, 1e6), max_size=60), st.integers(0, 40))
 def test_a_sparkline_is_never_wider_than_asked(values, width):
     assert len(sparkline(values, width)) == min(width, len(values))
+
+
+@settings(deadline=None)
+@given(HOSTILE)
+def test_what_a_program_or_a_reward_says_does_not_steer_the_terminal(text):
+    out = io.StringIO()
+    with Console("run", max_steps=3, stream=out) as console:
+        console.phase(text)
+        console.message(text)
+        console.warning(text)
+        console.finish({"stop_reason": text, "groups_dropped": {text: 1}, "groups_trained": 1})
+    assert steering(out.getvalue()) == []
+    drawn = io.StringIO()
+    view = Console("run", max_steps=3, stream=io.StringIO())
+    view.phase(text)
+    RichConsole(file=drawn, width=80).print(view._view)
+    assert steering(drawn.getvalue()) == []

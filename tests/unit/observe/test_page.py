@@ -2,11 +2,12 @@ import json
 import re
 
 import pytest
+import yaml
 
 from rl_api.errors import RLTrainError
 from rl_trainer.observe.examples import Example, write_examples
 from rl_trainer.observe.metrics import MetricsWriter, StepRecord
-from rl_trainer.observe.page import MAX_SPANS_PER_ACTOR, RunData, render, timeline_view, write_report
+from rl_trainer.observe.page import EXAMPLES_SHOWN, MAX_SPANS_PER_ACTOR, timeline_view, write_report
 from rl_trainer.observe.summary import write_summary
 from rl_trainer.observe.timeline import Span, TimelineWriter
 
@@ -80,20 +81,66 @@ def test_a_run_before_its_first_step_has_a_page(tmp_path):
     assert data_of(page)["sections"] == {}
 
 
-def test_nothing_of_a_user_ends_the_script_or_fills_a_place():
-    hostile = "</script><!-- {{css}} \u2028"
-    page = render(
-        RunData(
-            name=hostile,
-            records=[step(1)],
-            spans=[Span(hostile, hostile, 0.0, 1.0)],
-            run_yaml=f"a: {hostile}",
-        )
-    )
+def test_nothing_of_a_user_ends_the_script_or_fills_a_place(tmp_path):
+    hostile = "</script><!-- {{css}} \u2028 <img src=x onerror=alert(1)> & \" '"
+    write_examples(tmp_path, [Example(prompt=hostile, expected=hostile, before=hostile, after=hostile)])
+    with MetricsWriter(tmp_path) as metrics, TimelineWriter(tmp_path) as timeline:
+        metrics.write(step(1, groups_dropped={hostile: 2}))
+        metrics.event("note", step=1, text=hostile)
+        timeline.write([Span(hostile, hostile, 0.0, 1.0)])
+    write_summary(tmp_path, name=hostile, seed=1, stop_reason=hostile)
+    run = {"metadata": {"name": hostile}, "spec": {"model": {"source": hostile}}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    page = write_report(tmp_path).read_text()
     assert page.count("<script") == page.count("</script>") == 2
     assert "<!--" not in page
+    assert "<img" not in page
+    assert (
+        page.lower().count("&lt;/script&gt;") == 13
+    )  # title, headline, reason, what, legend, 4 of the example, ...
     assert "{{css}}" in page
-    assert data_of(page)["timeline"]["actors"] == [hostile]
+    assert data_of(page)["timeline"]["actors"] == [hostile.replace("\u2028", " ")]
+
+
+def test_answers_are_marked_and_missing_ones_are_said(tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    assert "Answers before and after" not in write_report(tmp_path).read_text()
+    examples = [
+        Example(prompt="p", expected="e", before="", before_right=False),
+        Example(prompt="p", expected="e", before="b", before_right=True, after="a"),
+    ]
+    write_examples(tmp_path, examples)
+    page = write_report(tmp_path).read_text()
+    assert page.count('<span class="sign wrong"') == 1
+    assert page.count('<span class="sign right"') == 1
+    assert page.count('<span class="none">empty</span>') == 1
+    assert page.count("not taken") == 1
+
+
+def test_many_examples_fold(folder):
+    write_examples(folder, [Example(prompt=str(i), expected="") for i in range(12)])
+    page = write_report(folder).read_text()
+    assert page.count('<tr class="more">') == 12 - EXAMPLES_SHOWN
+    assert "Show all 12 examples" in page
+
+
+def test_dropped_groups_are_listed_by_reason_largest_first(folder):
+    assert "; 0 dropped." in write_report(folder).read_text()
+    with MetricsWriter(folder) as metrics:
+        drops = {"a": 1, "bB": 3, "c": 0}
+        metrics.write(step(4, groups_trained=100, zero_variance_groups=25, groups_dropped=drops))
+    page = write_report(folder).read_text()
+    assert "100 groups trained on, 25 (25%) of them without signal; 4 dropped." in page
+    assert page.index("<span>b b</span>") < page.index("<span>a</span>")
+    assert "<span>c</span>" not in page
+
+
+def test_the_configuration_is_folded_and_its_keys_are_coloured(folder):
+    page = write_report(folder).read_text()
+    assert '  <span class="key">seed</span>: 7\n' in page
+    assert '<details class="card" id="config">' in page
+    (folder / "run.yaml").unlink()
+    assert "<details" not in write_report(folder).read_text()
 
 
 def test_nothing_on_the_page_comes_from_the_network(folder):

@@ -80,13 +80,14 @@ def test_a_run_without_steps_or_evaluation_has_a_summary():
     assert summary["wall_seconds"] == 1.5
 
 
-def test_the_file_is_strict_json_and_knows_where_the_run_was_resumed(tmp_path):
+def test_the_file_is_strict_json_and_says_where_the_run_was_resumed(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.event("evaluation", step=0, score=0.125)
         writer.write(RECORDS[0])
-        writer.event("resumed", step=1)
         writer.write(StepRecord(step=2, time=1.0, wall_seconds=1.0, reward_mean=math.nan))
-    returned = write_summary(tmp_path, name="run", seed=1, stop_reason="maxSteps", wall_seconds=math.inf)
+    returned = write_summary(
+        tmp_path, name="run", seed=1, stop_reason="maxSteps", resumed_from=1, wall_seconds=math.inf
+    )
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == returned
     assert returned["resumed_from"] == 1
@@ -94,3 +95,7 @@ def test_the_file_is_strict_json_and_knows_where_the_run_was_resumed(tmp_path):
     assert returned["heldout_start"] == 0.125
     assert returned["wall_seconds"] is None
     assert list(tmp_path.glob(".*")) == []
+    with MetricsWriter(tmp_path) as writer:
+        writer.event("resumed", step=2)
+    found = write_summary(tmp_path, name="run", seed=1, stop_reason="maxSteps", wall_seconds=1.0)
+    assert found["resumed_from"] == 2

@@ -40,6 +40,7 @@ def test_a_dead_process_is_replaced_where_it_was_when_its_node_is_known_to_live(
 def test_ranks_are_used_again():
     assert free_rank([]) == 0
     assert free_rank([1, 0, 3]) == 2
+    assert free_rank([1, 0]) == 2
 
 
 def test_too_few_samplers_are_borne_for_a_while():

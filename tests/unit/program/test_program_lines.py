@@ -46,6 +46,11 @@ def test_null_and_nan_are_numbers_that_were_not_measured() -> None:
 def test_an_event() -> None:
     found = parse('{"event": "checkpoint", "step": 0, "time": 5, "path": "a/b"}')
     assert found == Event("checkpoint", 0, {"path": "a/b"})
+    assert parse('{"event": "evaluation", "step": 3, "score": 0}') == Event("evaluation", 3, {"score": 0})
+    longest = "a" * 1024
+    for path in (longest, None):
+        said = {"event": "checkpoint", "step": 2**53 - 1, "path": path}
+        assert parse(json.dumps(said)) == Event("checkpoint", 2**53 - 1, {"path": path})
 
 
 @pytest.mark.parametrize(
@@ -54,12 +59,40 @@ def test_an_event() -> None:
         ("step 5", "no JSON object"),
         ("[1]", "no JSON object"),
         ('{"loss": 1}', "step is None"),
-        ('{"step": 0}', "allowed: a whole number >= 1"),
+        ('{"step": 0}', "allowed: a whole number from 1 to 9007199254740991"),
+        ('{"step": 1, "reward_mean": 1' + "0" * 400 + "}", "allowed: a number or null"),
         ('{"step": 1.5}', "step is 1.5"),
+        ('{"step": 1, "weight_version": 100000000000000000000}', "weight_version is 100000000000000000000"),
+        ("[" * 100_000, "no JSON object"),
         ('{"step": true}', "step is True"),
         ('{"step": 1, "reward_mean": "high"}', "reward_mean is 'high'"),
         ('{"step": 1, "samplers": 1.5}', "samplers is 1.5"),
         ('{"step": 1, "event": 5}', "event is 5"),
+        ('{"step": 100000000000000000000}', "a whole number from 1 to 9007199254740991"),
+        (
+            '{"step": 100000000000000000000, "event": "checkpoint"}',
+            "step is 100000000000000000000, allowed: a whole",
+        ),
+        (
+            '{"step": 1, "completion_tokens": 100000000000000000000}',
+            "a whole number from 0 to 9007199254740991",
+        ),
+        ('{"step": 1, "event": "evaluation", "score": 1' + "0" * 400 + "}", "score is 1000"),
+        ('{"step": 1, "event": "evaluation", "score": NaN}', "score is nan, allowed: a number"),
+        (
+            '{"step": 1, "event": "checkpoint", "path": "a\\u001b[2J"}',
+            "path is 'a\\x1b[2J', allowed: text of",
+        ),
+        (
+            '{"step": 1, "event": "checkpoint", "path": "' + "é" * 513 + '"}',
+            "of at most 1024 bytes, without control",
+        ),
+        ('{"step": 1, "event": "checkpoint", "path": 5}', "path is 5"),
+        (
+            '{"step": 1, "event": "note", "text": ' + "[" * 17 + "]" * 17 + "}",
+            "nested in more than 16 levels",
+        ),
+        ("[" * 5000, "no JSON object"),
     ],
 )
 def test_a_line_that_says_nothing(text: str, why: str) -> None:

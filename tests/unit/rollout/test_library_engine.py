@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rl_api.errors import ModelError, TaskError
+from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.loader import load_model
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.library import LibraryEngine
-from rl_trainer.rollout.engines.torch import TorchEngine
 
 
 def work(count=9, **params):
@@ -40,7 +40,7 @@ def drain(engine):
 )
 def test_same_results_as_the_torch_engine(params, family_folder):
     folder = family_folder("qwen2-tied")
-    first, second = LibraryEngine.open(folder, slots=4), TorchEngine.open(folder, slots=4)
+    first, second = LibraryEngine(LibraryModel.open(folder), slots=4), create_engine(folder, slots=4)
     for engine in (first, second):
         engine.add(work(**params))
     found, expected = drain(first), drain(second)
@@ -71,7 +71,8 @@ def test_another_family(family_folder):
 
 def test_weights_versions_abort_and_bounds(family_folder):
     folder = family_folder("gpt2")
-    engine = LibraryEngine.open(folder, slots=8, max_length=24)
+    engine = create_engine(folder, slots=8)
+    engine.context = 24
     other = {name: value * 1.5 for name, value in load_model(folder).hf_state_dict().items()}
     engine.load_weights(other, 3)
     engine.add(work())
@@ -82,11 +83,10 @@ def test_weights_versions_abort_and_bounds(family_folder):
         assert set(result.versions.tolist()) == {3}
         assert len(result.tokens) == min(4 + 2 * index, 24 - len(work()[index].prompt))
     assert engine.step() == []
-    assert engine.context == 24
     with pytest.raises(TaskError, match="the context holds 24"):
         engine.add([GenerationRequest(0, np.full(24, 3, np.int32), SamplingParams(1))])
     with pytest.raises(ModelError, match="weights of version 4: tensor"):
         engine.load_weights({}, 4)
     assert engine.version == 3
     with pytest.raises(ValueError, match="slots is 0"):
-        LibraryEngine.open(folder, slots=0)
+        create_engine(folder, slots=0)

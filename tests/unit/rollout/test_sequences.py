@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 
@@ -13,27 +15,25 @@ def request(name: object, stops: frozenset[int] = frozenset()) -> GenerationRequ
     return GenerationRequest(name, np.array([1], np.int32), SamplingParams(8, stop_token_ids=stops))
 
 
-def filled(count: int, slots: int) -> tuple[Sequences, list[str]]:
-    sequences = Sequences(slots)
-    sequences.queue([request(name) for name in range(count)])
-    return sequences, [key for key, _ in sequences.admit()]
+def filled(count: int, slots: int) -> tuple[Sequences, deque[GenerationRequest], list[str]]:
+    sequences, waiting = Sequences(slots), deque(request(name) for name in range(count))
+    return sequences, waiting, [key for key, _ in sequences.admit(waiting)]
 
 
 def test_the_first_that_wait_get_the_slots_that_are_free():
-    sequences, keys = filled(5, 2)
-    assert (sequences.active, sequences.waiting, len(set(keys))) == (2, 3, 2)
-    assert sequences.admit() == []
+    sequences, waiting, keys = filled(5, 2)
+    assert (sequences.active, len(waiting), len(set(keys))) == (2, 3, 2)
+    assert sequences.admit(waiting) == []
     sequences.record(keys[1], [4], [-0.5], 0)
     assert sequences.end(keys[1]).id == 1
-    (key, admitted), *others = sequences.admit()
+    (key, admitted), *others = sequences.admit(waiting)
     assert (admitted.id, others, key in keys) == (2, [], False)
-    assert (sequences.active, sequences.waiting) == (2, 2)
+    assert (sequences.active, len(waiting)) == (2, 2)
 
 
 def test_a_result_has_everything_that_was_recorded():
     sequences = Sequences(1)
-    sequences.queue([request("one", frozenset({7, 9}))])
-    ((key, _),) = sequences.admit()
+    ((key, _),) = sequences.admit(deque([request("one", frozenset({7, 9}))]))
     sequences.record(key, [3], [-0.25], 4)
     sequences.record(key, [], [], 5)
     sequences.record(key, [5, 9], [-1.0, -2.0], 6)
@@ -42,35 +42,29 @@ def test_a_result_has_everything_that_was_recorded():
     assert (result.tokens.tolist(), result.tokens.dtype) == ([3, 5, 9], np.int32)
     assert (result.logprobs.tolist(), result.logprobs.dtype) == ([-0.25, -1.0, -2.0], np.float32)
     assert (result.versions.tolist(), result.versions.dtype) == ([4, 6, 6], np.int32)
-    assert (sequences.active, sequences.waiting) == (0, 0)
+    assert sequences.active == 0
 
 
 @pytest.mark.parametrize(("tokens", "reason"), [([7, 3], "length"), ([3, 7], "stop"), ([], "length")])
 def test_only_a_stop_token_at_the_end_stops(tokens: list[int], reason: str):
     sequences = Sequences(1)
-    sequences.queue([request("one", frozenset({7}))])
-    ((key, _),) = sequences.admit()
+    ((key, _),) = sequences.admit(deque([request("one", frozenset({7}))]))
     sequences.record(key, tokens, [0.0] * len(tokens), 0)
     assert sequences.end(key).finish_reason == reason
 
 
 def test_aborted_ones_are_forgotten_wherever_they_are():
-    sequences, keys = filled(4, 2)
+    sequences, waiting, keys = filled(4, 2)
     assert sequences.abort([1, 2, "unknown"]) == [keys[1]]
-    assert (sequences.active, sequences.waiting) == (1, 1)
-    assert [admitted.id for _, admitted in sequences.admit()] == [3]
+    assert sequences.active == 1
+    assert [admitted.id for _, admitted in sequences.admit(waiting)] == [2]
 
 
 def test_those_without_a_token_wait_again_before_all_others():
-    sequences, keys = filled(5, 3)
+    sequences, waiting, keys = filled(5, 3)
     sequences.record(keys[1], [4], [-0.5], 0)
-    assert sequences.take_back() == [keys[0], keys[2]]
-    assert (sequences.active, sequences.waiting) == (1, 4)
-    assert [admitted.id for _, admitted in sequences.admit()] == [0, 2]
+    assert sequences.take_back(waiting) == [keys[0], keys[2]]
+    assert (sequences.active, len(waiting)) == (1, 4)
+    assert [admitted.id for _, admitted in sequences.admit(waiting)] == [0, 2]
     assert sequences.end(keys[1]).tokens.tolist() == [4]
-    assert [admitted.id for _, admitted in sequences.admit()] == [3]
-
-
-def test_no_slots():
-    with pytest.raises(ValueError, match="slots is 0"):
-        Sequences(0)
+    assert [admitted.id for _, admitted in sequences.admit(waiting)] == [3]

@@ -114,7 +114,7 @@ def test_left_padded_generate_agrees_too(family_folder):
         max_new_tokens=20,
         pad_token_id=0,
     )[:, longest:]
-    engine = TorchEngine.open(folder, slots=8)
+    engine = create_engine(folder, slots=8)
     engine.add(requests(texts, [20] * 5, temperature=0.0))
     found = drain(engine)
     assert [found[index].tokens.tolist() for index in range(5)] == expected.tolist()
@@ -307,14 +307,13 @@ def test_abort_forgets_waiting_and_running_sequences():
 
 
 def test_the_context_bounds_prompt_and_completion():
-    engine = TorchEngine(decoder(), slots=2, max_length=20)
+    engine = TorchEngine(decoder(max_positions=20), slots=2)
     text = np.arange(2, 19, dtype=np.int32)
     engine.add([GenerationRequest("long", text, SamplingParams(50))])
     assert len(drain(engine)["long"].tokens) == 3
     with pytest.raises(TaskError, match="request 1: the prompt has 20 tokens, but the context holds 20"):
         engine.add(requests([text, np.arange(2, 22, dtype=np.int32)], [1, 1]))
     assert engine.waiting == 0  # none of them was queued
-    assert TorchEngine(decoder(), slots=1, max_length=10_000).context == 96
 
 
 def test_prompts_that_make_no_sense():
@@ -350,7 +349,7 @@ def test_sequences_that_need_more_room_join_later():
 
 def test_bfloat16_weights(family_folder):
     folder = family_folder("qwen3")
-    engine = TorchEngine.open(folder, slots=4, dtype=torch.bfloat16)
+    engine = create_engine(folder, slots=4, dtype=torch.bfloat16)
     texts = prompts(6, vocab=61)
     engine.add(requests(texts, [10] * 6))
     model = load_decoder(folder)

@@ -70,16 +70,16 @@ def test_what_vllm_is_told_of_a_request():
 
 def test_what_vllm_is_told_of_the_engine(family_folder):
     folder: Path = family_folder("qwen2-tied")  # of 128 positions
-    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True, None)
+    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True)
+    assert (on_cpu["trust_remote_code"], on_cpu["load_format"]) == (False, "safetensors")
     assert (on_cpu["dtype"], on_cpu["max_num_seqs"], on_cpu["max_model_len"]) == ("bfloat16", 8, -1)
     assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"]) == (True, False)
     # 8 sequences of one block of 128 tokens, and two blocks more: 3 layers, 2 heads of 12, keys and values of 2 bytes.
     assert on_cpu["kv_cache_memory_bytes"] == 10 * 128 * 3 * 2 * 12 * 2 * 2
-    assert engine_arguments(folder, 8, torch.bfloat16, False, 64)["max_model_len"] == 64
     assert on_cpu["logprobs_mode"] == "processed_logprobs", "at the temperature"
-    assert engine_arguments(folder, 8, torch.float32, True, None, True)["logprobs_mode"] == "raw_logprobs"
-    on_gpu = engine_arguments(folder, 8, torch.float32, False, 1000)
-    assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", 128)
+    assert engine_arguments(folder, 8, torch.float32, True, True)["logprobs_mode"] == "raw_logprobs"
+    on_gpu = engine_arguments(folder, 8, torch.float32, False)
+    assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", -1)
     assert not {"enforce_eager", "enable_chunked_prefill", "kv_cache_memory_bytes"} & set(on_gpu)
-    assert cache_bytes(folder, 10**9, torch.float32, None) == CPU_CACHE
-    assert cache_bytes(family_folder("gpt2"), 1, torch.float32, None) == CPU_CACHE
+    assert cache_bytes(folder, 10**9, torch.float32) == CPU_CACHE
+    assert cache_bytes(family_folder("gpt2"), 1, torch.float32) == CPU_CACHE

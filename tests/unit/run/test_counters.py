@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+
 from rl_api import RunSpec
+from rl_api.errors import TrainingDiverged
 from rl_trainer.observe.metrics import StepRecord
 from rl_trainer.run.counters import Counters
 
@@ -48,3 +51,42 @@ def test_counters_come_back_from_a_checkpoint():
     again = Counters.load(json.loads(json.dumps(counters.dump())))
     assert (again.step, again.heldout, list(again.rewards)) == (7, 0.5, [0.25, 0.75])
     assert (again.resumed_from, again.checkpointed_step) == (7, 7)
+
+
+def reason(
+    stop: dict[str, object], rewards: list[float], heldout: float | None = None, evaluated: bool = False
+) -> str | None:
+    counters = Counters(step=5, earlier_seconds=10.0, heldout=heldout)
+    for reward in rewards:
+        counters.saw_step(0.1, reward)
+    task = SPEC.task.model_dump(by_alias=True) | ({"evaluation": {}} if evaluated else {})
+    return counters.stop_reason(
+        RunSpec.model_validate(SPEC.model_dump(by_alias=True) | {"stop": stop, "task": task})
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "state", "expected"),
+    [
+        ({"maxSteps": 6}, {}, None),
+        ({"maxSteps": 5}, {}, "maxSteps"),
+        ({"maxSteps": 9, "maxDuration": "10s"}, {}, "maxDuration"),
+        ({"maxSteps": 9, "maxDuration": "60s"}, {}, None),
+        ({"maxSteps": 9, "targetReward": 0.4}, {}, None),  # too few steps for a mean
+        ({"maxSteps": 9, "targetReward": 0.4}, {"rewards": [0.0, *[0.5] * 10]}, "targetReward"),
+        ({"maxSteps": 9, "targetReward": 0.6}, {"rewards": [0.5] * 10}, None),
+        ({"maxSteps": 9, "targetReward": 0.8}, {"evaluated": True, "heldout": 0.8}, "targetReward"),
+        ({"maxSteps": 9, "targetReward": 0.4}, {"evaluated": True, "rewards": [1.0] * 10}, None),
+        ({"maxSteps": 5, "targetReward": 0.8}, {"evaluated": True, "heldout": 0.9}, "targetReward"),
+    ],
+)
+def test_a_run_ends_for_the_first_reason_that_holds(
+    stop: dict[str, object], state: dict[str, object], expected: str | None
+):
+    assert reason(stop, **{"rewards": [0.5] * 5} | state) == expected  # type: ignore[arg-type]
+
+
+def test_three_skipped_steps_in_a_row_end_the_run_with_advice():
+    Counters(skipped_in_a_row=2).check_divergence()
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row; lower algorithm\.learningRate"):
+        Counters(skipped_in_a_row=3).check_divergence()

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rl_api.errors import TaskError
-from rl_trainer.tasks.prompts import read_items, read_prompts
+from rl_trainer.tasks.prompts import read_file, read_items, read_prompts
 
 
 def read(tmp_path, content, needs_answer=True, **fields):
@@ -12,7 +12,8 @@ def read(tmp_path, content, needs_answer=True, **fields):
         content = "".join(json.dumps(line) + "\n" for line in content)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     names = {"prompt_field": "prompt", "answer_field": "answer"} | fields
-    return read_prompts("data.jsonl", **names, search=tmp_path, needs_answer=needs_answer)
+    content = read_file("data.jsonl", tmp_path)
+    return read_prompts("data.jsonl", content, **names, needs_answer=needs_answer)
 
 
 def test_lines_with_all_their_fields(tmp_path):
@@ -102,42 +103,50 @@ def test_errors_name_file_and_line(tmp_path, content, message):
 def test_a_file_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.jsonl").write_text(GOOD)
-    assert len(read_prompts("here.jsonl", "prompt", "answer", search=tmp_path / "elsewhere")) == 1
-    assert (
-        len(read_prompts(str(tmp_path / "here.jsonl"), "prompt", "answer", search=tmp_path / "elsewhere"))
-        == 1
-    )
+    assert read_file("here.jsonl", tmp_path / "elsewhere") == GOOD.encode()
+    assert read_file(str(tmp_path / "here.jsonl"), tmp_path / "elsewhere") == GOOD.encode()
 
 
 def test_a_missing_file_names_the_places(tmp_path):
     with pytest.raises(
         TaskError, match=r"there is no file no.jsonl, neither beside the run file \(.*\) nor in the working"
     ):
-        read_prompts("no.jsonl", "prompt", "answer", search=tmp_path)
+        read_file("no.jsonl", tmp_path)
     with pytest.raises(TaskError, match=r"there is no file no.jsonl$"):
-        read_prompts("no.jsonl", "prompt", "answer")
+        read_file("no.jsonl", None)
 
 
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(TaskError, match=r"task.file: .* cannot be read: Is a directory"):
-        read_prompts(str(tmp_path), "prompt", "answer")
+        read_file(str(tmp_path), None)
 
 
-def test_a_uri(tmp_path):
+def test_a_uri(tmp_path, any_scheme):
     (tmp_path / "data.jsonl").write_text(GOOD)
-    assert len(read_prompts(f"file://{tmp_path}/data.jsonl", "prompt", "answer")) == 1
+    assert read_file(f"file://{tmp_path}/data.jsonl", None) == GOOD.encode()
 
 
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("file:///not/there.jsonl", r"task.file: file:///not/there.jsonl cannot be read: "),
-        ("nope://x", r"task.file: nope://x cannot be read: Protocol not known"),
+        (
+            "file:///etc/passwd",
+            r"task.file: found 'file:///etc/passwd', allowed: s3://bucket/folder, no",
+        ),
+        ("nope://x", r"task.file: found 'nope://x', allowed: s3://bucket/folder, no"),
+        ("http://169.254.169.254/x", r"task.file: found 'http://169.254.169.254/x', allowed: "),
+        ("zip://a::s3://b/c", r"task.file: found 'zip://a::s3://b/c', allowed: "),
+        ("s3://b/../c", r"task.file: found 's3://b/../c', allowed: "),
     ],
 )
 def test_uris_that_cannot_be_read(uri, message):
     with pytest.raises(TaskError, match=message):
-        read_prompts(uri, "prompt", "answer")
+        read_file(uri, None)
+
+
+def test_a_store_that_has_no_such_file(any_scheme):
+    with pytest.raises(TaskError, match=r"task.file: file:///not/there.jsonl cannot be read: "):
+        read_file("file:///not/there.jsonl", None)
 
 
 def test_a_store_that_does_not_answer(monkeypatch):
@@ -146,10 +155,10 @@ def test_a_store_that_does_not_answer(monkeypatch):
     import fsspec
 
     release = threading.Event()
-    monkeypatch.setattr(fsspec, "open", lambda *_: release.wait())
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_: release.wait())
     monkeypatch.setattr("rl_trainer.tasks.prompts.READ_SECONDS", 0.05)
-    with pytest.raises(TaskError, match=r"task.file: slow://x was not read after 0 s; check the network"):
-        read_prompts("slow://x", "prompt", "answer")
+    with pytest.raises(TaskError, match=r"task.file: s3://slow was not read after 0 s; check the network"):
+        read_file("s3://slow", None)
     release.set()
 
 
@@ -159,14 +168,12 @@ def test_a_store_whose_package_is_missing(monkeypatch):
     def missing(*_):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(fsspec, "open", missing)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(TaskError, match="s3://x needs a package that is not installed: Install s3fs"):
-        read_prompts("s3://x", "prompt", "answer")
+        read_file("s3://x", None)
 
 
-def test_items_of_environments_are_taken_as_they_are(tmp_path):
-    (tmp_path / "items.jsonl").write_text('{"map": [1]}\n\n{"map": [2]}\n')
-    assert read_items("items.jsonl", search=tmp_path) == [{"map": [1]}, {"map": [2]}]
-    (tmp_path / "items.jsonl").write_text("\n")
+def test_items_of_environments_are_taken_as_they_are():
+    assert read_items("items.jsonl", b'{"map": [1]}\n\n{"map": [2]}\n') == [{"map": [1]}, {"map": [2]}]
     with pytest.raises(TaskError, match="is empty"):
-        read_items("items.jsonl", search=tmp_path)
+        read_items("items.jsonl", b"\n")

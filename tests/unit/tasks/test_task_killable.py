@@ -1,17 +1,31 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from code_container import CODE_USER
 from hanging_host import Host
 
-from rl_api.errors import TaskError
-from rl_trainer.tasks import killable
-from rl_trainer.tasks.killable import CallError, KillableProcess, LocalTarget, TimedOutError
+from rl_api.errors import DeadlineExceeded, TaskError
+from rl_trainer.tasks import process
+from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.killable import KillableProcess, LocalTarget, TimedOutError
+
+
+@pytest.fixture
+def everybodys():
+    """A folder into which the other user may write as well."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def line_after(function) -> str:
@@ -29,15 +43,18 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_an_object_lives_there_from_call_to_call():
-    process = KillableProcess()
-    host, other = process.target(Host, 3), process.target(Host)
+def test_an_object_lives_there_from_call_to_call(isolation):
+    asked = KillableProcess()
+    host, other = asked.target(Host, 3), asked.target(Host)
     assert [host.call(30, "add", 1), host.call(30, "add", 1), other.call(30, "add", 1)] == [4, 5, 1]
     assert host.call(30, "pid") == other.call(30, "pid") != os.getpid()
+    assert psutil.Process(host.call(30, "pid")).uids().real == (
+        CODE_USER if isolation == "strict" else os.getuid()
+    )
     assert not host.call(30, "has_torch_or_ray")
 
 
-def test_what_it_raises_is_a_sentence_with_its_line():
+def test_what_it_raises_is_a_sentence_with_its_line(isolation):
     host = KillableProcess().target(Host)
     with pytest.raises(CallError) as error:
         host.call(30, "fails")
@@ -59,9 +76,8 @@ def test_here_it_raises_the_same():
 
 
 @pytest.mark.parametrize("method", ["loops", "sleeps", "computes_in_c"])
-def test_a_call_that_hangs_is_killed_with_its_process(method):
-    process = KillableProcess()
-    host = process.target(Host)
+def test_a_call_that_hangs_is_killed_with_its_process(isolation, method):
+    host = KillableProcess().target(Host)
     pid, epoch = host.call(30, "pid"), host.epoch
     host.call(30, "add", 1)
     with pytest.raises(TimedOutError) as late:
@@ -76,15 +92,15 @@ def test_a_call_that_hangs_is_killed_with_its_process(method):
     assert host.call(30, "pid") != pid
 
 
-def test_what_a_call_has_started_ends_with_it(tmp_path):
+def test_what_a_call_has_started_ends_with_it(isolation, everybodys):
     host = KillableProcess().target(Host)
     host.make()
     with pytest.raises(TimedOutError):
-        host.call(1, "starts_a_child", str(tmp_path / "pid"))
-    assert gone(int((tmp_path / "pid").read_text()))
+        host.call(1, "starts_a_child", str(everybodys / "pid"))
+    assert gone(int((everybodys / "pid").read_text()))
 
 
-def test_only_the_process_that_was_asked_answers():
+def test_only_the_process_that_was_asked_answers(isolation):
     host = KillableProcess().target(Host)
     assert host.call(30, "forks") > 0
     assert [host.call(30, "add", 1), host.call(30, "add", 1)] == [1, 2]
@@ -97,7 +113,7 @@ def test_only_the_process_that_was_asked_answers():
         (("is_killed",), "has ended its process (SIGKILL, is there too little memory?)"),
     ],
 )
-def test_a_process_that_ends_is_replaced(call, message):
+def test_a_process_that_ends_is_replaced(isolation, call, message):
     host = KillableProcess().target(Host)
     with pytest.raises(CallError) as error:
         host.call(30, *call)
@@ -105,7 +121,7 @@ def test_a_process_that_ends_is_replaced(call, message):
     assert host.call(30, "add", 1) == 1
 
 
-def test_values_that_cannot_travel():
+def test_values_that_cannot_travel(isolation):
     host = KillableProcess().target(Host)
     with pytest.raises(CallError, match=r"^cannot be given its arguments: "):
         host.call(30, "add", lambda: 0)
@@ -114,7 +130,7 @@ def test_values_that_cannot_travel():
     assert host.call(30, "add", 1) == 1
 
 
-def test_calls_of_several_threads_wait_for_each_other():
+def test_calls_of_several_threads_wait_for_each_other(isolation):
     host = KillableProcess().target(Host)
     threads = [threading.Thread(target=host.call, args=(60, "add", 1)) for _ in range(8)]
     for thread in threads:
@@ -124,10 +140,10 @@ def test_calls_of_several_threads_wait_for_each_other():
     assert host.call(30, "add", 0) == 8
 
 
-def test_it_ends_when_nobody_has_it_any_more():
-    process = KillableProcess()
-    pid = process.target(Host).call(30, "pid")
-    del process
+def test_it_ends_when_nobody_has_it_any_more(isolation):
+    asked = KillableProcess()
+    pid = asked.target(Host).call(30, "pid")
+    del asked
     assert gone(pid)
 
 
@@ -150,8 +166,8 @@ def test_what_calls_have_left_behind_ends_also_where_the_process_was_killed_befo
 
 
 @pytest.mark.parametrize("method", ["pid", "computes_in_c", "starts_a_child"])
-def test_it_ends_with_the_process_that_asks_however_that_ends(method, tmp_path):
-    file = tmp_path / "child"
+def test_it_ends_with_the_process_that_asks_however_that_ends(isolation, method, everybodys):
+    file = everybodys / "child"
     arguments = {"starts_a_child": f", {str(file)!r}"}.get(method, "")
     program = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -180,10 +196,10 @@ def test_it_ends_with_the_process_that_asks_however_that_ends(method, tmp_path):
 
 
 def test_a_process_that_does_not_start(monkeypatch):
-    monkeypatch.setattr(killable, "_PROGRAM", "raise SystemExit(7)")
-    with pytest.raises(killable.DeadlineExceeded, match=r"did not start \(exit code 7\); look for a node"):
+    monkeypatch.setattr(process, "_PROGRAM", "raise SystemExit(7)")
+    with pytest.raises(DeadlineExceeded, match=r"did not start \(exit code 7\); look for a node"):
         KillableProcess().target(Host).make()
-    monkeypatch.setattr(killable, "_PROGRAM", "import time; time.sleep(1000)")
-    monkeypatch.setattr(killable, "START_SECONDS", 0.2)
-    with pytest.raises(killable.DeadlineExceeded, match=r"has not started after 0.2 s; look for a node"):
+    monkeypatch.setattr(process, "_PROGRAM", "import time; time.sleep(1000)")
+    monkeypatch.setattr(process, "START_SECONDS", 0.2)
+    with pytest.raises(DeadlineExceeded, match=r"has not started after 0.2 s; look for a node"):
         KillableProcess().target(Host).make()

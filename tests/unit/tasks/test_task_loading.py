@@ -40,6 +40,13 @@ def test_prompts_of_a_file(load):
         assert task.environment(prompt) is None
 
 
+def test_what_another_process_has_read_is_not_looked_for(tmp_path):
+    # The driver's: a sampler has no credentials of the object store.
+    spec = TaskSpec.model_validate({"environment": "prompts", "file": "s3://nobody/knows.jsonl"})
+    task = load_task(spec, 0, data=b'{"prompt": "1+1", "answer": "2"}')
+    assert task.prompt(0).text == "1+1"
+
+
 def test_loading_again_gives_the_same_and_another_seed_something_else(load):
     first, again, other = load(seed=3), load(seed=3), load(seed=4)
     indices = range(30)

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,26 @@ from rl_api.errors import TaskError
 from rl_trainer.tasks.split import BLOCK, EndlessSplit, FiniteSplit, derive_seed
 
 
+class Line(NamedTuple):
+    """Stands for a prompt."""
+
+    text: str
+    number: int = 0
+
+
 def drawing(distinct: int):
     """A generator with so many distinct prompts, all equally likely."""
-    return lambda stream, position: f"q{random.Random(derive_seed(stream, position)).randrange(distinct)}"
+    return lambda stream, position: Line(
+        f"q{random.Random(derive_seed(stream, position)).randrange(distinct)}"
+    )
 
 
-def endless(distinct: int, seed: int, heldout: int) -> EndlessSplit[str]:
-    return EndlessSplit(drawing(distinct), str, seed, heldout, "the source")
+def endless(distinct: int, seed: int, heldout: int) -> EndlessSplit:
+    return EndlessSplit(drawing(distinct), seed, heldout, "the source")
+
+
+def finite(lines: list[str], seed: int, heldout: int, what: str = "f") -> FiniteSplit:
+    return FiniteSplit([Line(text, number) for number, text in enumerate(lines)], seed, heldout, what)
 
 
 def test_derived_seeds_are_the_same_everywhere():
@@ -51,7 +65,7 @@ def test_endless_training_depends_on_the_index_alone(seed, indices):
 def test_endless_stream_covers_what_is_left():
     split = endless(30, 3, 10)
     assert {split.training(index) for index in range(2000)} | set(split.heldout()) == {
-        f"q{i}" for i in range(30)
+        Line(f"q{i}") for i in range(30)
     }
 
 
@@ -60,9 +74,9 @@ def test_endless_retries_stay_in_the_block():
 
     def draw(stream, position):
         asked.append(position)
-        return f"q{random.Random(derive_seed(stream, position)).randrange(20)}"
+        return Line(f"q{random.Random(derive_seed(stream, position)).randrange(20)}")
 
-    split = EndlessSplit(draw, str, 0, 10, "the source")
+    split = EndlessSplit(draw, 0, 10, "the source")
     split.heldout()
     asked.clear()
     for index in (BLOCK * 7, BLOCK * 7 + 1, BLOCK * 8 - 1):
@@ -92,13 +106,13 @@ def test_a_single_spare_prompt_is_enough():
 def test_without_heldout_one_prompt_is_enough():
     split = endless(1, 0, 0)
     assert split.heldout() == []
-    assert split.training(5) == "q0"
+    assert split.training(5).text == "q0"
 
 
 def test_gives_up_when_nothing_is_left_after_all():
     """The held-out stream promised more than the training stream holds."""
     promised = iter([f"q{i}" for i in range(11)])
-    split = EndlessSplit(lambda stream, position: next(promised, "q0"), str, 0, 10, "the source")
+    split = EndlessSplit(lambda stream, position: Line(next(promised, "q0")), 0, 10, "the source")
     with pytest.raises(TaskError, match="too few distinct prompts"):
         split.training(0)
 
@@ -113,23 +127,23 @@ def test_file_is_partitioned(lines, seed, data):
     if distinct < 2:
         return
     heldout = data.draw(st.integers(0, distinct - 1))
-    split = FiniteSplit(lines, seed, heldout, "task.file: f")
-    held = {lines[number] for number in split.heldout}
-    assert len(held) == heldout == len(split.heldout)
+    split = finite(lines, seed, heldout, "task.file: f")
+    held = {line.text for line in split.heldout()}
+    assert len(held) == heldout == len(split.heldout())
     n = sum(text not in held for text in lines)
     for epoch in (0, 1, 10**6):
-        numbers = [split.training(epoch * n + place) for place in range(n)]
+        numbers = [split.training(epoch * n + place).number for place in range(n)]
         # Every line that is not held out once per epoch, duplicates included.
         assert sorted(numbers) == [number for number, text in enumerate(lines) if text not in held]
 
 
 def test_every_epoch_has_its_own_order_and_random_access_agrees():
-    split = FiniteSplit([f"q{i}" for i in range(50)], 1, 10, "f")
+    split = finite([f"q{i}" for i in range(50)], 1, 10)
     n = 40
     in_order = [split.training(index) for index in range(4 * n)]
     epochs = [tuple(in_order[epoch * n : (epoch + 1) * n]) for epoch in range(4)]
     assert len(set(epochs)) == 4
-    again = FiniteSplit([f"q{i}" for i in range(50)], 1, 10, "f")
+    again = finite([f"q{i}" for i in range(50)], 1, 10)
     places = random.Random(0).sample(range(4 * n), 4 * n)
     assert {place: again.training(place) for place in places} == dict(enumerate(in_order))
 
@@ -137,18 +151,18 @@ def test_every_epoch_has_its_own_order_and_random_access_agrees():
 def test_heldout_texts_do_not_depend_on_the_order_of_the_file():
     lines = [f"q{i}" for i in range(50)]
     mixed = random.Random(1).sample(lines, 50)
-    first = FiniteSplit(lines, 7, 10, "f")
-    second = FiniteSplit(mixed, 7, 10, "f")
-    assert [lines[number] for number in first.heldout] == [mixed[number] for number in second.heldout]
+    first = finite(lines, 7, 10)
+    second = finite(mixed, 7, 10)
+    assert [line.text for line in first.heldout()] == [line.text for line in second.heldout()]
 
 
 def test_another_seed_holds_out_other_lines():
     lines = [f"q{i}" for i in range(50)]
-    counts = Counter(number for seed in range(40) for number in FiniteSplit(lines, seed, 10, "f").heldout)
+    counts = Counter(line.number for seed in range(40) for line in finite(lines, seed, 10).heldout())
     assert len(counts) == 50
 
 
 @pytest.mark.parametrize("lines", [["a", "b", "c"], ["a", "a", "b", "c"]])
 def test_file_too_small_is_a_sentence(lines):
     with pytest.raises(TaskError, match=r"task.file: f has 3 distinct prompts, but 3 are to be held out"):
-        FiniteSplit(lines, 0, 3, "task.file: f")
+        finite(lines, 0, 3, "task.file: f")

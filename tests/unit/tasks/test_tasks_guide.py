@@ -2,12 +2,14 @@
 
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
+from code_container import code_container
 
-from rl_api.task import TaskSpec
+from rl_api.task import SOCKET_VARIABLE, TaskSpec
 from rl_trainer.tasks import load_task
 from rl_trainer.tasks.templates import VIEWS
 
@@ -31,7 +33,15 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fields", TASKS, ids=lambda fields: fields.get("name") or fields["file"])
-def test_examples(folder, fields):
+def test_examples(folder, fields, monkeypatch):
+    with ExitStack() as stack:
+        if fields.get("isolation") == "strict":
+            listening, _ = stack.enter_context(code_container())
+            monkeypatch.setenv(SOCKET_VARIABLE, str(listening))
+        load_and_score(folder, fields)
+
+
+def load_and_score(folder, fields):
     task = load_task(TaskSpec.model_validate(fields), 0, search=folder)
     for index in range(5):
         prompt = task.prompt(index)
@@ -42,7 +52,7 @@ def test_examples(folder, fields):
 
 
 def test_all_examples_were_found():
-    assert len(TASKS) == 10
+    assert len(TASKS) == 11
 
 
 def test_the_players_of_the_guessing_game(folder):

@@ -22,19 +22,12 @@ class AdvantageStats:
     """What a batch of rewards looked like.
 
     Attributes:
-        samples: number of rewards.
-        groups: number of groups.
-        zero_variance_groups: groups of two or more whose rewards are all equal: they teach nothing (advantage
-            0).
-        singleton_groups: groups of one: nothing to compare with (advantage 0). Not counted as zero-variance.
+        zero_variance_groups: groups of two or more whose rewards are all equal: they teach nothing (advantage 0).
         reward_mean: mean over all samples (0 for an empty batch).
         reward_std: standard deviation over all samples, unbiased (0 for fewer than two samples).
     """
 
-    samples: int
-    groups: int
     zero_variance_groups: int
-    singleton_groups: int
     reward_mean: float
     reward_std: float
 
@@ -64,8 +57,8 @@ def group_advantages(
     - maxRl: `(R_i - mean_g) / (mean_g + epsilon)`, for rewards >= 0: hard prompts weigh more (MaxRL, arXiv 2602.02710;
       derived for rewards 0 and 1). `normalize_by_std` has no part in it.
 
-    Groups whose rewards are all equal, and groups of one sample, have advantage exactly 0 and are counted, never
-    divided by epsilon (which would turn rounding errors of the mean into advantages).
+    Groups whose rewards are all equal, and groups of one sample, have advantage exactly 0, and are never divided by epsilon
+    (which would turn rounding errors of the mean into advantages).
 
     Args:
         rewards: [N] finite numbers.
@@ -79,13 +72,9 @@ def group_advantages(
 
     Raises:
         RewardError: a reward is not finite, or so large that its advantage is not a float32, or below 0 with maxRl.
-        ValueError: lengths differ, epsilon is negative, or the estimator is unknown.
+        ValueError: lengths differ.
     """
     values, members = _members(rewards, group_ids)
-    if epsilon < 0:
-        raise ValueError(f"epsilon is {epsilon}, must be at least 0")
-    if estimator not in ("groupMean", "leaveOneOut", "maxRl"):
-        raise ValueError(f"estimator is {estimator!r}, must be groupMean, leaveOneOut or maxRl")
     if estimator == "maxRl" and len(values) and values.min() < 0:
         raise RewardError(
             f"found a reward of {values.min():g}, allowed with algorithm.advantage.estimator maxRl: rewards >= 0, as "
@@ -109,7 +98,7 @@ def group_advantages(
     return advantages, _stats(values, members)
 
 
-def batch_normalized_advantages(returns: Sequence[Floats], epsilon: float = 1e-6) -> list[Floats]:
+def batch_normalized_advantages(returns: Sequence[Floats], epsilon: float) -> list[Floats]:
     """`(G - mean) / (std + epsilon)` over all tokens of the batch (REINFORCE++, arXiv 2501.03262).
 
     Mean and unbiased standard deviation are over *tokens*, all sequences together: long answers weigh more, as in the
@@ -122,9 +111,7 @@ def batch_normalized_advantages(returns: Sequence[Floats], epsilon: float = 1e-6
     Returns:
         Arrays of the same shapes.
     """
-    tokens = (
-        np.concatenate([np.asarray(part, dtype=np.float64) for part in returns]) if returns else np.zeros(0)
-    )
+    tokens = np.concatenate([np.zeros(0), *(np.asarray(part, dtype=np.float64) for part in returns)])
     if len(tokens) < 2 or zero_variance(tokens):
         return [np.zeros(len(part), dtype=np.float64) for part in returns]
     mean, scale = tokens.mean(), tokens.std(ddof=1) + epsilon
@@ -142,7 +129,7 @@ def _members(
     rewards: Sequence[float] | npt.ArrayLike, group_ids: Sequence[Hashable] | npt.NDArray[np.generic]
 ) -> tuple[Floats, dict[Hashable, list[int]]]:
     """The rewards as an array, and the positions of each group's members."""
-    values = np.asarray(rewards, dtype=np.float64).reshape(-1)
+    values = np.asarray(rewards, dtype=np.float64).ravel()
     ids = group_ids.tolist() if isinstance(group_ids, np.ndarray) else list(group_ids)
     if len(ids) != len(values):
         raise ValueError(f"{len(values)} rewards but {len(ids)} group ids")
@@ -160,10 +147,7 @@ def _members(
 
 def _stats(values: Floats, members: dict[Hashable, list[int]]) -> AdvantageStats:
     return AdvantageStats(
-        samples=len(values),
-        groups=len(members),
         zero_variance_groups=sum(zero_variance(values[indices]) for indices in members.values()),
-        singleton_groups=sum(len(indices) == 1 for indices in members.values()),
         reward_mean=float(values.mean()) if len(values) else 0.0,
         reward_std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
     )

@@ -79,7 +79,7 @@ def batch_advantages(
         else:
             raise ValueError("the estimator is gae, so values are needed")
         return advantages, given
-    if coefficient and token_kl is not None:
+    if token_kl is not None:
         shaped = penalized_rewards(shaped, token_kl, coefficient)
     by_group, seen = group_advantages(
         shaped,

@@ -13,8 +13,7 @@ class LossDenominators:
     Attributes:
         tokens: trained tokens.
         sequences: sequences with at least one trained token (fully masked ones leave the count).
-        constant_length: the fixed length of the `constant` aggregation (Dr. GRPO: the most new tokens
-            allowed).
+        constant_length: the fixed length of the `constant` aggregation (Dr. GRPO: the most new tokens allowed).
     """
 
     tokens: int
@@ -28,11 +27,3 @@ class LossDenominators:
         """Count from the number of trained tokens of every sequence of the batch."""
         counts = list(trained_tokens)
         return cls(sum(counts), sum(count > 0 for count in counts), constant_length)
-
-    def __add__(self, other: LossDenominators) -> LossDenominators:
-        """The denominators of two parts of a batch together."""
-        if self.constant_length != other.constant_length:
-            raise ValueError(f"constant lengths differ: {self.constant_length} and {other.constant_length}")
-        return LossDenominators(
-            self.tokens + other.tokens, self.sequences + other.sequences, self.constant_length
-        )

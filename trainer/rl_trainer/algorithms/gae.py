@@ -13,8 +13,8 @@ def gae(
     values: Tensor,
     mask: Tensor,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: float,
+    lam: float,
     last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of every sampled token (Schulman et al., arXiv 1506.02438).
@@ -39,11 +39,9 @@ def gae(
         step_values = masked(values, sampled)
         step_rewards = masked(rewards, sampled).to(step_values.dtype)
         advantages = torch.zeros_like(step_values)
-        start = torch.zeros_like(step_values[..., 0]) if step_values.shape[-1] else None
-        if start is None:
-            return advantages, advantages.clone()
-        advantage = start
-        value = start if last_values is None else working_precision(last_values)
+        advantage = value = step_values.new_zeros(step_values.shape[:-1])
+        if last_values is not None:
+            value = working_precision(last_values)
         for t in range(step_values.shape[-1] - 1, -1, -1):
             delta = step_rewards[..., t] + gamma * value - step_values[..., t]
             here = sampled[..., t]
@@ -53,7 +51,7 @@ def gae(
         return advantages, advantages + step_values
 
 
-def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8, shift_mean: bool = True) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """`(x - mean) / sqrt(var + epsilon)` over all values under the mask; 0 elsewhere.
 
     The variance is unbiased (divisor n - 1, as verl's `masked_whiten`); one value, or none, becomes 0.
@@ -61,7 +59,6 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8, shift_mean: bool
     Args:
         values: any shape. mask: the same shape, nonzero: counts.
         epsilon: added to the variance.
-        shift_mean: False keeps the mean (it is added again).
 
     Returns:
         The same shape, float64 where `values` are, else float32.
@@ -71,7 +68,5 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8, shift_mean: bool
     count = counted.sum()
     if count < 2:
         return torch.zeros_like(kept)
-    mean = kept.sum() / count
-    centered = torch.where(counted, kept - mean, 0.0)
-    scaled = centered * torch.rsqrt(centered.square().sum() / (count - 1) + epsilon)
-    return scaled if shift_mean else torch.where(counted, scaled + mean, 0.0)
+    centered = torch.where(counted, kept - kept.sum() / count, 0.0)
+    return centered * torch.rsqrt(centered.square().sum() / (count - 1) + epsilon)

@@ -50,8 +50,7 @@ def importance_ratios(
     - geometric: `x = mean of D over the sequence`: no importance weight, but the same measure for long and short
       answers, where the product punishes length.
 
-    Raises:
-        ValueError: an unknown level, or flat tokens without ids at a level of sequences.
+    Raises ValueError for flat tokens without ids at a level of sequences.
     """
     delta = (old_log_probs - sampler_log_probs).detach()
     if level == "token":
@@ -59,9 +58,7 @@ def importance_ratios(
     delta = torch.where(trained, delta, 0.0)
     if level == "sequence":
         return limited_exp(sequence_sums(delta, sequence_ids))
-    if level == "geometric":
-        return limited_exp(sequence_means(delta, trained, sequence_ids))
-    raise ValueError(f"level is {level!r}, must be token, sequence or geometric")
+    return limited_exp(sequence_means(delta, trained, sequence_ids))
 
 
 def importance_weights(
@@ -90,20 +87,15 @@ def importance_weights(
         sequence_ids: [N], for flat tokens at a level of sequences.
 
     Returns:
-        Weights of the same shape; what they are outside the mask does not matter.
-
-    Raises:
-        ValueError: see `importance_ratios`, or an unknown kind.
+        Weights of the same shape; what they are outside the mask does not matter. Errors: see `importance_ratios`.
     """
     if config.kind == "none":
         return torch.ones_like(old_log_probs)
     ratios = importance_ratios(old_log_probs, sampler_log_probs, trained, config.level, sequence_ids)
     if config.kind == "truncate":
         return ratios.clamp(min=config.low, max=config.high)
-    if config.kind == "mask":
-        outside = outside_bounds(ratios, config)
-        return torch.where(outside, 0.0, torch.ones_like(ratios) if config.level == "geometric" else ratios)
-    raise ValueError(f"kind is {config.kind!r}, must be truncate, mask or none")
+    outside = outside_bounds(ratios, config)
+    return torch.where(outside, 0.0, torch.ones_like(ratios) if config.level == "geometric" else ratios)
 
 
 def outside_bounds(ratios: Tensor, config: ImportanceConfig) -> Tensor:

@@ -89,8 +89,7 @@ class PolicyLossConfig:
 
 
 class LossOutput(NamedTuple):
-    """A loss in sum form (scalar, with gradient) and its metrics (detached scalars, see
-    `loss_metrics.SUM_METRICS`)."""
+    """A loss in sum form (scalar, with gradient) and its metrics (detached scalars, see `loss_metrics.SUM_METRICS`)."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -123,7 +122,7 @@ def aggregation_weights(
         Weights of the shape of `mask`, 0 where it is 0, and all 0 for a batch without trained tokens.
 
     Raises:
-        ValueError: `constant` without a length, flat `sequenceMean` without ids, or an unknown aggregation.
+        ValueError: `constant` without a length, or flat `sequenceMean` without ids.
     """
     weights = (mask != 0).to(dtype)
     if aggregation == "tokenMean":
@@ -134,12 +133,8 @@ def aggregation_weights(
         if not denominators.constant_length:
             raise ValueError("aggregation 'constant' needs denominators.constant_length")
         return weights / (max(1, denominators.sequences) * denominators.constant_length)
-    if aggregation == "sequenceMean":
-        lengths = sequence_sums(weights, sequence_ids)
-        return weights / (lengths.clamp(min=1.0) * max(1, denominators.sequences))
-    raise ValueError(
-        f"aggregation is {aggregation!r}, must be tokenMean, sequenceMean, sequenceSum or constant"
-    )
+    lengths = sequence_sums(weights, sequence_ids)
+    return weights / (lengths.clamp(min=1.0) * max(1, denominators.sequences))
 
 
 def kl_penalty(
@@ -177,11 +172,9 @@ def kl_penalty(
         value = -difference
     elif estimator == "k2":
         return squared
-    elif estimator == "k3":
+    else:
         limited = difference.clamp(max=LOG_RATIO_LIMIT)
         value = limited.expm1() - limited
-    else:
-        raise ValueError(f"estimator is {estimator!r}, must be k1, k2 or k3")
     return squared + (value - squared).detach() if straight_through else value
 
 
@@ -242,7 +235,7 @@ def policy_loss(
     weights = aggregation_weights(trained, config.aggregation, denominators, sequence_ids, current.dtype)
     frozen = current.detach()
     advantage = masked(
-        (advantages.unsqueeze(-1) if advantages.dim() < log_probs.dim() else advantages).expand_as(log_probs),
+        (advantages.unsqueeze(1) if advantages.dim() < log_probs.dim() else advantages).expand_as(log_probs),
         trained,
     )
 

@@ -79,14 +79,10 @@ def ppo_clip(
     (Ye et al., arXiv 1912.09729) the loss of a token with A < 0 is at most `-c A`: a bad token whose ratio exploded
     (behind the clip's open side) has no gradient beyond it.
     """
-    advantages, ratio = inputs.advantages, inputs.ratio()
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.maximum(unclipped, clipped)
-    low, high = _clip_flags(unclipped, clipped, advantages)
+    loss, low, high = _clipped(inputs.ratio(), inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
-        bound = -dual_clip * advantages
-        negative = advantages < 0
+        bound = -dual_clip * inputs.advantages
+        negative = inputs.advantages < 0
         with torch.no_grad():
             high = high | (negative & (loss > bound))
         loss = torch.where(negative, torch.minimum(loss, bound), loss)
@@ -104,10 +100,7 @@ def gspo(inputs: LossInputs, clip_low: float, clip_high: float) -> TokenLosses:
     log_ratio = (inputs.log_probs - inputs.old_log_probs).detach()
     sequence_ratio = limited_exp(sequence_means(log_ratio, inputs.trained, inputs.sequence_ids))
     ratio = sequence_ratio * (inputs.log_probs - inputs.log_probs.detach()).exp()
-    unclipped = -inputs.advantages * ratio
-    clipped = -inputs.advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    low, high = _clip_flags(unclipped, clipped, inputs.advantages)
-    return TokenLosses(torch.maximum(unclipped, clipped), low, high)
+    return TokenLosses(*_clipped(ratio, inputs.advantages, clip_low, clip_high))
 
 
 def cispo(inputs: LossInputs, clip_low: float, clip_high: float) -> TokenLosses:
@@ -155,21 +148,27 @@ def token_losses(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> TokenLosses:
-    """The objective of that name. Raises ValueError for a name that there is not."""
-    if objective == "ppoClip":
-        return ppo_clip(inputs, clip_low, clip_high, dual_clip)
-    if objective == "gspo":
-        return gspo(inputs, clip_low, clip_high)
-    if objective == "cispo":
-        return cispo(inputs, clip_low, clip_high)
-    if objective == "dppo":
-        return dppo(inputs, clip_low, clip_high)
-    if objective == "reinforce":
-        return reinforce(inputs)
-    raise ValueError(f"objective is {objective!r}, must be ppoClip, gspo, cispo, dppo or reinforce")
+    """The objective of that name."""
+    match objective:
+        case "ppoClip":
+            return ppo_clip(inputs, clip_low, clip_high, dual_clip)
+        case "gspo":
+            return gspo(inputs, clip_low, clip_high)
+        case "cispo":
+            return cispo(inputs, clip_low, clip_high)
+        case "dppo":
+            return dppo(inputs, clip_low, clip_high)
+        case "reinforce":
+            return reinforce(inputs)
 
 
-def _clip_flags(unclipped: Tensor, clipped: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+def _clipped(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`max(-A r, -A clip(r, 1 - lo, 1 + hi))`, and where the lower and the upper clip is taken."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     with torch.no_grad():
         takes_clip = clipped > unclipped
-        return takes_clip & (advantages < 0), takes_clip & (advantages > 0)
+        low, high = takes_clip & (advantages < 0), takes_clip & (advantages > 0)
+    return torch.maximum(unclipped, clipped), low, high

@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64]
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
-def overlong_penalty(lengths: npt.ArrayLike, max_length: int, buffer: float, penalty: float = 1.0) -> Floats:
+def overlong_penalty(lengths: npt.ArrayLike, max_length: int, buffer: float, penalty: float) -> Floats:
     """Soft punishment of answers that come near the length limit, <= 0 (DAPO's soft overlong punishment).
 
     `-penalty * clip((length - (max_length - b)) / b, 0, 1)` with `b = buffer * max_length` tokens: 0 up to
@@ -52,11 +52,9 @@ def kl_estimates(
         return -difference
     if estimator == "k2":
         return 0.5 * difference**2
-    if estimator == "k3":
-        limited = np.minimum(difference, 20.0)
-        found: Floats = np.expm1(limited) - limited
-        return found
-    raise ValueError(f"estimator is {estimator!r}, must be k1, k2 or k3")
+    limited = np.minimum(difference, 20.0)
+    found: Floats = np.expm1(limited) - limited
+    return found
 
 
 def penalized_rewards(rewards: npt.ArrayLike, token_kl: Sequence[Floats], coefficient: float) -> Floats:

@@ -96,7 +96,7 @@ def _check_temperature(temperature: float) -> None:
 def _rows(device: torch.device, vocabulary: int) -> int:
     """Rows of logits whose softmax is taken at once."""
     numbers = _CHUNK_CPU if device.type == "cpu" else _CHUNK_LARGE
-    return max(1, numbers // max(1, vocabulary))
+    return max(1, numbers // vocabulary)
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -187,14 +187,9 @@ class _HeadTokenLogProbs(torch.autograd.Function):
                 elif weight_grad is not None:
                     weight_grad += logits.T @ states
                 del logits
-        return (
-            hidden_grad,
-            None if weight_grad is None else weight_grad.to(weight.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        if weight_grad is not None:
+            weight_grad = weight_grad.to(weight.dtype)
+        return hidden_grad, weight_grad, None, None, None, None
 
 
 def _values(

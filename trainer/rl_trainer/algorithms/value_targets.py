@@ -56,11 +56,13 @@ def value_targets(
     lengths = [len(part) for part in rewards]
     if lengths != [len(part) for part in values]:
         raise ValueError("rewards and values differ in their lengths")
-    inside = np.arange(max(lengths, default=0)) < np.array(lengths, dtype=np.int64)[:, None]
+    if not lengths:
+        return []
+    inside = np.arange(max(lengths)) < np.array(lengths, dtype=np.int64)[:, None]
 
     def padded(parts: Sequence[Floats]) -> torch.Tensor:
         array = np.zeros(inside.shape)
-        array[inside] = np.concatenate(parts) if parts else 0.0
+        array[inside] = np.concatenate(parts)
         return torch.from_numpy(array)
 
     mask = torch.from_numpy(inside)

@@ -9,6 +9,7 @@ never lost with its sampler, nor with the sampler's node.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -96,20 +97,20 @@ class BufferActor:
         self._weights: Any | None = None
         self._published = False
         self._stopping = False
-        self._life: dict[int, int] = {}  # per sampler: how often it was registered or released
+        self._life: Counter[int] = Counter()  # per sampler: how often it was registered or released
         self._changes = Changes()
 
     # -- samplers ------------------------------------------------------------------------------------------
 
     async def register(self, sampler: int) -> None:
         """See `BufferState.register`."""
-        self._life[sampler] = self._life.get(sampler, 0) + 1
+        self._life[sampler] += 1
         self._state.register(sampler)
         self._changes.notify()
 
     async def release(self, sampler: int) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
-        self._life[sampler] = self._life.get(sampler, 0) + 1
+        self._life[sampler] += 1
         lost = self._state.release(sampler)
         self._changes.notify()
         return lost
@@ -122,18 +123,15 @@ class BufferActor:
         There are no tickets before the first `publish`: after a restore the version of the weights is not
         known yet.
         """
-        started = time.monotonic()
-        life = self._life.get(sampler)
+        deadline = time.monotonic() + timeout
+        life = self._life[sampler]
         while True:
-            if self._stopping or self._life.get(sampler) != life:
+            if self._stopping or self._life[sampler] != life:
                 return Acquired([], self._state.version, stop=True)
             tickets = self._state.acquire(sampler, max_groups) if self._published else []
             newer = self._published and self._state.version > known_version
-            if tickets or newer or not await self._changes.wait(started + timeout - time.monotonic()):
-                break
-        if max_groups > 0:
-            self._state.producer_wait.add(time.monotonic() - started)
-        return Acquired(tickets, self._state.version, self._weights if newer else None)
+            if tickets or newer or not await self._changes.wait(deadline - time.monotonic()):
+                return Acquired(tickets, self._state.version, self._weights if newer else None)
 
     async def put(self, sampler: int, groups: Sequence[Group]) -> list[PutResult]:
         """Finished groups, the payload of each bytes or `[reference]`. Answered when sampler and node may die."""
@@ -160,36 +158,32 @@ class BufferActor:
         self._changes.notify()
 
     async def take(self, timeout: float) -> Batch:
-        """The next batch, under lease until `commit`. Raises DeadlineExceeded with what was missing."""
-        started = time.monotonic()
+        """The next batch, under lease until `finish_step`. Raises DeadlineExceeded with what was missing."""
+        deadline = time.monotonic() + timeout
         while (groups := self._state.take(time.monotonic())) is None:
-            if not await self._changes.wait(started + timeout - time.monotonic()):
-                self._state.consumer_wait.add(time.monotonic() - started)
+            if not await self._changes.wait(deadline - time.monotonic()):
                 raise DeadlineExceeded(
                     f"no batch within {timeout:.0f} s: {self._state.waiting_for()}; "
                     "look at the samplers' logs, or give one step more time"
                 )
-        self._state.consumer_wait.add(time.monotonic() - started)
         self._changes.notify()
         return Batch(self._state.committed_steps, groups)
 
-    async def commit(self, step: int) -> int:
-        """The batch of `step` has been trained on. A step that is committed already is left alone."""
-        if step >= self._state.committed_steps:
-            if step > self._state.committed_steps:
-                raise RLTrainError(
-                    f"commit of step {step}, but the batch under lease is step {self._state.committed_steps}"
-                )
+    async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
+        """The batch of `step` has been trained on, and `weights` of `version` are published if there are such.
+
+        A step that was finished already is left alone. Returns `BufferState.metrics`.
+        """
+        if step > self._state.committed_steps:
+            raise RLTrainError(
+                f"commit of step {step}, but the batch under lease is step {self._state.committed_steps}"
+            )
+        if step == self._state.committed_steps:
             self._state.commit()
             self._changes.notify()
-        return self._state.committed_steps
-
-    async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
-        """`commit`, then `publish` unless `version` is None, then `metrics`: what ends a step, in one call."""
-        await self.commit(step)
         if version is not None:
             await self.publish(version, weights)
-        return await self.metrics()
+        return self._state.metrics(time.monotonic())
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """See `BufferState.snapshot`."""
@@ -200,10 +194,6 @@ class BufferActor:
         self._state = BufferState.restore(self._config, state, payloads)
         self._published = False
         self._changes.notify()
-
-    async def metrics(self) -> dict[str, Any]:
-        """See `BufferState.metrics`."""
-        return self._state.metrics(time.monotonic())
 
     async def stop(self) -> None:
         """The run is over: every `acquire` returns with `stop`."""
@@ -242,22 +232,13 @@ class Buffer:
         """A sampler is gone; returns the group ids that will be reissued."""
         return cast(list[int], self.result(self.actor.release.remote(sampler), "releasing a sampler"))
 
-    def acquire(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Acquired:
-        """Tickets for up to `max_groups` groups; waits up to `timeout` seconds, then comes back with none."""
-        ref = self.acquire_ref(sampler, max_groups, timeout, known_version)
-        return cast(Acquired, self.result(ref, "acquiring work", timeout + ANSWER_SECONDS))
-
     def acquire_ref(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Any:
-        """`acquire` without waiting."""
+        """Tickets for up to `max_groups` groups, as `Acquired`: none where there were none for `timeout` seconds."""
         return self.actor.acquire.remote(sampler, max_groups, timeout, known_version)
 
-    def put(self, sampler: int, group: Group) -> PutResult:
-        """Hand in a finished group; returns when it no longer depends on this process."""
-        results: list[PutResult] = self.result(self.put_ref(sampler, [group]), "handing in a group")
-        return results[0]
-
     def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
-        """`put` of several groups without waiting. The caller keeps the reference until it is answered."""
+        """Hands in finished groups, answered when they no longer depend on this process; until then the caller keeps the
+        reference. The answer has a `PutResult` for each."""
         given = list(groups)
         payloads = _to_send(group.payload for group in given)
         sent = [
@@ -280,12 +261,8 @@ class Buffer:
             Batch, self.result(self.actor.take.remote(timeout), "taking a batch", timeout + ANSWER_SECONDS)
         )
 
-    def commit(self, step: int) -> int:
-        """The batch of `step` is trained: forget it. Returns the number of steps trained."""
-        return cast(int, self.result(self.actor.commit.remote(step), "committing a step"))
-
     def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
-        """`commit`, `publish` where there is a version, and `metrics`, for the price of one call."""
+        """The batch of `step` is trained: forget it, publish weights where there is a version, and return the metrics."""
         ref = self.actor.finish_step.remote(step, version, weights)
         return cast(dict[str, Any], self.result(ref, "ending a step"))
 
@@ -297,10 +274,6 @@ class Buffer:
     def restore(self, state: Mapping[str, Any], payloads: Sequence[bytes]) -> None:
         """Load a snapshot into this (fresh) buffer, before samplers register."""
         self.result(self.actor.restore.remote(state, _to_send(payloads)), "restoring the buffer")
-
-    def metrics(self) -> dict[str, Any]:
-        """See `BufferState.metrics`."""
-        return cast(dict[str, Any], self.result(self.actor.metrics.remote(), "reading the buffer's metrics"))
 
     def stop(self) -> None:
         """End of the run: samplers get `stop`."""

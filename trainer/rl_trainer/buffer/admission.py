@@ -22,7 +22,7 @@ Claim: before every batch s (s batches taken so far),
 If I(s) holds for all s the bound holds: once `s = D(w)`, `n(w) <= 0`, so nothing of version w is left over.
 
 1. *Admission keeps I.* With v published, a group is admitted only if the total of outstanding groups stays at
-   or below `D(v) B - s B` (`may_start`: `consumed = s B`). The new group is counted in n(w) only for w >= v,
+   or below `D(v) B - s B` (`may_start`). The new group is counted in n(w) only for w >= v,
    where `n(w) <= total <= (D(v) - s) B <= (D(w) - s) B`.
 2. *Time passing keeps I* in the sense needed: publishing changes neither n(w) nor s.
 3. *Taking a batch keeps I.* After the batch, I(s + 1) asks for `n'(w) <= (D(w) - s - 1) B`, so the batch must
@@ -48,145 +48,92 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rl_trainer.flow.policies import Entry
+from rl_trainer.trajectory import Group
+
 
 @dataclass(frozen=True)
-class ReadyEntry:
-    """A ready group as batch selection sees it.
+class Bound:
+    """The bound on staleness before the batch number `step` (s: batches taken so far)."""
 
-    `version`: weight version at dispatch. `priority`: larger goes first under order `priority`.
-    `arrival`: completion order (0, 1, 2, ...).
-    """
+    step: int
+    max_staleness: int
+    groups_per_step: int
+    steps_per_version: int = 1
 
-    group_id: int
-    version: int
-    arrival: int
-    priority: float = 0.0
+    def batches(self, version: int) -> int:
+        """How many of the batches to come may hold groups of `version` or older: D(version) - s."""
+        return (version + self.max_staleness + 1) * self.steps_per_version - self.step
 
 
 def may_start(
-    *,
-    consumed: int,
-    ready: int,
-    running: int,
-    version: int,
-    max_staleness: int,
-    groups_per_step: int,
-    slots_free: int,
-    capacity: int | None = None,
-    steps_per_version: int = 1,
+    bound: Bound, *, version: int, ready: int, running: int, slots_free: int, capacity: int | None = None
 ) -> int:
     """How many more groups may start now: staleness budget, physical slots and reserved room, all in one.
 
-    `consumed`: groups taken for training so far. `ready`, `running`: groups in the buffer and in samplers
-    (include those waiting for redispatch in `running`: they hold budget). Dropped groups are in none of the
-    three, so their budget returns. `slots_free`: groups the asking sampler can start. `capacity`: most groups
+    `version`: of the weights published last. `ready`, `running`: groups in the buffer and in samplers
+    (include those waiting for redispatch in `running`: they hold budget). Dropped groups are in neither, so
+    their budget returns. `slots_free`: groups the asking sampler can start. `capacity`: most groups
     that may be ready or running together (order `onFull: block` reserves room at dispatch); None where room
     is not reserved.
     """
-    budget = (max_staleness + version + 1) * steps_per_version * groups_per_step - (
-        consumed + ready + running
-    )
+    budget = bound.batches(version) * bound.groups_per_step - (ready + running)
     room = slots_free if capacity is None else min(slots_free, capacity - ready - running)
     return max(0, min(budget, room))
 
 
-def needed_by_version(
-    outstanding: Iterable[int],
-    *,
-    step: int,
-    max_staleness: int,
-    groups_per_step: int,
-    steps_per_version: int = 1,
-) -> list[tuple[int, int]]:
+def needed_by_version(outstanding: Iterable[int], bound: Bound) -> list[tuple[int, int]]:
     """`[(w, need(w))]` for every version w that has outstanding groups and a positive need, oldest first.
 
-    `outstanding`: versions of ready and running groups. `step`: batches taken so far (s). The next batch has
-    to hold at least `need(w)` groups of version w or older.
+    `outstanding`: versions of ready and running groups. The next batch has to hold at least `need(w)` groups
+    of version w or older.
     """
     needs = []
     versions = sorted(outstanding)
     for position, w in enumerate(versions, start=1):
         if position < len(versions) and versions[position] == w:
             continue  # count all groups of this version first
-        later_batches = (w + max_staleness + 1) * steps_per_version - step - 1
-        need = position - later_batches * groups_per_step
+        need = position - (bound.batches(w) - 1) * bound.groups_per_step
         if need > 0:
             needs.append((w, need))
     return needs
 
 
-def keeps_bound(
-    outstanding: Iterable[int],
-    *,
-    step: int,
-    max_staleness: int,
-    groups_per_step: int,
-    steps_per_version: int = 1,
-) -> bool:
+def keeps_bound(outstanding: Iterable[int], bound: Bound) -> bool:
     """Whether invariant I(step) holds for these versions: all of them can still be trained in time."""
-    needs = needed_by_version(
-        outstanding,
-        step=step,
-        max_staleness=max_staleness,
-        groups_per_step=groups_per_step,
-        steps_per_version=steps_per_version,
-    )
-    return all(need <= groups_per_step for _, need in needs)
+    return all(need <= bound.groups_per_step for _, need in needed_by_version(outstanding, bound))
 
 
 def select_batch(
-    ready: Sequence[ReadyEntry],
-    running: Sequence[int],
-    *,
-    step: int,
-    max_staleness: int,
-    groups_per_step: int,
-    order: str = "fifo",
-    steps_per_version: int = 1,
+    ready: Sequence[Entry[int, Group]], running: Sequence[int], bound: Bound, order: str = "fifo"
 ) -> list[int] | None:
     """The ids of the `groups_per_step` groups to train on next, or None to wait for more to be ready.
 
     Parameters
     ----------
-    ready: groups that can be taken. running: dispatch versions of the groups still in samplers.
-    step: batches taken so far; the learner's version at this batch is `step // steps_per_version`.
+    ready: groups that can be taken, in completion order. running: dispatch versions of the groups still in samplers.
     order: `fifo` (completion order) or `priority` (highest first, ties by completion).
 
     Groups whose deadline forces them into this batch come first, oldest version first; the rest are filled by
     `order`. The result lists them by that choice, except under `max_staleness` 0, where the batch is sorted
     by group id: the batch is then the same in every run.
     """
-    if len(ready) < groups_per_step:
+    if len(ready) < bound.groups_per_step:
         return None
-    if order == "priority":
-        queue = sorted(ready, key=lambda entry: (-entry.priority, entry.arrival))
-    else:
-        queue = sorted(ready, key=lambda entry: entry.arrival)
-    needs = needed_by_version(
-        [entry.version for entry in ready] + list(running),
-        step=step,
-        max_staleness=max_staleness,
-        groups_per_step=groups_per_step,
-        steps_per_version=steps_per_version,
-    )
-    chosen: list[ReadyEntry] = []
-    taken: set[int] = set()
-    for w, need in needs:
-        missing = need - sum(entry.version <= w for entry in chosen)
+    queue = sorted(ready, key=lambda entry: -entry.priority) if order == "priority" else ready
+    chosen: list[int] = []
+    for w, need in needed_by_version([*(entry.value.version for entry in ready), *running], bound):
+        missing = need - len(chosen)  # all of them are older than w
         if missing <= 0:
             continue
-        urgent = [entry for entry in queue if entry.version <= w and entry.group_id not in taken]
+        urgent = [entry for entry in queue if entry.value.version <= w and entry.key not in chosen]
         if len(urgent) < missing:
             return None  # a group this batch must hold is still running
-        for entry in urgent[:missing]:
-            chosen.append(entry)
-            taken.add(entry.group_id)
-    if len(chosen) > groups_per_step:
+        chosen += [entry.key for entry in urgent[:missing]]
+    if len(chosen) > bound.groups_per_step:
         raise AssertionError(
             "admission let in more groups than can be trained in time: its invariant was broken"
         )
-    rest = [entry for entry in queue if entry.group_id not in taken]
-    chosen += rest[: groups_per_step - len(chosen)]
-    if max_staleness == 0:
-        return sorted(entry.group_id for entry in chosen)
-    return [entry.group_id for entry in chosen]
+    rest = [entry.key for entry in queue if entry.key not in chosen]
+    ids = [*chosen, *rest[: bound.groups_per_step - len(chosen)]]
+    return sorted(ids) if bound.max_staleness == 0 else ids

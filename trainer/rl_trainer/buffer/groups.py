@@ -39,7 +39,7 @@ class Ticket:
 
     group_id: int
     version: int
-    reissued: bool = False
+    reissued: bool
 
 
 @dataclass(frozen=True)

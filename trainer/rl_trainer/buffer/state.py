@@ -27,13 +27,14 @@ from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
-from rl_trainer.buffer.admission import ReadyEntry, keeps_bound, may_start, select_batch
+from rl_trainer.buffer.admission import Bound, keeps_bound, may_start, select_batch
 from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
-from rl_trainer.flow.metering import FillAlarm, RateMeter, WaitMeter
+from rl_trainer.flow.metering import FillAlarm, RateMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
 from rl_trainer.trajectory import Group
 
-SNAPSHOT_FORMAT = 2  # 1 kept of a group what is now in fields of their own under `extra`; it is still read
+# 1 kept of a group what is now in fields of their own under `extra`, 2 had counters that nobody reads. Both are still read.
+SNAPSHOT_FORMAT = 3
 
 
 class BufferState:
@@ -52,12 +53,10 @@ class BufferState:
         self.released: set[int] = set()
         self.registered: set[int] = set()
         self.shares = list(range(config.samplers))  # all that ever had one, in order
-        self.counts: Counter[str] = Counter()
         self.drops: Counter[str] = Counter()
         self.refills = 0  # since the last batch was taken
         self.max_staleness_seen = 0
         self.in_meter, self.out_meter = RateMeter(), RateMeter()
-        self.producer_wait, self.consumer_wait = WaitMeter(), WaitMeter()
         self.alarm = FillAlarm(config.alarm_seconds)
 
     # -- numbers -------------------------------------------------------------------------------------------
@@ -68,22 +67,13 @@ class BufferState:
         return self.committed_steps + (self.leased is not None)
 
     @property
-    def consumed(self) -> int:
-        """Groups taken for training so far."""
-        return self.step * self.config.groups_per_step
-
-    @property
     def strict(self) -> bool:
         """Strictly on-policy: assignment and batches are the same in every run."""
         return self.config.max_staleness == 0
 
-    def _bound(self, step: int | None = None) -> dict[str, int]:
-        return {
-            "step": self.step if step is None else step,
-            "max_staleness": self.config.max_staleness,
-            "groups_per_step": self.config.groups_per_step,
-            "steps_per_version": self.config.steps_per_version,
-        }
+    def _bound(self) -> Bound:
+        config = self.config
+        return Bound(self.step, config.max_staleness, config.groups_per_step, config.steps_per_version)
 
     def _outstanding_versions(self) -> list[int]:
         return [entry.value.version for entry in self.ready] + [
@@ -107,7 +97,6 @@ class BufferState:
             del self.running[group_id]
             bisect.insort(self.pending, group_id)
             self.reissue.add(group_id)
-        self.counts["released"] += len(lost)
         self.registered.discard(sampler)
         self.released.add(sampler)
         return lost
@@ -117,31 +106,25 @@ class BufferState:
         home = self.shares[group_id % len(self.shares)]
         if home not in self.released:
             return home
-        living = sorted(self.registered)
-        return living[group_id % len(living)] if living else home
+        living = sorted(self.registered)  # at least the one that asks
+        return living[group_id % len(living)]
 
     def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         if sampler not in self.registered:
             raise RLTrainError(f"sampler {sampler} asked for work but is not registered: call register first")
-        reserve = self.config.capacity if self.config.on_full == "block" else None
         allowed = may_start(
-            consumed=self.consumed,
+            self._bound(),
+            version=self.version,
             ready=len(self.ready),
             running=len(self.running) + len(self.pending),
-            version=self.version,
-            max_staleness=self.config.max_staleness,
-            groups_per_step=self.config.groups_per_step,
             # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
             slots_free=self.config.groups_per_step if self.strict else max(0, max_groups - len(self.pending)),
-            capacity=reserve,
-            steps_per_version=self.config.steps_per_version,
+            capacity=self.config.capacity if self.config.on_full == "block" else None,
         )
-        for _ in range(allowed):
-            self.pending.append(
-                self.cursor
-            )  # the cursor is above every id given out, so the list stays sorted
-            self.cursor += 1
+        # The cursor is above every id given out, so the list stays sorted.
+        self.pending.extend(range(self.cursor, self.cursor + allowed))
+        self.cursor += allowed
         mine = [g for g in self.pending if not self.strict or self._home(g) == sampler][: max(0, max_groups)]
         tickets = []
         for group_id in mine:
@@ -149,8 +132,6 @@ class BufferState:
             self.running[group_id] = (sampler, self.version)
             tickets.append(Ticket(group_id, self.version, group_id in self.reissue))
             self.reissue.discard(group_id)
-        self.counts["issued"] += len(tickets)
-        self.counts["reissued"] += sum(ticket.reissued for ticket in tickets)
         return tickets
 
     # -- groups in -----------------------------------------------------------------------------------------
@@ -164,9 +145,8 @@ class BufferState:
         if group_id >= self.cursor or group_id < 0:
             raise RLTrainError(f"sampler {sampler} put group {group_id}, which was never issued")
         if group_id not in self.running and group_id not in self.reissue:
-            self.counts["duplicate"] += 1
             return PutResult(False, "duplicate")
-        holder, version = self.running.get(group_id, (None, -1))
+        holder, version = self.running.get(group_id, (None, group.min_version))
         if holder != sampler:
             # The result of a sampler that was given up came after all. Its ticket is forgotten, so its oldest
             # token says how old it is; take it if it can still be trained in time.
@@ -174,8 +154,7 @@ class BufferState:
             others = self._outstanding_versions()
             if group_id in self.running:
                 others.remove(self.running[group_id][1])
-            if not keeps_bound([*others, version], **self._bound()):
-                self.counts["late"] += 1
+            if not keeps_bound([*others, version], self._bound()):
                 return PutResult(False, "late")
         if group.min_version < version:
             raise RLTrainError(
@@ -184,7 +163,6 @@ class BufferState:
             )
         self._forget_ticket(group_id)
         self.in_meter.add(now)
-        self.counts["put"] += 1
         if self.refills < self.config.max_refills and zero_variance(group.rewards):
             self.refills += 1
             self.drops["zero_variance"] += 1
@@ -209,7 +187,8 @@ class BufferState:
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good, counting the reason. False if this sampler does not hold it."""
-        if self.running.get(group_id, (None, 0))[0] != sampler:
+        holder, _ = self.running.get(group_id, (None, None))
+        if holder != sampler:
             return False
         self._forget_ticket(group_id)
         self.drops[reason] += 1
@@ -226,12 +205,8 @@ class BufferState:
     def take(self, now: float = 0.0) -> list[Group] | None:
         """The next batch, under lease until `commit`; the same batch again while it is; None: wait."""
         if self.leased is None:
-            chosen = select_batch(
-                [ReadyEntry(e.key, e.value.version, e.arrival, e.priority) for e in self.ready],
-                [version for _, version in self.running.values()],
-                order=self.config.order,
-                **self._bound(),
-            )
+            running = [version for _, version in self.running.values()]
+            chosen = select_batch(list(self.ready), running, self._bound(), self.config.order)
             if chosen is None:
                 return None
             self.refills = 0
@@ -249,7 +224,6 @@ class BufferState:
             raise RLTrainError("commit was called, but no batch is under lease: take one first")
         self.leased = None
         self.committed_steps += 1
-        self.counts["trained"] += self.config.groups_per_step
         return self.committed_steps
 
     def publish(self, version: int) -> None:
@@ -274,23 +248,12 @@ class BufferState:
         )
 
     def metrics(self, now: float) -> dict[str, Any]:
-        """What a person or Prometheus looks at, JSON-able. Rates: groups per second; waits: seconds."""
+        """What is recorded after every step, JSON-able. Rates are groups per second."""
         self.alarm.observe(now, len(self.ready), self.config.capacity)
         return {
-            "version": self.version,
-            "step": self.committed_steps,
-            "cursor": self.cursor,
             "ready": len(self.ready),
-            "running": len(self.running),
-            "pending": len(self.pending),
-            "leased": len(self.leased or ()),
-            "capacity": self.config.capacity,
-            "fill": len(self.ready) / self.config.capacity,
             "in_rate": self.in_meter.rate(now),
             "out_rate": self.out_meter.rate(now),
-            "producer_wait": self.producer_wait.as_dict(),
-            "consumer_wait": self.consumer_wait.as_dict(),
-            "counts": dict(self.counts),
             "drops": dict(self.drops),
             "max_staleness_seen": self.max_staleness_seen,
             "samplers": sorted(self.registered),
@@ -316,7 +279,6 @@ class BufferState:
             "cursor": self.cursor,
             "in_flight": sorted(again),
             "ready": [group.dump() for group in kept],
-            "counts": dict(self.counts),
             "drops": dict(self.drops),
             "refills": self.refills,
             "max_staleness_seen": self.max_staleness_seen,
@@ -330,9 +292,9 @@ class BufferState:
 
         Raises RLTrainError when the snapshot cannot go on under this configuration.
         """
-        if state.get("format") not in (1, SNAPSHOT_FORMAT):
+        if state.get("format") not in range(1, SNAPSHOT_FORMAT + 1):
             raise RLTrainError(
-                f"the checkpoint's buffer has format {state.get('format')!r}, allowed are 1 and {SNAPSHOT_FORMAT}"
+                f"the checkpoint's buffer has format {state.get('format')!r}, allowed are 1 to {SNAPSHOT_FORMAT}"
             )
         if len(payloads) != len(state["ready"]):
             raise RLTrainError(
@@ -345,10 +307,10 @@ class BufferState:
         for saved, payload in zip(state["ready"], payloads, strict=True):
             group = Group.load(_group_of_format_1(saved) if state["format"] == 1 else saved, payload)
             new.ready.push(group.group_id, group, priority=group.priority)
-        new.counts, new.drops = Counter(state["counts"]), Counter(state["drops"])
+        new.drops = Counter(state["drops"])
         new.refills = state.get("refills", 0)
         new.max_staleness_seen = state["max_staleness_seen"]
-        if not keeps_bound(new._outstanding_versions(), **new._bound()):
+        if not keeps_bound(new._outstanding_versions(), new._bound()):
             raise RLTrainError(
                 "the checkpoint's ready groups are too old for buffer.maxStaleness "
                 f"{config.max_staleness}: resume with the value the run had"

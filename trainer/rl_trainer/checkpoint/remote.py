@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint.manifest import (
     MANIFEST,
-    CheckpointInfo,
+    Checkpoint,
     DamagedError,
+    fsync,
     parse_manifest,
+    read_manifest,
     step_name,
     step_of,
     verify,
 )
-from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.storage.remote_folder import RemoteFolder
 
 
@@ -32,8 +35,6 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
     up and are deleted.
 
     Args:
-        store: where the checkpoint is.
-        remote: where it goes.
         check: called before anything changes there, and again before the copy counts; may raise.
 
     Returns:
@@ -71,38 +72,32 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
 def fetch(store: CheckpointStore, remote: RemoteFolder) -> Checkpoint | None:
     """Bring the newest good checkpoint of `remote` into `store`, verified; None when there is none at all.
 
-    Args:
-        store: where it goes. A good local copy of the same checkpoint is taken instead of downloading.
-        remote: what `mirror` was given.
-
-    Returns:
-        The checkpoint, with sentences about damaged newer ones in `.skipped`.
+    A good local copy of the same checkpoint is taken instead of downloading. Sentences about damaged newer ones are in
+    the checkpoint's `skipped`.
 
     Raises:
         CheckpointError: nothing could be read, all copies are damaged, or it took too long.
     """
     skipped: list[str] = []
 
-    def bring() -> CheckpointInfo | None:
+    def bring() -> Checkpoint | None:
         for step in reversed(steps(remote)):
             try:
                 digest = _digest(remote, step)
-                for info in store.list():
-                    if info.step == step and info.digest == digest:
+                for found in store.list():
+                    if found.step == step and found.digest == digest:
                         with contextlib.suppress(DamagedError):
-                            return verify(info.path)
+                            return verify(found.path)
                 with store.incoming(step) as folder:
-                    _download(remote, step, folder)
+                    return replace(_download(remote, step, folder), path=store.folder / step_name(step))
             except DamagedError as error:
                 skipped.append(f"The copy of step {step} in {remote.uri} was skipped: {error}.")
-                continue
-            return store.load(step).info
         return None
 
-    info = remote.within(f"No checkpoint could be read from {remote.uri}", bring)
-    if info is None and skipped:
+    found = remote.within(f"No checkpoint could be read from {remote.uri}", bring)
+    if found is None and skipped:
         raise CheckpointError(f"No checkpoint in {remote.uri} can be used. {' '.join(skipped)}")
-    return None if info is None else Checkpoint(info, tuple(skipped))
+    return None if found is None else replace(found, skipped=tuple(skipped))
 
 
 def steps(remote: RemoteFolder) -> list[int]:
@@ -128,17 +123,25 @@ def _digest(remote: RemoteFolder, step: int) -> str | None:
         return None
 
 
-def _download(remote: RemoteFolder, step: int, folder: Path) -> None:
-    """All files of the manifest, and the manifest itself, into a local folder."""
+def _download(remote: RemoteFolder, step: int, folder: Path) -> Checkpoint:
+    """All files of the manifest, and the manifest itself, into a local folder, verified and on disk. Raises DamagedError."""
     content = remote.read(_manifest(step))
     if content is None:
         raise DamagedError(f"{MANIFEST} is missing")
-    for name in parse_manifest(content, folder).files:
+    (folder / MANIFEST).write_bytes(content)
+    found = read_manifest(folder)
+    if found.step != step:
+        raise DamagedError(f"its manifest is not of step {step}")
+    for name, (size, _) in found.files.items():
         try:
+            there = remote.size(f"{step_name(step)}/{name}")
+            if there != size:  # before it fills our disk
+                raise DamagedError(f"{name} has {there:,} bytes instead of {size:,}")
             remote.download(f"{step_name(step)}/{name}", folder / name)
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
-    (folder / MANIFEST).write_bytes(content)
+        fsync(folder / name)
+    return verify(folder)
 
 
 def _manifest(step: int) -> str:

@@ -1,9 +1,8 @@
-"""What a checkpoint holds of a run's actors, and arrays of groups as bytes."""
+"""What a checkpoint holds of a run's actors."""
 
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +13,6 @@ import numpy.typing as npt
 from rl_api.errors import CheckpointError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-_COUNT = "groups"
-# What NumPy and zipfile raise for bytes that are no archive, or not a whole one.
-_UNREADABLE = (
-    AttributeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    OSError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-)
 
 
 @dataclass(frozen=True)
@@ -65,36 +51,18 @@ class RunState:
     payloads: Sequence[bytes]
 
 
-def pack_groups(groups: Sequence[Arrays]) -> bytes:
-    """Arrays of several groups as one .npz: any shapes and types but objects; order and names are kept.
-
-    Args:
-        groups: per group: name -> array.
-
-    Raises:
-        TypeError: an array holds Python objects (it would need pickle, which runs code when it is read).
-    """
-    arrays: dict[str, npt.NDArray[Any]] = {_COUNT: np.array(len(groups))}
-    for index, group in enumerate(groups):
-        for name, array in group.items():
-            values = np.asarray(array)
-            if values.dtype.hasobject:
-                raise TypeError(f"array {name!r} of group {index} holds Python objects")
-            arrays[f"{index}/{name}"] = values
+def pack_payloads(payloads: Sequence[bytes]) -> bytes:
+    """Payloads of groups as one .npz."""
+    arrays = {f"{index}/payload": np.frombuffer(data, np.uint8) for index, data in enumerate(payloads)}
     stream = io.BytesIO()
-    np.savez(stream, **arrays)  # type: ignore[arg-type]
+    np.savez(stream, groups=np.array(len(payloads)), **arrays)  # type: ignore[arg-type]
     return stream.getvalue()
 
 
-def unpack_groups(data: bytes) -> list[dict[str, npt.NDArray[Any]]]:
-    """The groups that `pack_groups` packed. Raises CheckpointError when the bytes are something else."""
+def unpack_payloads(data: bytes) -> list[bytes]:
+    """What `pack_payloads` packed. Raises CheckpointError when the bytes are something else."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            groups: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(int(archive[_COUNT]))]
-            for key in archive.files:
-                if key != _COUNT:
-                    index, _, name = key.partition("/")
-                    groups[int(index)][name] = archive[key]
-            return groups
-    except _UNREADABLE as error:
+            return [archive[f"{index}/payload"].tobytes() for index in range(int(archive["groups"]))]
+    except Exception as error:  # NumPy and zipfile raise many kinds
         raise CheckpointError(f"The groups in a checkpoint cannot be read: {error}.") from error

@@ -26,15 +26,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint.manifest import (
     MANIFEST,
     REPLACEMENT,
-    CheckpointInfo,
+    Checkpoint,
     DamagedError,
     build_manifest,
     check_sizes,
@@ -45,6 +45,7 @@ from rl_trainer.checkpoint.manifest import (
     step_name,
     step_of,
     verify,
+    wrong_name,
 )
 from rl_trainer.error_text import reason
 
@@ -55,44 +56,6 @@ _TEMPORARY = ".tmp-"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How libraries that write files themselves (safetensors, torch) word a full disk.
 _DISK_FULL_TEXT = ("No space left", "StorageFull", "os error 28", "Disk quota exceeded", "File too large")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose every byte was just verified.
-
-    Attributes:
-        info: its description.
-        skipped: sentences about newer checkpoints that were damaged and passed over.
-    """
-
-    info: CheckpointInfo
-    skipped: tuple[str, ...] = field(default=())
-
-    @property
-    def step(self) -> int:
-        """Training step it was taken after."""
-        return self.info.step
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-        return self.info.path
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What `save` was given."""
-        return self.info.metadata
-
-    def file(self, name: str) -> Path:
-        """Path of a file or of a folder of files. Raises CheckpointError when there is none of this name."""
-        if not any(known == name or known.startswith(f"{name}/") for known in self.info.files):
-            raise CheckpointError(f"The checkpoint of step {self.step} has no file {name}.")
-        return self.info.path / name
-
-    def read(self, name: str) -> bytes:
-        """Content of a file."""
-        return self.file(name).read_bytes()
 
 
 class CheckpointStore:
@@ -125,7 +88,7 @@ class CheckpointStore:
 
     def save(
         self, step: int, writers: Mapping[str, Writer], metadata: Mapping[str, Any] | None = None
-    ) -> CheckpointInfo:
+    ) -> Checkpoint:
         """Write a checkpoint; when this returns it is on disk, and older ones beyond `keep` are gone.
 
         Args:
@@ -143,59 +106,36 @@ class CheckpointStore:
         if step < 0:
             raise ValueError(f"step is {step}, must be at least 0")
         for name in writers:
-            _check_name(name)
+            if why := wrong_name(name):
+                raise ValueError(f"{name!r} {why}")
         text = json.dumps(dict(metadata or {}))
-        temporary = self._temporary(f"step-{step}")
         current = MANIFEST
         try:
-            temporary.mkdir()
-            for current, writer in writers.items():
-                target = temporary / current
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if callable(writer):
-                    writer(target)
-                else:
-                    target.write_bytes(writer)
-                if not target.exists():
-                    raise OSError(errno.ENOENT, "its writer wrote nothing")
-            current = MANIFEST
-            files = {name: settle(temporary / name) for name in files_in(temporary)}
-            (temporary / MANIFEST).write_bytes(build_manifest(step, json.loads(text), files))
-            self._publish(temporary, step)
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not isinstance(error, Exception):
-                raise
+            with self.incoming(step) as folder:
+                for current, writer in writers.items():
+                    target = folder / current
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    if callable(writer):
+                        writer(target)
+                    else:
+                        target.write_bytes(writer)
+                    if not target.exists():
+                        raise OSError(errno.ENOENT, "its writer wrote nothing")
+                current = MANIFEST
+                files = {name: settle(folder / name) for name in files_in(folder)}
+                (folder / MANIFEST).write_bytes(build_manifest(step, json.loads(text), files))
+        except Exception as error:
             raise CheckpointError(self._failure(step, current, error)) from error
-        info = read_manifest(self._path(step))
         self._prune(step)
-        return info
+        return read_manifest(self._path(step))
 
-    def list(self) -> tuple[CheckpointInfo, ...]:
+    def list(self) -> tuple[Checkpoint, ...]:
         """Finished checkpoints, oldest first: those with a sound manifest and files of the right sizes."""
         found = []
         for step in self._steps():
             with contextlib.suppress(DamagedError):
                 found.append(check_sizes(self._path(step)))
         return tuple(found)
-
-    def load(self, step: int) -> Checkpoint:
-        """Verify and return the checkpoint of `step`.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-        """
-        if step not in self._steps():
-            known = ", ".join(str(info.step) for info in self.list()) or "none"
-            raise CheckpointError(
-                f"There is no checkpoint of step {step} in {self.folder}; there are: {known}."
-            )
-        try:
-            return Checkpoint(verify(self._path(step)))
-        except DamagedError as error:
-            raise CheckpointError(
-                f"The checkpoint of step {step} in {self.folder} is damaged: {error}."
-            ) from error
 
     def load_latest(self) -> Checkpoint | None:
         """Verify and return the newest good checkpoint; None when there is none at all.
@@ -209,7 +149,7 @@ class CheckpointStore:
         skipped: list[str] = []
         for step in reversed(self._steps()):
             try:
-                return Checkpoint(verify(self._path(step)), tuple(skipped))
+                return replace(verify(self._path(step)), skipped=tuple(skipped))
             except DamagedError as error:
                 skipped.append(f"The checkpoint of step {step} was skipped: {error}.")
         if skipped:
@@ -221,19 +161,14 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def incoming(self, step: int) -> Iterator[Path]:
-        """A temporary folder to be filled with a checkpoint from elsewhere, manifest included.
+        """A temporary folder for all files of a checkpoint, manifest included: at the end of the block it becomes `step`.
 
-        On a normal exit it is verified and published as `step`; otherwise removed. Raises DamagedError,
-        OSError.
+        It is removed where the block, or the system, raises.
         """
         temporary = self._temporary(f"step-{step}")
         try:
             temporary.mkdir()
             yield temporary
-            if verify(temporary).step != step:
-                raise DamagedError(f"its manifest is not of step {step}")
-            for name in files_in(temporary):
-                fsync(temporary / name)
             self._publish(temporary, step)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -316,9 +251,3 @@ class CheckpointStore:
             f"The checkpoint of step {step} could not be written to {self.folder}: "
             f"{name}: {reason(error)}{free}. {untouched}: {advice}, then resume."
         )
-
-
-def _check_name(name: str) -> None:
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or path.parts[0] == MANIFEST:
-        raise ValueError(f"{name!r} is no path inside a checkpoint")

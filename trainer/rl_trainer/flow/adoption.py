@@ -26,6 +26,5 @@ async def adopt(ref: Any) -> Any:
         value = await ref
     except RayError as error:
         raise RLTrainError(f"an object was lost before it could be adopted ({first_line(error)})") from None
-    return await asyncio.to_thread(
-        ray.put, value
-    )  # it waits where the store must spill first; the actor does not
+    # It waits where the store must spill first; the actor does not.
+    return await asyncio.to_thread(ray.put, value)

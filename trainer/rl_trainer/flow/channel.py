@@ -36,7 +36,7 @@ from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.chunks import cut, pack, unpack
 from rl_trainer.flow.liveness import Probe, look_at
 from rl_trainer.flow.policies import OnFull, Order
-from rl_trainer.flow.queue_state import Chunk, QueueState
+from rl_trainer.flow.queue_state import Chunk, Part, QueueState
 from rl_trainer.flow.receiver import CALL_SECONDS, ChannelClosed, Receiver
 from rl_trainer.flow.sender import Sender
 
@@ -82,9 +82,8 @@ class ChannelActor:
         self._turns[producer] += 1
         self._state.producer_wait.add(time.monotonic() - started)
         self._changes.notify()
-        await asyncio.sleep(
-            0
-        )  # a consumer that was waiting is answered first: it waits, the producer does not
+        # A consumer that was waiting is answered first: it waits, the producer does not.
+        await asyncio.sleep(0)
         return accepted
 
     async def flush(self, producer: str) -> None:
@@ -118,10 +117,7 @@ class ChannelActor:
             if parts:
                 self._state.consumer_wait.add(time.monotonic() - started)
                 self._changes.notify()  # there is room
-                answers = [
-                    (lease, _payload(part.chunk, part.start, part.stop), *_range(part))
-                    for lease, part in parts
-                ]
+                answers = [(lease, *_sent(part)) for lease, part in parts]
                 references = any(isinstance(part.chunk.payload, list) for _, part in parts)
                 return pack((answers, self._state.size, False, False), references=references)
             if ahead and len(self._consumers) > 1:
@@ -169,7 +165,7 @@ class ChannelActor:
         else:
             place = NodeAffinitySchedulingStrategy(node_id, soft=False)
             try:
-                alive, delivered = await cast(Any, _look_at).options(scheduling_strategy=place).remote(path)
+                alive, delivered = await _look_at.options(scheduling_strategy=place).remote(path)
             except RayError:  # the node is gone, with its process; what it last reported has to do
                 alive, delivered = False, 0
         self._state.delivered(consumer, delivered, time.monotonic())
@@ -196,20 +192,15 @@ class ChannelActor:
         return metrics
 
 
-@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
-def _look_at(path: str) -> tuple[bool, int]:
-    return look_at(path)
+_look_at = ray.remote(num_cpus=0, max_retries=0)(look_at)
 
 
-def _payload(chunk: Chunk, start: int, stop: int) -> Any:
-    """What to send for a part: a block is cut to the part, a reference stays whole."""
-    whole = isinstance(chunk.payload, list) or stop - start == chunk.count
-    return chunk.payload if whole else cut(chunk.payload, start, stop)
-
-
-def _range(part: Any) -> tuple[int, int]:
-    """Where the part's items are in what `_payload` sends."""
-    return (part.start, part.stop) if isinstance(part.chunk.payload, list) else (0, len(part))
+def _sent(part: Part) -> tuple[Any, int, int]:
+    """What is sent for a part, and where its items are in that: a block is cut to the part, a reference stays whole."""
+    payload = part.chunk.payload
+    if isinstance(payload, list):
+        return payload, part.start, part.stop
+    return (payload if len(part) == part.chunk.count else cut(payload, part.start, part.stop)), 0, len(part)
 
 
 class Channel:

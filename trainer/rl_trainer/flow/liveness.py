@@ -28,9 +28,8 @@ class Progress:
         self.path = os.path.join(folder, f"{name}-{os.getpid()}")
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self._file, _SIZE)
-        fcntl.lockf(
-            self._file, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # not inherited by forked children, unlike flock
+        # Not inherited by forked children, unlike flock.
+        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A plain 8-byte store into shared memory: whole or not at all, and there for readers after a SIGKILL.
         self._count = ctypes.c_uint64.from_buffer(mmap.mmap(self._file, _SIZE))
 
@@ -75,10 +74,7 @@ class Probe:
 def look_at(path: str) -> tuple[bool, int]:
     """`Probe(path).look()` once; `(False, 0)` when there is no such file."""
     try:
-        probe = Probe(path)
+        with contextlib.closing(Probe(path)) as probe:
+            return probe.look()
     except FileNotFoundError:
         return False, 0
-    try:
-        return probe.look()
-    finally:
-        probe.close()

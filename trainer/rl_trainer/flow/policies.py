@@ -41,15 +41,13 @@ class OrderedStore(Generic[K, V]):
     def __init__(self, order: Order = "fifo") -> None:
         self.order = order
         self.weight = 0
+        # Not a dict, which is slow at its begin, where entries are removed.
         self._entries: OrderedDict[K, Entry[K, V]] = OrderedDict()
         self._heap: list[tuple[float, int, int, K]] = []
         self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
 
     def __iter__(self) -> Iterator[Entry[K, V]]:
         """Entries in arrival order."""
@@ -76,14 +74,13 @@ class OrderedStore(Generic[K, V]):
         """Put entries that were taken out back in their place. O(n log n)."""
         for entry in entries:
             self._insert(entry)
-        self._entries = OrderedDict(
-            sorted(self._entries.items(), key=lambda item: (item[1].arrival, item[1].offset))
-        )
+        in_order = sorted(self._entries.values(), key=lambda entry: (entry.arrival, entry.offset))
+        self._entries = OrderedDict((entry.key, entry) for entry in in_order)
 
     def peek(self) -> Entry[K, V] | None:
-        """The entry that `pop` would hand out, or None."""
+        """The next entry by order policy, or None."""
         if self.order == "fifo":
-            return next(iter(self._entries.values()), None)
+            return self.oldest()
         while self._heap:
             _, arrival, offset, key = self._heap[0]
             entry = self._entries.get(key)
@@ -91,11 +88,6 @@ class OrderedStore(Generic[K, V]):
                 return entry
             heapq.heappop(self._heap)  # removed or replaced meanwhile
         return None
-
-    def pop(self) -> Entry[K, V] | None:
-        """Hand out the next entry by order policy, or None when empty."""
-        entry = self.peek()
-        return None if entry is None else self.remove(entry.key)
 
     def oldest(self) -> Entry[K, V] | None:
         """The entry that arrived first, whatever the order policy, or None."""

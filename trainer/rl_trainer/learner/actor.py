@@ -86,7 +86,8 @@ class LearnerActor:
         adapter, critic = state.adapter, state.critic
         with nullcontext() if initial is None else initial.opened() as folder:
             self.learner.resume(folder, None if adapter is None else _tensors(adapter))
-        self.learner.load_optimizer_state(_tensors(state.optimizer), state.optimizer_steps)
+        self.learner.training.optimizer.load(_tensors(state.optimizer))
+        self.learner.training.steps = state.optimizer_steps
         self.learner.load_critic(None if critic is None else _tensors(critic))
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
@@ -152,9 +153,9 @@ class LearnerActor:
         learner = self.learner
         return LearnerState(
             weights=self.weights(),
-            optimizer=_arrays(learner.optimizer_state()),
-            optimizer_steps=learner.optimizer_steps,
-            adapter=None if learner.spec.learner.lora is None else _arrays(learner.adapter_state()),
+            optimizer=_arrays(learner.training.optimizer.state()),
+            optimizer_steps=learner.training.steps,
+            adapter=None if self.spec.learner.lora is None else _arrays(learner.model.adapter_state()),  # type: ignore[operator]
             critic=None if learner.critic is None else _arrays(learner.critic.state()),
         )
 
@@ -166,8 +167,7 @@ class LearnerActor:
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
     """The user's objective where `algorithm.name` is module:function; what it raises becomes an ObjectiveError.
 
-    Raises:
-        TaskError: there is no such function.
+    Raises TaskError when there is no such function.
     """
     name = spec.algorithm.own_objective
     if name is None:

@@ -52,7 +52,7 @@ class Learners:
         """Loads the model on every rank and joins them."""
         address = None
         if len(self.actors) > 1:
-            address = answer(self.actors[0].rendezvous.remote(), "learner 0", "starting", START_TIMEOUT)
+            address = self._first(self.actors[0].rendezvous.remote(), "starting", START_TIMEOUT)
         self._all("start", [(folder, address)] * len(self.actors), "loading the model", START_TIMEOUT)
 
     def start_reinforcement(self) -> None:
@@ -138,28 +138,23 @@ class Learners:
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
         """Weights of `version` as a wrapped reference."""
         timeout = self.spec.weight_sync.timeout.seconds
-        reply: tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]] = answer(
-            self.actors[0].publish.remote(version), "learner 0", "publishing weights", timeout
-        )
-        return reply
+        return self._first(self.actors[0].publish.remote(version), "publishing weights", timeout)  # type: ignore[no-any-return]
 
     def weights(self) -> Arrays:
         """See `LearnerActor.weights`."""
-        reply: Arrays = answer(
-            self.actors[0].weights.remote(), "learner 0", "reading weights to write them", self.timeout
-        )
-        return reply
+        return self._first(self.actors[0].weights.remote(), "reading weights to write them")  # type: ignore[no-any-return]
 
     def state(self) -> LearnerState:
         """See `LearnerActor.state`."""
-        reply: LearnerState = answer(
-            self.actors[0].state.remote(), "learner 0", "reading weights for a checkpoint", self.timeout
-        )
-        return reply
+        return self._first(self.actors[0].state.remote(), "reading weights for a checkpoint")  # type: ignore[no-any-return]
 
     def _shared(self, groups: Sequence[Group]) -> Any:
         """As an argument of a call to every rank: several share one copy, pickled once."""
         return ray.put(groups) if len(self.actors) > 1 else groups
+
+    def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
+        """The answer of rank 0, which alone is asked."""
+        return answer(call, "learner 0", phase, timeout or self.timeout)
 
     def _all(
         self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None

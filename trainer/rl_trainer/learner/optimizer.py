@@ -6,11 +6,13 @@ its compiler when an optimizer is made, which doubles the start of every learner
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+from rl_api.algorithm import OptimizerSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -18,23 +20,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW:
     """Decoupled weight decay regularisation (Loshchilov and Hutter, arXiv 1711.05101).
 
-    Args:
-        parameters: name and parameter, fp32; gradients are read from `.grad`.
-        betas: decay of the first and second moment.
-        epsilon: added to the root of the second moment.
-        weight_decay: share of a parameter taken away per step, times the learning rate.
+    `parameters`: by name, fp32; gradients are read from `.grad`. The weight decay is the share of a parameter taken away per
+    step, times the learning rate.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[tuple[str, nn.Parameter]],
-        *,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-    ):
-        self._parameters = dict(parameters)
-        self._betas, self._epsilon, self._weight_decay = betas, epsilon, weight_decay
+    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimizerSpec):
+        self._parameters, self._options = parameters, options
         self._state: dict[str, dict[str, Tensor]] = {}
 
     @torch.no_grad()
@@ -52,11 +43,11 @@ class AdamW:
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
+            beta1=self._options.betas[0],
+            beta2=self._options.betas[1],
             lr=learning_rate,
-            weight_decay=self._weight_decay,
-            eps=self._epsilon,
+            weight_decay=self._options.weight_decay,
+            eps=self._options.epsilon,
             maximize=False,
         )
 

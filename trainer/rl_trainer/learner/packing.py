@@ -20,10 +20,9 @@ def micro_batches(
 ) -> list[list[int]]:
     """Cut sequences into micro-batches whose padded size, `members * longest`, is within a budget.
 
-    Sequences are sorted by length and the sorted row is cut where the total cost `sum(padded tokens +
-    overhead_tokens)` is least (dynamic programming over all contiguous cuts, exact). The overhead is the
-    price of one more
-    forward and backward pass in tokens: 0 gives the least padding, a large value the fewest micro-batches.
+    Sequences are sorted by length and the sorted row is cut where the total cost `sum(padded tokens + overhead_tokens)` is
+    least (dynamic programming over all contiguous cuts, exact). The overhead is the price of one more forward and backward
+    pass in tokens: 0 gives the least padding, a large value the fewest micro-batches.
 
     Args:
         lengths: [N] tokens of each sequence (prompt and completion), each >= 1.
@@ -33,15 +32,7 @@ def micro_batches(
     Returns:
         Lists of indices into `lengths`, a partition, longest sequences first (an allocation that fails, fails
         at once). A sequence longer than the budget is a micro-batch of its own.
-
-    Raises:
-        ValueError: a length or the budget is below 1, or the overhead is negative.
     """
-    if tokens_per_micro_batch < 1 or overhead_tokens < 0:
-        raise ValueError(
-            f"tokens_per_micro_batch is {tokens_per_micro_batch} (at least 1), "
-            f"overhead_tokens {overhead_tokens} (at least 0)"
-        )
     order = _longest_first(lengths)
     count = len(order)
     ordered = np.array([lengths[index] for index in order], dtype=np.int64)
@@ -80,12 +71,7 @@ def split_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
     Returns:
         `ranks` lists of indices into `lengths`, a partition, each in ascending order.
-
-    Raises:
-        ValueError: a length or `ranks` is below 1.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks is {ranks}, must be at least 1")
     parts: list[list[int]] = [[] for _ in range(ranks)]
     load = [(0, rank) for rank in range(ranks)]  # a heap: ties go to the lowest rank
     for index in _longest_first(lengths):
@@ -109,12 +95,7 @@ def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> l
 
     Returns:
         At most `count` non-empty lists of group indices, a partition; sizes differ by at most one.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
-    if groups < 0 or count < 1:
-        raise ValueError(f"groups is {groups} (at least 0), count {count} (at least 1)")
     if groups == 0:
         return []
     if count == 1:
@@ -125,7 +106,4 @@ def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> l
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     """Indices by falling length, equal lengths by rising index."""
-    for index, length in enumerate(lengths):
-        if length < 1:
-            raise ValueError(f"sequence {index} has length {length}, must be at least 1")
     return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

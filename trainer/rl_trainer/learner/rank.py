@@ -31,14 +31,12 @@ from rl_trainer.algorithms.loss_metrics import (
 from rl_trainer.algorithms.losses import LossOutput, PolicyLossConfig, policy_loss, supervised_loss
 from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
-from rl_trainer.algorithms.schedule import learning_rate
 from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
 from rl_trainer.learner.batch import MicroBatch, collate
-from rl_trainer.learner.collectives import FlatGradients, metrics_over_ranks
 from rl_trainer.learner.critic import Critic
-from rl_trainer.learner.optimizer import AdamW
 from rl_trainer.learner.packing import micro_batches
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.training import Training
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
 from rl_trainer.trajectory import Trajectory
@@ -98,9 +96,8 @@ class Learner:
         self.reference: nn.Module | None = None
         self.critic: Critic | None = None
         self._loss = policy_loss_config(spec, objective)
-        if (
-            spec.learner.lora is None or spec.warm_start is not None
-        ):  # a warm start makes the base: all of it learns
+        # A warm start makes the base: all of it learns.
+        if spec.learner.lora is None or spec.warm_start is not None:
             self._learn()
 
     def start_reinforcement(self) -> None:
@@ -144,7 +141,7 @@ class Learner:
             return supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
 
         metrics = self._backward(self._cut(samples), loss)
-        self._step(metrics["loss"], rate)
+        self.training.step(metrics["loss"], rate)
         return metrics["loss"]
 
     def update(
@@ -160,10 +157,8 @@ class Learner:
         if self.critic is None:
             return result
         denominators = [part.denominators for part in plan]
-        critic = self.critic.update(list(zip(prepared, denominators, strict=True)))
-        return replace(
-            result, metrics=result.metrics | critic.metrics, skipped=result.skipped + critic.skipped
-        )
+        metrics, skipped = self.critic.update(list(zip(prepared, denominators, strict=True)))
+        return replace(result, metrics=result.metrics | metrics, skipped=result.skipped + skipped)
 
     def _update_policy(
         self, plan: Sequence[MiniBatch], prepared: Sequence[Sequence[MicroBatch]]
@@ -179,8 +174,8 @@ class Learner:
             if passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
                 stopped = len(plan) - index
                 break
-            rate = self._rate(len(plan))
-            norm = self._step(metrics["loss"], rate)
+            rate = self.training.rate(len(plan))
+            norm = self.training.step(metrics["loss"], rate)
             if norm is None:
                 skipped += 1
                 continue
@@ -195,36 +190,19 @@ class Learner:
             stopped_early=stopped,
         )
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """First and second moments by parameter name, and the step counts; empty before the first step."""
-        return self._optimizer.state()
-
-    def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer_steps: int) -> None:
-        """The inverse of `optimizer_state`."""
-        self.optimizer_steps = optimizer_steps
-        self._optimizer.load(tensors)
-
-    def adapter_state(self) -> dict[str, Tensor]:
-        """The adapters of a run with LoRA, under the names of the `peft` library."""
-        state: dict[str, Tensor] = self.model.adapter_state()  # type: ignore[operator]
-        return state
-
     def _add_lora(self, options: LoraSpec) -> None:
         self.model.add_lora(options, self.spec.seed)  # type: ignore[operator]
 
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
-        self.optimizer_steps = 0
-        # What learned in the warm start and is frozen now would keep all of its buffer alive by a view.
-        self.model.zero_grad(set_to_none=True)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._gradients = FlatGradients(self.parameters, self.device)
-        options = self.spec.algorithm.optimizer
-        self._optimizer = AdamW(
-            ((name, p) for name, p in self.model.named_parameters() if p.requires_grad),
-            betas=options.betas,
-            epsilon=options.epsilon,
-            weight_decay=options.weight_decay,
+        algorithm = self.spec.algorithm
+        self.training = Training(
+            self.model,
+            self.spec,
+            peak=algorithm.learning_rate,
+            limit=algorithm.gradient_clip,
+            ranks=self.ranks,
+            device=self.device,
         )
 
     def _new_critic(self) -> None:
@@ -232,17 +210,6 @@ class Learner:
             self.critic = Critic(
                 self.model, self.spec, device=self.device, ranks=self.ranks, precision=self._precision
             )
-
-    def _rate(self, steps_per_batch: int) -> float:
-        algorithm = self.spec.algorithm
-        return learning_rate(
-            self.optimizer_steps,
-            base=algorithm.learning_rate,
-            total_steps=self.spec.stop.max_steps * steps_per_batch,
-            warmup_steps=algorithm.optimizer.warmup_steps,
-            decay=algorithm.optimizer.decay,
-            min_ratio=algorithm.optimizer.min_ratio,
-        )
 
     def _policy_loss(self, denominators: LossDenominators) -> Callable[[MicroBatch], LossOutput]:
         def loss(batch: MicroBatch) -> LossOutput:
@@ -311,28 +278,14 @@ class Learner:
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
     ) -> dict[str, float]:
         """Gradients of the global loss into the flat buffer; returns the metrics of all ranks together."""
-        self._gradients.zero()
+        self.training.zero()
         parts: list[dict[str, float]] = []
         for batch in batches:
             output = loss(batch)
             output.loss.backward()  # type: ignore[no-untyped-call]
             metrics = empty_metrics() | output.metrics
             parts.append({name: float(value) for name, value in metrics.items()})
-        merged = merge_metrics(parts)
-        return self._reduce(merged) if self.ranks > 1 else merged
-
-    def _reduce(self, merged: dict[str, float]) -> dict[str, float]:
-        self._gradients.sum_over_ranks()
-        return metrics_over_ranks(merged, MAX_METRICS, self.device)
-
-    def _step(self, loss: float, rate: float) -> float | None:
-        """Clips and applies the gradient; None, and nothing changed, when it is not a number."""
-        norm = self._gradients.clip(self.spec.algorithm.gradient_clip)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return None
-        self._optimizer.step(rate)
-        self.optimizer_steps += 1
-        return norm
+        return self.training.over_ranks(merge_metrics(parts), MAX_METRICS)
 
     def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
         """Of the policy that reinforcement learning began with: with LoRA the base, else a copy that was kept."""

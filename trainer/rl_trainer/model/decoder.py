@@ -1,9 +1,7 @@
-"""One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for
-sampling.
+"""One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for sampling.
 
-The learner calls `forward` or `hidden` + `lm_head` on padded batches with gradients; the sampler's engine
-reads the same parameters in its decode loop. Parameters are fused (see `names`); Hugging Face names appear at
-the edges only.
+The learner calls `hidden_at` on padded batches with gradients; the sampler's engine reads the same parameters in its
+decode loop. Parameters are fused (see `names`); Hugging Face names appear at the edges only.
 """
 
 from __future__ import annotations
@@ -59,14 +57,12 @@ class Block(nn.Module):
         self,
         x: torch.Tensor,
         rotations: torch.Tensor,
-        mask: torch.Tensor | None,
         packing: Packing | None = None,
         chosen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer: x [B, T, H] -> [B, T, H], or the tokens alone with `packing`: [N, H] -> [N, H].
+        """One layer, causal: x [B, T, H] -> [B, T, H], or the tokens alone with `packing`: [N, H] -> [N, H].
 
-        `rotations` complex [B or 1, T, 1, D / 2]; `mask` bool [B, 1, T, T], None: causal. `chosen` int64 [M]: only
-        these of the flattened rows are wanted, [M, H].
+        `rotations` complex [1, T, 1, D / 2]. `chosen` int64 [M]: only these of the flattened rows are wanted, [M, H].
         """
         config = self.config
         normed = rms_norm(x, self.attention_norm, config.norm_eps)
@@ -78,8 +74,7 @@ class Block(nn.Module):
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=True,
             enable_gqa=config.groups > 1,
         )
         attended = attended.transpose(1, 2).flatten(2)
@@ -163,24 +158,10 @@ class Decoder(nn.Module):
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, T, V] of every position; arguments as for `hidden`."""
-        return self.lm_head(self.hidden(input_ids, attention_mask))
-
-    def hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Final hidden states after the last norm, [B, T, H].
-
-        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding: padding after the
-        tokens costs nothing, padding before them a mask. Rows at padding are arbitrary but finite.
-        """
-        length = input_ids.shape[1]
-        mask, rotations = None, self.rotations(length)[:length].unsqueeze(0)
-        if attention_mask is not None and not _pads_come_last(attention_mask):
-            mask, positions = _mask_and_positions(attention_mask)
-            rotations = rotations[0, positions]
-        x = F.embedding(input_ids, self.embed)
-        for layer in self.layers:
-            x = self._run(layer, x, rotations.unsqueeze(-2), mask)
-        return rms_norm(x, self.norm, self.config.norm_eps)
+        """Logits [B, T, V] of every position; `attention_mask` as for `hidden_at`, None: no padding."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden = self.hidden_at(input_ids, mask, torch.arange(input_ids.numel(), device=input_ids.device))
+        return F.linear(hidden, self.head_weight).view(*input_ids.shape, -1)
 
     def hidden_at(
         self,
@@ -189,11 +170,11 @@ class Decoder(nn.Module):
         places: torch.Tensor,
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `places` int64 [M] of the flattened `hidden(input_ids, attention_mask)`, [M, H], for less work.
+        """Final hidden states after the last norm, at `places` int64 [M] of the flattened [B * T]: [M, H].
 
-        Padding must follow the tokens. It costs attention only, and so do the tokens with which a row begins as another
-        one does (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for. No
-        place may be padding.
+        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding, which must follow them; states at
+        padding mean nothing. It costs attention only, and so do the tokens with which a row begins as another one does
+        (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for.
         """
         packing = Packing.of(attention_mask, shared)
         rotations = self.rotations(input_ids.shape[1])[None, : input_ids.shape[1], None]
@@ -202,8 +183,8 @@ class Decoder(nn.Module):
             x = x.flatten(0, 1).index_select(0, packing.to_packed)
             places = packing.to_padded[places]
         for layer in self.layers[:-1]:
-            x = self._run(layer, x, rotations, None, packing)
-        x = self._run(self.layers[-1], x, rotations, None, packing, places)
+            x = self._run(layer, x, rotations, packing)
+        x = self._run(self.layers[-1], x, rotations, packing, places)
         return rms_norm(x, self.norm, self.config.norm_eps)
 
     states_at = hidden_at
@@ -264,10 +245,6 @@ class Decoder(nn.Module):
         """H, the width of the hidden states."""
         return self.config.hidden_size
 
-    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., H], in the parameters' dtype."""
-        return F.linear(hidden, self.head_weight)
-
     @property
     def head_weight(self) -> torch.Tensor:
         """Weight of the output head, [V, H]."""
@@ -307,31 +284,12 @@ class Decoder(nn.Module):
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
 
 
-def _mask_and_positions(attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask bool [B, 1, T, T] and positions [B, T] of sequences with padding before their tokens."""
-    length, device = attention_mask.shape[1], attention_mask.device
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    # A row of nothing but padding would be a softmax over the empty set: let it see itself.
-    itself = torch.eye(length, dtype=torch.bool, device=device)
-    mask = causal & attention_mask.bool()[:, None, None, :] | itself
-    return mask, (attention_mask.long().cumsum(dim=1) - 1).clamp_min(0)
-
-
-def _pads_come_last(attention_mask: torch.Tensor) -> bool:
-    """Whether padding only follows tokens, so that no token's causal view holds any."""
-    return bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
-
-
 def load_decoder(
     folder: str | Path,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Decoder:
-    """Open a Hugging Face folder as a Decoder.
-
-    Raises UnsupportedModelError for other families (use `library_model` then) and ModelError for a broken
-    folder.
-    """
+    """Open a Hugging Face folder as a Decoder; UnsupportedModelError for other families, ModelError for a broken folder."""
     config = read_config(folder)
     decoder = Decoder(config, dtype=dtype, device=device)
     decoder.load_hf_state_dict(read_tensors(Path(folder)), where=f"model folder {folder}")

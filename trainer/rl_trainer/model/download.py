@@ -1,4 +1,4 @@
-"""Models from elsewhere: a folder behind any URI that fsspec opens, and the Hugging Face hub."""
+"""Models from elsewhere: a folder in an object store, and the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 from rl_api.errors import ModelError
 from rl_trainer.error_text import first_line
 from rl_trainer.model.export import CONFIG_FILES, TOKENIZER_FILES
-from rl_trainer.storage.remote_folder import advice, is_s3
+from rl_trainer.storage.remote_folder import advice, filesystem_of, is_s3
 
 Tell = Callable[[str], None]
-_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _TELL_SECONDS = 5.0
 
 
@@ -50,20 +50,17 @@ class Progress:
 
 
 def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
-    """Copy a folder at a URI below the cache; copied once per URI and listing (names, sizes, times).
+    """Copy a folder at s3://bucket/folder below the cache; copied once per URI and listing (names, sizes, times).
 
-    Raises:
-        ModelError: it cannot be copied, or is no model.
+    Raises ModelError when it cannot be copied, or is no model.
     """
-    import fsspec
-
     try:
-        filesystem, root = fsspec.core.url_to_fs(source)
+        filesystem, root = filesystem_of(source)
     except ImportError as error:
         hint = "install rltrain[s3]" if is_s3(source) else str(error)
         raise ModelError(f"model.source: {source} needs a package that is not installed; {hint}") from None
     except ValueError as error:
-        raise ModelError(f"model.source: {source} cannot be opened ({error})") from None
+        raise ModelError(f"model.source: {error}") from None
     try:
         entries = [entry for entry in filesystem.ls(root, detail=True) if entry["type"] == "file"]
     except FileNotFoundError:
@@ -112,11 +109,7 @@ def _stamp(entry: dict[str, Any]) -> Any:
 
 
 def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
-    """Download a hub model's needed files, or find them in the hub's cache.
-
-    Raises:
-        ModelError: the hub does not give them.
-    """
+    """Download a hub model's needed files, or find them in the hub's cache; ModelError when the hub does not give them."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -127,14 +120,8 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
     )
 
     try:
-        return Path(
-            snapshot_download(
-                source,
-                revision=revision,
-                allow_patterns=list(_PATTERNS),
-                tqdm_class=_told(Progress(source, tell)),
-            )
-        )
+        told = _told(Progress(source, tell))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, tqdm_class=told))
     except GatedRepoError:
         reason = "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)"
     except RevisionNotFoundError:

@@ -24,7 +24,14 @@ def weight_files(folder: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"model folder {folder}: {INDEX} has no weight_map")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+        names = set(weight_map.values())
+        if odd := [
+            name for name in names if not isinstance(name, str) or Path(name).name != name or "\\" in name
+        ]:
+            raise ModelError(
+                f"model folder {folder}: {INDEX} names {odd[0]!r:.100}, allowed: files beside it"
+            )
+        files = [folder / name for name in sorted(names)]
         for file in files:
             if not file.is_file():
                 raise ModelError(f"model folder {folder}: {file.name}, named in {INDEX}, is missing")

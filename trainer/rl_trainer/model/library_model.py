@@ -22,9 +22,11 @@ from rl_trainer.model.names import check_same
 class LibraryModel(nn.Module):
     """`AutoModelForCausalLM` with the decoder's methods.
 
-    `hidden` returns the logits and `lm_head` passes them on: families differ in what they do between the last
-    hidden state and the logits (scaling, soft-capping), and only the library's forward knows.
+    `hidden_at` returns logits, and there is no `head_weight`: families differ in what they do between the last hidden
+    state and the logits (scaling, soft-capping), and only the library's forward knows.
     """
+
+    head_weight = None
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -42,7 +44,11 @@ class LibraryModel(nn.Module):
 
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+            # Without an answer here the library asks on the terminal whether it may run code of the folder; and its other
+            # formats of weights are pickles.
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, trust_remote_code=False, use_safetensors=True
+            )
         except Exception as error:  # every family raises its own kinds
             lines = str(error).strip().splitlines()
             raise ModelError(
@@ -62,15 +68,11 @@ class LibraryModel(nn.Module):
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, T, V]; arguments as for `Decoder.hidden`."""
+        """Logits [B, T, V]; arguments as for `Decoder.forward`."""
         logits: torch.Tensor = self.model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).logits
         return logits
-
-    def hidden(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits [B, T, V] (see the class): select positions from them as from hidden states."""
-        return self.forward(input_ids, attention_mask)
 
     def hidden_at(
         self,
@@ -80,7 +82,7 @@ class LibraryModel(nn.Module):
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
-        return self.hidden(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
+        return self.forward(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
 
     @property
     def hidden_size(self) -> int:
@@ -99,15 +101,6 @@ class LibraryModel(nn.Module):
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
         return states.flatten(0, 1).index_select(0, places)
-
-    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Its argument: `hidden` has applied the head."""
-        return hidden
-
-    @property
-    def head_weight(self) -> None:
-        """None: `hidden` returns logits."""
-        return None
 
     def checkpoint_activations(self) -> None:
         """As `Decoder.checkpoint_activations`; ModelError for families whose layers the library cannot compute again."""

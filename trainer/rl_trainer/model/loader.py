@@ -12,7 +12,7 @@ import torch
 
 from rl_api.errors import ModelError
 from rl_api.run import TinyModelSpec
-from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
+from rl_trainer.model.config import UnsupportedModelError, read_json
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.folder import weight_files
@@ -34,7 +34,7 @@ def resolve_model(
     """Make `source` a checked local folder.
 
     `source` is the preset `tiny` (written below `cache_folder` from the sizes `tiny` and `seed`), a local
-    folder, a URI that fsspec opens (s3://..., file://...; copied below `cache_folder`), or a Hugging Face hub
+    folder, s3://bucket/folder (copied below `cache_folder`), or a Hugging Face hub
     id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). `tell` hears now and then how far a long
     download has come. Raises ModelError with one sentence for everything that can go wrong.
     """
@@ -75,16 +75,11 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Decoder | LibraryModel:
-    """Open a folder for learning or sampling: our decoder, or the library's model for other families.
-
-    Both have `forward(input_ids, attention_mask)`, `hidden`, `lm_head`, `hf_state_dict`,
-    `load_hf_state_dict`.
-    """
+    """Open a folder for learning: our decoder, or for other families the library's model, which has the same methods."""
     try:
-        read_config(folder)
+        return load_decoder(folder, dtype, device)
     except UnsupportedModelError:
-        return LibraryModel.open(folder, dtype=dtype, device=device)
-    return load_decoder(folder, dtype=dtype, device=device)
+        return LibraryModel.open(folder, dtype, device)
 
 
 def _looks_local(source: str) -> bool:

@@ -45,8 +45,7 @@ class SharedFolder:
     def opened(self) -> Iterator[Path]:
         """The folder on this node: the original, or a copy that the first makes who asks, and the last removes.
 
-        Raises:
-            ModelError: the copy cannot be written.
+        Raises ModelError when the copy cannot be written.
         """
         if not self.files or ray.get_runtime_context().get_node_id() == self.node:
             yield self.path
@@ -126,11 +125,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def share_folder(path: Path) -> SharedFolder:
-    """Makes `path` open to all nodes of the Ray cluster; on a cluster of one node nothing is copied.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """Makes `path` open to all nodes of the Ray cluster; on one of one node nothing is copied. Errors: see `put_folder`."""
     node = ray.get_runtime_context().get_node_id()
     others = [one for one in ray.nodes() if one["Alive"] and one["NodeID"] != node]
     if not others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ class Tokenizer:
         where: str = "tokenizer",
     ) -> None:
         self._backend = backend
-        self._with_template: Any = None
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
         self._where = where
@@ -48,8 +48,7 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text)
-        if wanted.
+        """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text) if wanted.
 
         Raises ModelError when the tokenizer has no token for a character.
         """
@@ -79,8 +78,7 @@ class Tokenizer:
     ) -> str:
         """Messages ({"role", "content"}) as the model's chat template writes them, with the library's `apply_chat_template`.
 
-        Without a template: the contents, one per line. Raises ModelError when the template refuses the
-        messages.
+        Without a template: the contents, one per line. Raises ModelError when the template refuses the messages.
         """
         if self._chat_template is None:
             return "\n".join(message["content"] for message in messages)
@@ -88,7 +86,7 @@ class Tokenizer:
 
         try:
             return str(
-                self._library().apply_chat_template(
+                self._library.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=[dict(tool) for tool in tools] or None,
                     add_generation_prompt=add_generation_prompt,
@@ -108,14 +106,13 @@ class Tokenizer:
         """Token ids of `render_chat`; a template writes its own special tokens, so none are added then."""
         return self.encode(self.render_chat(messages, **options), special_tokens=self._chat_template is None)
 
+    @cached_property
     def _library(self) -> Any:
-        if self._with_template is None:
-            from transformers import PreTrainedTokenizerFast  # slow, and only for models with a template
+        from transformers import PreTrainedTokenizerFast  # slow, and only for models with a template
 
-            self._with_template = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-                tokenizer_object=self._backend, chat_template=self._chat_template, **self._special_tokens
-            )
-        return self._with_template
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=self._backend, chat_template=self._chat_template, **self._special_tokens
+        )
 
 
 def byte_letter(value: int) -> str:
@@ -138,8 +135,7 @@ def _missing_bytes(backend: tokenizers.Tokenizer) -> frozenset[int]:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Open the tokenizer of a model folder; ModelError when it is missing or broken.
 
-    A folder with only a sentencepiece or vocab/merges tokenizer is converted by the library, which takes
-    seconds.
+    A folder with only a sentencepiece or vocab/merges tokenizer is converted by the library, which takes seconds.
     """
     import tokenizers
 
@@ -154,21 +150,18 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         backend = _convert(folder)
     backend.no_padding()
     backend.no_truncation()
-    config = (
-        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    config, generation = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "generation_config.json")
     )
     special = _special_tokens(config)
     model = read_json(folder / "config.json")
-    generation_path = folder / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
 
-    stop: set[int] = set()
-    for source in (generation.get("eos_token_id"), model.get("eos_token_id")):
-        stop.update(_ids(source))
-    for text in (special.get("eos_token"),):
-        token = backend.token_to_id(text) if text else None
-        if token is not None:
-            stop.add(token)
+    stop = {*_ids(generation.get("eos_token_id")), *_ids(model.get("eos_token_id"))}
+    text = special.get("eos_token")
+    end = backend.token_to_id(text) if text else None
+    if end is not None:
+        stop.add(end)
     return Tokenizer(
         backend,
         stop_ids=frozenset(stop),
@@ -188,7 +181,8 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     try:
         from transformers import AutoTokenizer
 
-        backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        backend: tokenizers.Tokenizer = loaded.backend_tokenizer
     except Exception as error:
         raise ModelError(
             f"model folder {folder}: tokenizer.json is missing, and the library cannot make one of the other files ({error})"

@@ -31,31 +31,18 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """One chart.
+    """One chart."""
 
-    Attributes:
-        id: name in the page, also of the HTML element.
-        title: what it shows.
-        hint: half a sentence that says how to read it.
-        series: the curves.
-        unit: unit of the vertical axis; `fraction` is shown in percent, an empty one is a plain number.
-        kind: `line`, or `stack` for bars of parts that add up.
-        floor: whether the vertical axis starts at zero.
-        wide: whether it takes a whole row.
-        bounds: fixed range of the vertical axis, when the quantity has one.
-        target: a dashed line at this height: the value the run stops at.
-    """
-
-    id: str
+    id: str  # name in the page, also of the HTML element
     title: str
-    hint: str
+    hint: str  # half a sentence that says how to read it
     series: tuple[Series, ...]
-    unit: str = ""
-    kind: str = "line"
-    floor: bool = True
-    wide: bool = False
-    bounds: tuple[float, float] | None = None
-    target: float | None = None
+    unit: str = ""  # of the vertical axis; `fraction` is shown in percent, an empty one is a plain number
+    kind: str = "line"  # or `stack`, for bars of parts that add up
+    floor: bool = True  # whether the vertical axis starts at zero
+    wide: bool = False  # whether it takes a whole row
+    bounds: tuple[float, float] | None = None  # fixed range of the vertical axis, when the quantity has one
+    target: float | None = None  # a dashed line at this height: the value the run stops at
 
 
 _HELDOUT = Series("heldout_score", "held-out score", "orange", "points")

@@ -20,26 +20,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl_trainer.observe.fragments import duration, number, words
+from rl_api.printable import printable, printable_lines
 from rl_trainer.observe.metrics import StepRecord
+from rl_trainer.observe.texts import duration, ended, number, words
 from rl_trainer.storage.files import Closes
 
 # The closing reward is a mean over so many steps: one step says little.
 CLOSING_STEPS = 10
+_LINE_SECONDS = 1.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STOP_REASONS = {
-    "targetReward": "Target reached",
-    "maxSteps": "All steps done",
-    "maxDuration": "Time limit reached",
-    "programEnded": "The program is done",
-}
 
 
 class Console(Closes):
     """What a run says while it goes on. Every method may be called at any time, from the driver's thread.
 
     On a terminal there is one live view; messages scroll above it. Elsewhere (a file, a pipe, `TERM=dumb`, an
-    encoding without block characters) steps are plain ASCII lines, at most one per `interval` seconds, plus
+    encoding without block characters) steps are plain ASCII lines, at most one a second, plus
     every phase, evaluation, message and warning. `NO_COLOR` is honoured. A closed pipe silences the output
     and never stops a run.
     """
@@ -52,12 +48,11 @@ class Console(Closes):
         target: float | None = None,
         buffer_capacity: int | None = None,
         stream: TextIO | None = None,
-        interval: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`target` is `stop.targetReward`; `buffer_capacity` in groups; `stream` is stdout unless given."""
         self._stream: TextIO | None = stream or sys.stdout
-        self._interval, self._clock = interval, clock
+        self._clock = clock
         self._last_line = -math.inf
         self._held_back: str | None = None
         self._view = View(name, max_steps, target, buffer_capacity, clock)
@@ -78,7 +73,7 @@ class Console(Closes):
     def phase(self, text: str) -> None:
         """Say what the run is doing now: `starting Ray`, `training`, `checkpoint`, ..."""
         changed = text != self._view.phase
-        self._view.phase = text
+        self._view.phase = printable(text)
         # Plain output follows the start of a run; once steps are listed, they say that it trains.
         if changed and not self._live and self._view.record is None:
             self._line(text)
@@ -116,7 +111,7 @@ class Console(Closes):
         self._flush_held_back()
         self.close()
         rows = closing_rows(summary, report)
-        if self._can_encode("\u2192"):
+        if self._encodable("\u2192") == "\u2192":
             rows = [(label, text.replace("->", "\u2192")) for label, text in rows]
         self._print(headline(summary), style="bold")
         for label, text in rows:
@@ -133,7 +128,7 @@ class Console(Closes):
         if self._live:
             return
         now = self._clock()
-        if not always and now - self._last_line < self._interval:
+        if not always and now - self._last_line < _LINE_SECONDS:
             self._held_back = text
             return
         self._last_line = now
@@ -167,14 +162,10 @@ class Console(Closes):
         except (OSError, ValueError):
             self._stream = None
 
-    def _encoding(self) -> str:
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
     def _encodable(self, text: str) -> str:
-        return text.replace("\u2009", " ").encode(self._encoding(), "replace").decode(self._encoding())
-
-    def _can_encode(self, text: str) -> bool:
-        return self._encodable(text) == text
+        """What the stream can take; a reward or a program that is quoted does not steer the terminal."""
+        encoding = self._rich.encoding
+        return printable_lines(text).encode(encoding, "replace").decode(encoding)
 
 
 @dataclass
@@ -306,8 +297,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def headline(summary: Mapping[str, Any]) -> str:
     """Return the sentence a run ends with."""
-    reason = str(summary.get("stop_reason") or "stopped")
-    text = _STOP_REASONS.get(reason, words(reason[:1]).capitalize() + reason[1:])
+    text = ended(summary.get("stop_reason") or "stopped")
     steps = summary.get("steps", 0)
     return f"{text} after {steps:,} step{'s' * (steps != 1)}, {duration(summary.get('wall_seconds'))}."
 

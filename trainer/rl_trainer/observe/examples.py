@@ -14,22 +14,13 @@ EXAMPLES_FILE = "examples.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One held-out prompt with the policy's greedy answers.
-
-    Attributes:
-        prompt: what the model was asked.
-        expected: the right answer.
-        before: answer at the start of reinforcement learning, None when none was taken.
-        after: answer at the end; None while the run goes on.
-        before_right: whether `before` is exactly right; None when unknown.
-        after_right: whether `after` is exactly right; None when unknown.
-    """
+    """One held-out prompt with the policy's greedy answers; None: not taken, or not known."""
 
     prompt: str
     expected: str
-    before: str | None = None
-    after: str | None = None
-    before_right: bool | None = None
+    before: str | None = None  # answer at the start of reinforcement learning
+    after: str | None = None  # answer at the end
+    before_right: bool | None = None  # whether it is exactly right
     after_right: bool | None = None
 
 

@@ -24,9 +24,9 @@ TENSORBOARD_FOLDER = "tensorboard"
 NAN = float("nan")
 
 
-def _curve(tag: str, default: Any = NAN) -> Any:
-    """A field that TensorBoard shows, under one group per question a person asks; others are in metrics.jsonl only."""
-    return dataclasses.field(default=default, metadata={"tag": tag})
+def _shown(tag: str = "", gauge: str = "", default: Any = NAN) -> Any:
+    """A field that TensorBoard shows, in one group per question a person asks; `gauge`: its description in /metrics."""
+    return dataclasses.field(default=default, metadata={"tag": tag, "gauge": gauge})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,73 +35,79 @@ class StepRecord:
 
     step: int  # number of the step, 1 is the first
     time: float  # when the step ended, seconds since the epoch
-    # Seconds from the end of the step before to the end of this one.
-    wall_seconds: float = _curve("speed/step_seconds", dataclasses.MISSING)
+    # From the end of the step before to the end of this one.
+    wall_seconds: float = _shown("speed/step_seconds", "Seconds of the last step", dataclasses.MISSING)
     # Mean reward of the trajectories trained on, in units of the task's reward.
-    reward_mean: float = _curve("reward/mean", dataclasses.MISSING)
-    reward_std: float = _curve("reward/std")  # their standard deviation
+    reward_mean: float = _shown("reward/mean", default=dataclasses.MISSING)
+    reward_std: float = _shown("reward/std", "Standard deviation of the last step's rewards")
     # Share of held-out prompts answered exactly, 0 to 1; None when not evaluated.
-    heldout_score: float | None = _curve("reward/heldout_score", None)
-    response_length_mean: float = _curve("response/length_mean")  # mean length of the completions, tokens
-    response_length_max: float = _curve("response/length_max")  # length of the longest completion, tokens
-    # Share of completions cut at the token limit, or by an observation without room, 0 to 1.
-    truncated_fraction: float = _curve("response/truncated_fraction")
-    kl: float = _curve("policy/kl")  # mean per-token KL divergence of the policy from the reference, nats
-    entropy: float = _curve("policy/entropy")  # mean per-token entropy of the policy, nats
-    # Share of tokens whose importance ratio was clipped, 0 to 1.
-    clip_fraction: float = _curve("policy/clip_fraction")
-    loss: float = _curve("optimizer/loss")  # value of the loss, no unit
-    grad_norm: float = _curve("optimizer/grad_norm")  # norm of the gradient before clipping
-    learning_rate: float = _curve("optimizer/learning_rate")  # learning rate of this step
+    heldout_score: float | None = _shown("reward/heldout_score", default=None)
+    response_length_mean: float = _shown("response/length_mean", "Mean completion tokens per answer")
+    response_length_max: float = _shown("response/length_max")  # length of the longest completion, tokens
+    # 0 to 1; cut by an observation without room counts as well.
+    truncated_fraction: float = _shown(
+        "response/truncated_fraction", "Share of answers cut at the token limit"
+    )
+    kl: float = _shown("policy/kl", "KL divergence from the reference per token, nats")
+    entropy: float = _shown("policy/entropy", "Entropy of the policy per token, nats")
+    clip_fraction: float = _shown("policy/clip_fraction", "Share of tokens whose ratio was clipped")
+    loss: float = _shown("optimizer/loss", "Loss of the last step")
+    grad_norm: float = _shown("optimizer/grad_norm", "Norm of the gradient before clipping")
+    learning_rate: float = _shown("optimizer/learning_rate", "Learning rate of the last step")
     # Mean importance ratio of the policy to the policy before the step.
-    ratio_mean: float = _curve("policy/ratio_mean")
-    ratio_max: float = _curve("policy/ratio_max")  # its maximum
-    # Mean per-token KL divergence between the sampler's log-probs and the trainer's, nats.
-    mismatch_kl: float = _curve("policy/mismatch_kl")
-    # Value of the critic's loss; like the next four NaN without a critic.
-    value_loss: float = _curve("critic/value_loss")
+    ratio_mean: float = _shown("policy/ratio_mean")
+    ratio_max: float = _shown("policy/ratio_max", "Largest importance ratio")
+    mismatch_kl: float = _shown(
+        "policy/mismatch_kl", "KL divergence between sampler and trainer per token, nats"
+    )
+    # This and the next four are NaN without a critic.
+    value_loss: float = _shown("critic/value_loss", "Loss of the critic")
     # Share of tokens whose value left the clip range, 0 to 1.
-    value_clip_fraction: float = _curve("critic/value_clip_fraction")
-    # Share of the variance of the returns that the critic's values explain, at most 1.
-    explained_variance: float = _curve("critic/explained_variance")
-    value_mean: float = _curve("critic/value_mean")  # mean value of the sampled tokens, before the update
-    return_mean: float = _curve("critic/return_mean")  # mean return of the sampled tokens
+    value_clip_fraction: float = _shown("critic/value_clip_fraction")
+    explained_variance: float = _shown(
+        "critic/explained_variance", "Share of the variance of the returns that the critic explains"
+    )
+    value_mean: float = _shown("critic/value_mean")  # mean value of the sampled tokens, before the update
+    return_mean: float = _shown("critic/return_mean")  # mean return of the sampled tokens
     # Mean age of the groups trained on, weight versions.
-    staleness_mean: float = _curve("flow/staleness_mean")
-    staleness_max: float = _curve("flow/staleness_max")  # age of the oldest, weight versions
-    buffer_fill: float = _curve("flow/buffer_fill")  # groups in the buffer at the end of the step
-    # Groups put into the buffer per second during the step.
-    buffer_in_rate: float = _curve("flow/buffer_in_rate")
-    buffer_out_rate: float = _curve("flow/buffer_out_rate")  # groups taken from it per second during the step
-    samplers: int = _curve("flow/samplers", 0)  # samplers that took part at the end of the step
+    staleness_mean: float = _shown("flow/staleness_mean")
+    staleness_max: float = _shown("flow/staleness_max", "Weight versions the oldest group was behind")
+    buffer_fill: float = _shown("flow/buffer_fill", "Groups in the buffer")
+    buffer_in_rate: float = _shown("flow/buffer_in_rate", "Groups put into the buffer per second")
+    buffer_out_rate: float = _shown("flow/buffer_out_rate", "Groups taken from the buffer per second")
+    samplers: int = _shown("flow/samplers", "Samplers that take part", 0)
     # Completion tokens trained on per second of wall time.
-    tokens_per_second: float = _curve("speed/tokens_per_second")
-    # Trajectories trained on per second of wall time.
-    samples_per_second: float = _curve("speed/samples_per_second")
+    tokens_per_second: float = _shown("speed/tokens_per_second")
+    samples_per_second: float = _shown("speed/samples_per_second", "Trajectories trained on per second")
     completion_tokens: int = 0  # completion tokens trained on in this step
     # Seconds of the step spent generating (asynchronous: mean of samplers, parts overlap).
-    time_generate: float = _curve("time/generate")
-    time_score: float = _curve("time/score")  # seconds spent scoring answers
-    time_train: float = _curve("time/train")  # seconds spent in forward, backward and optimizer
-    time_publish: float = _curve("time/publish")  # seconds spent publishing weights to the samplers
+    time_generate: float = _shown("time/generate")
+    time_score: float = _shown("time/score")  # seconds spent scoring answers
+    time_train: float = _shown("time/train")  # seconds spent in forward, backward and optimizer
+    time_publish: float = _shown("time/publish")  # seconds spent publishing weights to the samplers
     # Seconds the learner waited for groups and nothing else of this list went on.
-    time_wait: float = _curve("time/wait")
-    time_evaluate: float = _curve("time/evaluate")  # seconds spent evaluating held-out prompts
+    time_wait: float = _shown("time/wait")
+    time_evaluate: float = _shown("time/evaluate")  # seconds spent evaluating held-out prompts
     groups_trained: int = 0  # groups trained on since the start of the run
     # Groups dropped since the start of the run, by reason.
     groups_dropped: dict[str, int] = dataclasses.field(default_factory=dict)
-    # Groups of this step whose rewards were all equal (advantage 0).
-    zero_variance_groups: int = _curve("reward/zero_variance_groups", 0)
+    zero_variance_groups: int = _shown(
+        "reward/zero_variance_groups", "Groups of the last step whose rewards were all equal", 0
+    )
     # Steps skipped because the loss was not a number, since the start of the run.
-    skipped_steps: int = _curve("optimizer/skipped_steps", 0)
+    skipped_steps: int = _shown("optimizer/skipped_steps", default=0)
     # Indices of the prompts trained on in this step.
     prompts: list[int] = dataclasses.field(default_factory=list)
-    weight_version: int = 0  # version of the weights after this step
+    weight_version: int = _shown("", "Version of the weights", 0)  # after this step
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(StepRecord))
-FLOATS = frozenset(field.name for field in dataclasses.fields(StepRecord) if field.type == "float")
-TENSORBOARD_TAGS = {f.metadata["tag"]: f.name for f in dataclasses.fields(StepRecord) if f.metadata}
+_ALL = dataclasses.fields(StepRecord)
+FIELDS = tuple(field.name for field in _ALL)
+FLOATS = frozenset(field.name for field in _ALL if field.type == "float")
+COUNTS = frozenset(field.name for field in _ALL if field.type == "int") - {"step"}
+PARTS = tuple(name.removeprefix("time_") for name in FIELDS if name.startswith("time_"))
+TENSORBOARD_TAGS = {field.metadata["tag"]: field.name for field in _ALL if field.metadata.get("tag")}
+GAUGES = {field.name: field.metadata["gauge"] for field in _ALL if field.metadata.get("gauge")}
 
 
 class MetricsWriter(Closes):

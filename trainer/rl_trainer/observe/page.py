@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from html import escape
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from rl_api.errors import RLTrainError
-from rl_trainer.observe import fragments
+from rl_api.printable import printable, printable_lines
+from rl_trainer.observe import texts
 from rl_trainer.observe.charts import (
     ASSETS,
+    MAX_POINTS,
     PART_COLOURS,
     SECTIONS,
     Chart,
@@ -24,44 +30,27 @@ from rl_trainer.observe.charts import (
     outcome_charts,
     visible,
 )
-from rl_trainer.observe.examples import Example, read_examples
-from rl_trainer.observe.metrics import METRICS_FILE, StepRecord, heldout_curve, read_events, read_metrics
+from rl_trainer.observe.examples import EXAMPLES_FILE, read_examples
+from rl_trainer.observe.metrics import METRICS_FILE, heldout_curve, read_events, read_metrics
 from rl_trainer.observe.summary import SUMMARY_FILE, summarize
 from rl_trainer.observe.timeline import DROPPED, TIMELINE_FILE, Span, read_timeline
-from rl_trainer.storage.files import dump_json, read_json, write_atomic
+from rl_trainer.storage.files import finite, read_json, write_atomic
 
 REPORT_FILE = "report.html"
 RUN_FILE = "run.yaml"
 MAX_ACTORS = 32
 MAX_SPANS_PER_ACTOR = 150
 WINDOW_SECONDS = 60.0
+EXAMPLES_SHOWN = 8
+DATA_FILES = (RUN_FILE, METRICS_FILE, SUMMARY_FILE, EXAMPLES_FILE, TIMELINE_FILE)
+"""What the page is made of."""
+
+_SCRIPTS = ("format.js", "charts.js", "timeline.js", "report.js")
+_LONGEST_TEXT = 100_000
+_LONGEST_NAME = 100
+# What code for numbers and records raises where a file holds something else.
+_NO_RUN = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _OTHER_COLOURS = ("sky", "rose", "moss", "violet", "amber")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunData:
-    """What the page shows, read from a run folder.
-
-    Attributes:
-        name: name of the run.
-        records: one record per step.
-        heldout: (step, held-out score) of every evaluation.
-        events: the other lines of the metrics (`resumed`, `warm_start`, `note`, ...).
-        summary: as `summarize` returns it; None while the run goes on.
-        spans: the timeline.
-        examples: answers before and after.
-        run: the run's YAML as a dict, and `run_yaml` as text.
-    """
-
-    name: str
-    records: Sequence[StepRecord] = ()
-    heldout: Sequence[tuple[int, float]] = ()
-    events: Sequence[Mapping[str, Any]] = ()
-    summary: Mapping[str, Any] | None = None
-    spans: Sequence[Span] = ()
-    examples: Sequence[Example] = ()
-    run: Mapping[str, Any] = field(default_factory=dict)
-    run_yaml: str = ""
 
 
 def write_report(run_folder: Path | str) -> Path:
@@ -72,92 +61,122 @@ def write_report(run_folder: Path | str) -> Path:
     """
     folder = Path(run_folder)
     path = folder / REPORT_FILE
-    write_atomic(path, render(load_run(folder)))
+    write_atomic(path, render(folder))
     return path
 
 
-def load_run(folder: Path) -> RunData:
-    """Read what the page shows from a run folder.
+def render(folder: Path) -> str:
+    """The page of a run folder, whoever wrote the files: what they hold is text and numbers on it, nothing else.
 
     Raises:
-        RLTrainError: the folder holds no run or one of its files is broken.
+        RLTrainError: the folder holds no run, or one of its files is broken.
     """
+    try:
+        return _render(folder)
+    except _NO_RUN as error:
+        why = printable(f"{type(error).__name__}: {error}", _LONGEST_NAME)
+        raise RLTrainError(f"{folder}: its files are not those of a run ({why})") from error
+
+
+def _render(folder: Path) -> str:
     metrics, run_file = folder / METRICS_FILE, folder / RUN_FILE
     if not metrics.exists() and not run_file.exists():
         raise RLTrainError(
             f"{folder}: holds no run (neither {METRICS_FILE} nor {RUN_FILE}); name the folder of a run"
         )
-    run_yaml = run_file.read_text(encoding="utf-8") if run_file.exists() else ""
+    run_yaml = run_file.read_text(encoding="utf-8", errors="replace") if run_file.exists() else ""
     try:
-        run = yaml.safe_load(run_yaml)
+        run = plain_values(yaml.safe_load(run_yaml))
     except yaml.YAMLError as error:
         raise RLTrainError(f"{run_file}: is not YAML ({' '.join(str(error).split())})") from error
-    run = run if isinstance(run, dict) else {}
-    summary = read_json(folder / SUMMARY_FILE)
-    return RunData(
-        name=str(_at(run, "metadata", "name") or (summary or {}).get("name") or folder.resolve().name),
-        records=read_metrics(metrics),
-        heldout=heldout_curve(metrics),
-        events=read_events(metrics),
-        summary=summary if isinstance(summary, dict) else None,
-        spans=read_timeline(folder / TIMELINE_FILE),
-        examples=read_examples(folder),
-        run=run,
-        run_yaml=run_yaml,
-    )
-
-
-def render(run: RunData) -> str:
-    """Return the page as HTML text."""
-    seed = _at(run.run, "spec", "seed")
-    resumed = [event["step"] for event in run.events if event["event"] == "resumed"]
-    warm_start = [event for event in run.events if event["event"] == "warm_start"]
-    computed = summarize(
-        run.records,
-        run.heldout,
-        name=run.name,
-        seed=seed or 0,
-        stop_reason="",
-        resumed_from=resumed[-1] if resumed else None,
-    )
+    records, heldout, events = read_metrics(metrics), heldout_curve(metrics), read_events(metrics)
+    seed, target = _at(run, "spec", "seed"), _at(run, "spec", "stop", "targetReward")
+    max_steps = _at(run, "spec", "stop", "maxSteps")
+    resumed = [event["step"] for event in events if event["event"] == "resumed"]
+    resumed_from = resumed[-1] if resumed else None
+    summary = summarize(records, heldout, name="", seed=seed or 0, stop_reason="", resumed_from=resumed_from)
+    found = read_json(folder / SUMMARY_FILE)
+    written = found if isinstance(found, dict) else {}
     # A summary of fewer or more steps is that of an earlier attempt: the run was resumed and goes on.
-    finished = run.summary is not None and run.summary.get("steps") == computed["steps"]
-    summary = computed | dict(run.summary or {}) if finished else computed
-    stop_reason = summary["stop_reason"] or None if finished else None
-    target = _at(run.run, "spec", "stop", "targetReward")
-    columns = build_columns(run.records, run.heldout)
+    if written.get("steps") == summary["steps"]:
+        summary |= written
+    columns = build_columns(records, heldout)
     sections = _sections(columns, target if isinstance(target, int | float) else None)
-    view = timeline_view(run.spans)
+    view = timeline_view(read_timeline(folder / TIMELINE_FILE))
+    scripts = "\n".join(map(_asset, _SCRIPTS))
     data = {
         "columns": {name: _rounded(column) for name, column in _used(columns, sections).items()},
         "sections": {title: [asdict(chart) for chart in charts] for title, charts in sections},
         "marks": {"resumed": resumed},
         "timeline": view,
     }
-    steps = len({record.step for record in run.records} | {step for step, _ in run.heldout})
-    thinned = -(-steps // len(columns["step"])) if columns["step"] else 1
-    max_steps = _at(run.run, "spec", "stop", "maxSteps")
-    empty = '<p class="note">No step has been finished yet.</p>'
-    parts = {
-        "title": escape(f"{run.name} \u00b7 rltrain"),
-        "css": _asset("report.css"),
-        "name": escape(run.name),
-        "status": fragments.status_pill(stop_reason),
-        "what": fragments.what_was_trained(run.run, seed),
-        "warm_start": fragments.warm_start_note(warm_start),
-        "events": fragments.events_section(run.events),
-        "tiles": fragments.tiles(summary, max_steps if isinstance(max_steps, int) else None),
-        "curves": fragments.curves(sections, thinned) if sections else empty,
-        "timeline": fragments.timeline_section(view),
-        "examples": fragments.examples_section(run.examples),
-        "groups": fragments.groups_section(summary) if run.records else "",
-        "config": fragments.config_section(run.run_yaml),
-        "footer": "Made from the files beside it; <code>rltrain report FOLDER</code> makes it again.",
-        "data": _inline(data),
-        "script": "\n".join(_asset(name) for name in ("format.js", "charts.js", "timeline.js", "report.js")),
-    }
-    # One pass: a `{{name}}` inside a user's text is text, not a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
+    steps = len({record.step for record in records} | {step for step, _ in heldout})
+    return _template().render(
+        name=str(_at(run, "metadata", "name") or written.get("name") or folder.resolve().name),
+        stop_reason=summary["stop_reason"],
+        what=texts.what_was_trained(run, seed),
+        tiles=texts.tiles(summary, max_steps if isinstance(max_steps, int) else None),
+        warm_start=texts.warm_start_line([event for event in events if event["event"] == "warm_start"]),
+        sections=sections,
+        thinned=math.ceil(steps / MAX_POINTS),
+        timeline=view,
+        examples=read_examples(folder),
+        examples_shown=EXAMPLES_SHOWN,
+        records=records,
+        summary=summary,
+        events=_events(events),
+        config=texts.yaml_lines(run_yaml) if run_yaml.strip() else [],
+        data=finite(data),
+        scripts=Markup(scripts),
+        scripts_hash=base64.b64encode(hashlib.sha256(scripts.encode()).digest()).decode(),
+    )
+
+
+def _template() -> Template:
+    """Every text of a user or a model is escaped where the template puts it, and has nothing that changes its direction."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    for way in (texts.number, texts.duration, texts.words, texts.ended):
+        environment.filters[way.__name__] = way
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.globals["asset"] = _asset
+    return environment.from_string(_asset("report.html"))
+
+
+def _shown(value: Any) -> Any:
+    """What an expression of the template gives, as it may be shown."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return printable_lines(value[:_LONGEST_TEXT])
+
+
+def plain_values(value: Any, most: int = 100_000) -> Any:
+    """YAML's maps and lists without what refers to itself or to the same part again and again, which would have no end.
+
+    Raises ValueError where there are more than `most` values, or a key is no text.
+    """
+    left = most
+
+    def copied(one: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {most:,} values")
+        if isinstance(one, Mapping):
+            return {str(key): copied(inner) for key, inner in one.items() if isinstance(key, str | int)}
+        return [copied(inner) for inner in one] if isinstance(one, list) else one
+
+    return copied(value)
+
+
+def _events(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """What happened besides steps: every event with a `text`, and resumes; the last 50."""
+    said = [
+        (event["step"], "Resumed from a checkpoint" if event["event"] == "resumed" else event.get("text"))
+        for event in events
+    ]
+    return [(step, str(text)) for step, text in said if text][-50:]
 
 
 def timeline_view(spans: Sequence[Span]) -> dict[str, Any] | None:
@@ -170,7 +189,8 @@ def timeline_view(spans: Sequence[Span]) -> dict[str, Any] | None:
     by_actor: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         if span.name != DROPPED:
-            by_actor[span.actor].append(span)
+            actor, name = printable(span.actor, _LONGEST_NAME), printable(span.name, _LONGEST_NAME)
+            by_actor[actor].append(span._replace(actor=actor, name=name))
     if not by_actor:
         return None
     actors = sorted(by_actor, key=_natural)[:MAX_ACTORS]
@@ -231,11 +251,6 @@ def _used(columns: Columns, sections: Sequence[tuple[str, Sequence[Chart]]]) -> 
 def _rounded(column: Sequence[float | None]) -> list[float | None]:
     """Six digits are more than a pixel can show and half the bytes."""
     return [value if value is None or isinstance(value, int) else float(f"{value:.6g}") for value in column]
-
-
-def _inline(value: Any) -> str:
-    """Return JSON that may stand inside a script element: no `<`, so no `</script>` and no `<!--`."""
-    return dump_json(value).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _asset(name: str) -> str:

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rl_trainer.observe.timeline import Span
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one step.
+def step_times(spans: Iterable[Span]) -> dict[str, float]:
+    """Sums up the spans of one step; actors are told apart by name (`sampler 0`, `learner 0`, `driver`).
 
-    Attributes:
-        generate: decoding, mean over the samplers whose groups this step trained on.
-        score: scoring, likewise.
-        train: forward, backward and optimizer of the slowest learner.
-        publish: handing weights to the samplers, as the driver saw it.
-        evaluate: held-out evaluation, as the driver saw it.
-        wait: the driver waited for a batch and no sampler was known to generate or score.
+    Returns:
+        Seconds by field of `StepRecord`: generating and scoring are means over the samplers whose groups this step trained
+        on, training is that of the slowest learner, and the rest is as the driver saw it.
     """
-
-    generate: float = 0.0
-    score: float = 0.0
-    train: float = 0.0
-    publish: float = 0.0
-    evaluate: float = 0.0
-    wait: float = 0.0
-
-
-def step_times(spans: Iterable[Span]) -> StepTimes:
-    """Sums up the spans of one step; actors are told apart by name (`sampler 0`, `learner 0`, `driver`)."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     working: list[tuple[float, float]] = []
     waits: list[tuple[float, float]] = []
@@ -47,14 +30,14 @@ def step_times(spans: Iterable[Span]) -> StepTimes:
         values = seconds[key].values()
         return sum(values) / len(values) if values else 0.0
 
-    return StepTimes(
-        generate=mean("sampler/generate"),
-        score=mean("sampler/score"),
-        train=max(seconds["learner/train"].values(), default=0.0),
-        publish=mean("driver/publish"),
-        evaluate=mean("driver/evaluate"),
-        wait=sum(uncovered(start, end, working) for start, end in waits),
-    )
+    return {
+        "time_generate": mean("sampler/generate"),
+        "time_score": mean("sampler/score"),
+        "time_train": max(seconds["learner/train"].values(), default=0.0),
+        "time_publish": mean("driver/publish"),
+        "time_evaluate": mean("driver/evaluate"),
+        "time_wait": sum(uncovered(start, end, working) for start, end in waits),
+    }
 
 
 def uncovered(start: float, end: float, others: Sequence[tuple[float, float]]) -> float:

@@ -7,11 +7,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_trainer.observe.metrics import METRICS_FILE, StepRecord, heldout_curve, read_events, read_metrics
+from rl_trainer.observe.metrics import (
+    METRICS_FILE,
+    PARTS,
+    StepRecord,
+    heldout_curve,
+    read_events,
+    read_metrics,
+)
 from rl_trainer.storage.files import dump_json, finite, write_atomic
 
 SUMMARY_FILE = "summary.json"
-PARTS = ("generate", "score", "train", "publish", "wait", "evaluate")
 
 
 def summarize(

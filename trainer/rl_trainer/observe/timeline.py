@@ -130,25 +130,15 @@ class TimelineWriter(Closes):
         return [*lines, self._line(span)]
 
     def _line(self, span: Span) -> str:
-        event: dict[str, Any] = {
-            "name": span.name,
-            "ph": "X",
-            "pid": 1,
-            "tid": self._rows[span.actor],
-            "ts": round(span.start * 1e6),
-            "dur": max(0, round((span.end - span.start) * 1e6)),
-        }
-        if span.args:
-            event["args"] = {key: _plain(value) for key, value in span.args.items()}
-        return dump_json(event)
+        more = {"args": {key: _plain(value) for key, value in span.args.items()}} if span.args else {}
+        start, length = round(span.start * 1e6), max(0, round((span.end - span.start) * 1e6))
+        return _event("X", span.name, tid=self._rows[span.actor], ts=start, dur=length, **more)
 
     def _name_row(self, actor: str, row: int | None = None) -> list[str]:
         self._rows[actor] = row = row or len(self._rows) + 1
         return [
-            dump_json({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": actor}}),
-            dump_json(
-                {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row, "args": {"sort_index": row}}
-            ),
+            _event("M", "thread_name", tid=row, args={"name": actor}),
+            _event("M", "thread_sort_index", tid=row, args={"sort_index": row}),
         ]
 
     def _drop_older_half(self) -> None:
@@ -162,7 +152,7 @@ class TimelineWriter(Closes):
         self._count = len(spans)
         lines = [line for actor, row in self._rows.items() for line in self._name_row(actor, row)]
         if self.dropped:
-            lines.append(dump_json({"name": DROPPED, "ph": "M", "pid": 1, "args": {"count": self.dropped}}))
+            lines.append(_event("M", DROPPED, args={"count": self.dropped}))
         body = _HEAD + ",\n".join(lines + spans).encode()
         write_atomic(self.path, (body + _TAIL).decode())
         self._size = len(body)
@@ -173,6 +163,11 @@ class TimelineWriter(Closes):
 def read_timeline(path: Path | str) -> list[Span]:
     """Return the spans of a `timeline.json` in the order written; none without a file, or past a torn end."""
     return _read(Path(path))[1]
+
+
+def _event(kind: str, name: str, **fields: Any) -> str:
+    """A line of the trace; times in microseconds."""
+    return dump_json({"name": name, "ph": kind, "pid": 1, **fields})
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ more than samplers, and it waits; as soon as a node has room for it, a sampler s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def patience(failures: int) -> float:
 
 def free_rank(ranks: Sequence[int]) -> int:
     """The smallest rank that nobody has: a sampler that comes after another has gone takes its name."""
-    return next(rank for rank in range(len(ranks) + 1) if rank not in ranks)
+    return next(rank for rank in itertools.count() if rank not in ranks)
 
 
 def check_enough(there: int, least: int, since: float | None, now: float, timeout: float) -> float | None:

@@ -38,63 +38,58 @@ class Bundle:
 
 
 class Reservation:
-    """A placement group that is ready. Bundle `i` holds the i-th actor given to `reserve`."""
+    """A placement group with a bundle for each of some actors. It is asked for at once, and may wait for nodes."""
 
-    def __init__(self, group: PlacementGroup, bundles: list[Bundle]):
-        self._group = group
+    def __init__(self, bundles: list[Bundle], strategy: str = "PACK"):
         self.bundles = bundles
+        self.group: PlacementGroup = placement_group(
+            [bundle.resources() for bundle in bundles], strategy=strategy
+        )
 
-    def options(self, name: str) -> dict[str, object]:
-        """Actor options that put the actor `name` into its bundle."""
-        index = next(i for i, bundle in enumerate(self.bundles) if bundle.name == name)
-        return actor_options(self.bundles[index], self._group, index)
+    def wait(self, seconds: float) -> bool:
+        """Whether nodes hold it; waits for that at most this long."""
+        return bool(self.group.wait(max(0.0, seconds)))
+
+    def options(self, name: str | None = None) -> dict[str, object]:
+        """Actor options that put the actor `name` into its bundle; None: into the only one."""
+        index = next(i for i, bundle in enumerate(self.bundles) if name in (None, bundle.name))
+        return {
+            "num_cpus": self.bundles[index].cpus,
+            "num_gpus": self.bundles[index].gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
+            ),
+        }
 
     def release(self) -> None:
-        """Gives the resources back."""
-        remove_placement_group(self._group)
+        """Gives the resources back, or ends the wait for them; an actor that is there ends."""
+        remove_placement_group(self.group)
 
 
-def actor_options(bundle: Bundle, group: PlacementGroup, index: int = 0) -> dict[str, object]:
-    """Actor options that put one actor into bundle `index` of `group`."""
-    return {
-        "num_cpus": bundle.cpus,
-        "num_gpus": bundle.gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
-        ),
-    }
-
-
-def reserve(bundles: list[Bundle], strategy: str, timeout: float) -> Reservation:
-    """Reserves all bundles with Ray's `strategy` (PACK or SPREAD) or none.
+def wait_for_all(reservations: list[Reservation], timeout: float) -> None:
+    """Returns when all are there; else releases them.
 
     Raises:
         PlacementError: the cluster cannot hold them within `timeout` seconds; the sentence compares what is
             asked for with what the cluster has.
     """
-    started = time.monotonic()
-    group = placement_group([bundle.resources() for bundle in bundles], strategy=strategy)
-    if group.wait(timeout):
-        return Reservation(group, bundles)
-    remove_placement_group(group)
-    raise no_room(bundles, time.monotonic() - started)
-
-
-def no_room(bundles: list[Bundle], seconds: float) -> PlacementError:
-    """The error of a cluster that could not hold `bundles` together within `seconds`."""
-    total = ray.cluster_resources()
-    free = ray.available_resources()
+    deadline = time.monotonic() + timeout
+    if all(reservation.wait(deadline - time.monotonic()) for reservation in reservations):
+        return
+    for reservation in reservations:
+        reservation.release()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    bundles = [bundle.resources() for reservation in reservations for bundle in reservation.bundles]
     parts = []
     for resource in ("CPU", "GPU"):
-        asked = sum(bundle.resources().get(resource, 0.0) for bundle in bundles)
-        if asked:
-            largest = max(bundle.resources().get(resource, 0.0) for bundle in bundles)
+        asked = [bundle.get(resource, 0.0) for bundle in bundles]
+        if any(asked):
             parts.append(
-                f"{asked:g} {resource} in all and {largest:g} on one node "
+                f"{sum(asked):g} {resource} in all and {max(asked):g} on one node "
                 f"(cluster: {total.get(resource, 0.0):g}, free: {free.get(resource, 0.0):g})"
             )
-    return PlacementError(
+    raise PlacementError(
         f"placement: the Ray cluster could not hold the run's {len(bundles)} actors together within "
-        f"{seconds:.0f} s: they need {' and '.join(parts)}; "
+        f"{timeout:.0f} s: they need {' and '.join(parts)}; "
         "lower sampler.replicas or learner.replicas, add nodes, or raise placement.timeout"
     )

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group_table
 
 from rl_api import RunSpec
-from rl_api.errors import PlacementError
 from rl_trainer.placement.bundles import bundles
-from rl_trainer.placement.groups import Bundle, Reservation, actor_options, no_room, reserve
+from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 
 # For a place that Ray says it has room for.
 _CREATE_SECONDS = 2.0
-
-
-class Place:
-    """A place of one sampler in a placement group of its own, which may wait for a node."""
-
-    def __init__(self, bundle: Bundle):
-        """Asks for it; returns at once."""
-        self._bundle = bundle
-        self.group: PlacementGroup = placement_group([bundle.resources()])
-
-    @property
-    def options(self) -> dict[str, object]:
-        """Actor options that put a sampler there."""
-        return actor_options(self._bundle, self.group)
-
-    def wait(self, seconds: float) -> bool:
-        """Whether a node holds it; waits for that at most this long."""
-        return bool(self.group.wait(max(0.0, seconds)))
-
-    def give_back(self) -> None:
-        """Ends the wait for it, or the sampler that is there."""
-        remove_placement_group(self.group)
 
 
 @dataclass(frozen=True)
@@ -66,7 +37,7 @@ class Placement:
     whoever changes it; else they are in the reservation."""
 
     reservation: Reservation
-    places: dict[int, Place]
+    places: dict[int, Reservation]
     elasticity: Elasticity | None
 
     @property
@@ -79,8 +50,12 @@ class Placement:
     def release(self) -> None:
         """Gives everything back."""
         for place in self.places.values():
-            place.give_back()
+            place.release()
         self.reservation.release()
+
+    def sampler(self, rank: int) -> dict[str, object]:
+        """Actor options that put a sampler where it belongs."""
+        return self.places[rank].options() if self.elasticity else self.reservation.options(f"sampler {rank}")
 
 
 def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
@@ -92,25 +67,26 @@ def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
     """
     offered = ray.cluster_resources()
     gpus, strategy, timeout = offered.get("GPU", 0.0), spec.placement.strategy, spec.placement.timeout.seconds
-    if "sampler" not in offered and "head" not in offered:
-        wanted = bundles(spec, gpus, offered, gpus_of=_gpus_of_roles(), warn=warn)
-        return Placement(reserve(wanted, strategy, timeout), {}, None)
-    least = spec.sampler.min_replicas
-    wanted = bundles(spec, gpus, offered, least, _gpus_of_roles(), warn)
+    elastic, least = "sampler" in offered or "head" in offered, spec.sampler.min_replicas
+    wanted = bundles(spec, gpus, offered, least if elastic else None, _gpus_of_roles(), warn)
+    if not elastic:
+        everything = Reservation(wanted, strategy)
+        wait_for_all([everything], timeout)
+        return Placement(everything, {}, None)
+    places = {rank: Reservation([bundle]) for rank, bundle in enumerate(wanted[-least:])}
+    others = Reservation(wanted[:-least], strategy)
+    wait_for_all([others, *places.values()], timeout)
     sampler = replace(wanted[-1], name="sampler")
     # An operator gives an attempt exactly the nodes that it is to use; elsewhere the run says how many.
     most = None if "RLTRAIN_ATTEMPT" in os.environ else spec.sampler.replicas
-    reservation, places = _reserve_elastic(wanted[:-least], wanted[-least:], strategy, timeout)
-    at_once = (
-        int(offered.get("sampler", 0.0)) if most is None else min(most, int(offered.get("sampler", 0.0)))
-    )
-    for rank in range(least, at_once):
-        more = Place(sampler)
+    at_once = int(offered.get("sampler", 0.0))
+    for rank in range(least, at_once if most is None else min(most, at_once)):
+        more = Reservation([sampler])
         if not more.wait(_CREATE_SECONDS):
-            more.give_back()
+            more.release()
             break
         places[rank] = more
-    return Placement(reservation, places, Elasticity(sampler, least, most, timeout))
+    return Placement(others, places, Elasticity(sampler, least, most, timeout))
 
 
 def _gpus_of_roles() -> dict[str, float]:
@@ -120,27 +96,7 @@ def _gpus_of_roles() -> dict[str, float]:
     return {role: sum(node.get("GPU", 0.0) for node in its) for role, its in found.items() if its}
 
 
-def _reserve_elastic(
-    others: list[Bundle], samplers: list[Bundle], strategy: str, timeout: float
-) -> tuple[Reservation, dict[int, Place]]:
-    """The reservation of all but the samplers, and a place for each of these; or nothing."""
-    started = time.monotonic()
-    places = {rank: Place(bundle) for rank, bundle in enumerate(samplers)}
-    reservation = None
-    try:
-        reservation = reserve(others, strategy, timeout)
-        if all(place.wait(started + timeout - time.monotonic()) for place in places.values()):
-            return reservation, places
-    except PlacementError:
-        pass  # said below, of all actors
-    if reservation is not None:
-        reservation.release()
-    for place in places.values():
-        place.give_back()
-    raise no_room([*others, *samplers], time.monotonic() - started)
-
-
-def nodes_of(places: Mapping[int, Place]) -> dict[int, str | None]:
+def nodes_of(places: Mapping[int, Reservation]) -> dict[int, str | None]:
     """The live node that holds each place now; None: none does."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     table = placement_group_table()

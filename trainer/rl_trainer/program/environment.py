@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rl_api import RunSpec
+from rl_api.progress import STATUS_TOKEN_FILE_VARIABLE, STATUS_TOKEN_VARIABLE
 
 # Ours alone: whoever has the token can speak for the operator.
-_NOT_FOR_PROGRAMS = ("RLTRAIN_STATUS_TOKEN", "RLTRAIN_STATUS_HOST", "RLTRAIN_PLAIN")
+_NOT_FOR_PROGRAMS = (
+    STATUS_TOKEN_VARIABLE,
+    STATUS_TOKEN_FILE_VARIABLE,
+    "RLTRAIN_STATUS_HOST",
+    "RLTRAIN_PLAIN",
+)
 
 
 def checkpoint_place(spec: RunSpec, folder: Path) -> str:
@@ -33,12 +39,9 @@ def program_environment(
     resume: bool,
     deadline: float | None,
 ) -> dict[str, str]:
-    """The program's environment: rltrain's own, the run's `trainer.env`, and what it is told about the run.
+    """The program's environment: rltrain's own (`base`), the run's `trainer.env`, and what it is told about the run.
 
     Args:
-        base: environment of this process.
-        spec: the run.
-        name: name of the run.
         folder: run folder, absolute.
         config: JSON file with the whole run.
         metrics: file that the program appends its progress to.

@@ -11,19 +11,13 @@ import math
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rl_trainer.observe.metrics import FIELDS, FLOATS, NAN, StepRecord
+from rl_api.paths import too_deep
+from rl_api.progress import LONGEST_URI, MOST, is_address
+from rl_trainer.observe.metrics import COUNTS, FIELDS, FLOATS, NAN, StepRecord
 from rl_trainer.program.verl import from_verl
 
-# Fields of a step record that are whole numbers.
-_COUNTS: Final = (
-    "samplers",
-    "completion_tokens",
-    "groups_trained",
-    "zero_variance_groups",
-    "skipped_steps",
-    "weight_version",
-)
 _LONGEST_LINE: Final = 1 << 20
+_DEEPEST: Final = 16
 
 
 class Event(NamedTuple):
@@ -53,21 +47,21 @@ def parse_line(text: str, *, now: float, wall_seconds: float) -> Line:
     """
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return BadLine("it is no JSON object")
     if not isinstance(line, dict):
         return BadLine("it is no JSON object")
+    if too_deep(line, _DEEPEST):
+        return BadLine(f"it is nested in more than {_DEEPEST} levels")
     if isinstance(line.get("data"), dict):
         line = from_verl(line)
     step = line.get("step")
     event = line.get("event")
     least = 1 if event is None else 0
-    if isinstance(step, bool) or not isinstance(step, int) or step < least:
-        return BadLine(f"step is {step!r:.40}, allowed: a whole number >= {least}")
+    if type(step) is not int or not least <= step <= MOST:
+        return BadLine(f"step is {step!r:.40}, allowed: a whole number from {least} to {MOST}")
     if event is not None:
-        if not isinstance(event, str) or not event:
-            return BadLine(f"event is {event!r:.40}, allowed: text, not empty")
-        return Event(event, step, {key: line[key] for key in line.keys() - {"event", "step", "time"}})
+        return _event(event, step, {key: line[key] for key in line.keys() - {"event", "step", "time"}})
     fields: dict[str, Any] = {"time": now, "wall_seconds": wall_seconds, "reward_mean": NAN}
     for name in FIELDS:
         value = line.get(name)
@@ -79,17 +73,35 @@ def parse_line(text: str, *, now: float, wall_seconds: float) -> Line:
                 return BadLine(f"{name} is {value!r:.40}, allowed: a number or null")
             if name not in ("time", "wall_seconds") or math.isfinite(number):
                 fields[name] = number
-        elif name in _COUNTS:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                return BadLine(f"{name} is {value!r:.40}, allowed: a whole number >= 0")
+        elif name in COUNTS:
+            if type(value) is not int or not 0 <= value <= MOST:
+                return BadLine(f"{name} is {value!r:.40}, allowed: a whole number from 0 to {MOST}")
             fields[name] = value
     return StepRecord(step=step, **fields)
 
 
+def _event(kind: object, step: int, fields: dict[str, Any]) -> Event | BadLine:
+    if not isinstance(kind, str) or not kind:
+        return BadLine(f"event is {kind!r:.40}, allowed: text, not empty")
+    score, path = fields.get("score"), fields.get("path")
+    if kind == "evaluation" and type(score) in (int, float):
+        number = _number(score)
+        if number is None or not math.isfinite(number):
+            return BadLine(f"score is {score!r:.40}, allowed: a number")
+    if kind == "checkpoint" and path and not is_address(path):
+        most = f"text of at most {LONGEST_URI} bytes, without control characters"
+        return BadLine(f"path is {path!r:.40}, allowed: {most}")
+    return Event(kind, step, fields)
+
+
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A number, NaN and infinity among them, as a float; None: it is none, or beyond all floats."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 class Tail:

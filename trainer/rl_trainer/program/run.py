@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import CheckpointError
+from rl_api.printable import printable
+from rl_api.progress import LONGEST_URI
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter, StepRecord, position_of_step
@@ -283,7 +285,7 @@ class ProgramRun(Attempt):
             self._progress = self._progress.model_copy(update={"heldout_score": round(float(score), 3)})
             self.server.update(self._progress)
         elif event.kind == "checkpoint":
-            where = str(fields.get("path") or self._place)
+            where = printable(fields.get("path") or self._place, LONGEST_URI)
             self._checkpoint = CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC))
             self.server.checkpointed(self._checkpoint)
         self._record_event(event.kind, event.step, fields)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,11 +42,7 @@ SPAN_SECONDS = 0.5
 
 
 def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
-    """Token ids of `sampler.stop`.
-
-    Raises:
-        InvalidConfig: a text is not one token of this model.
-    """
+    """Token ids of `sampler.stop`; InvalidConfig when a text is not one token of this model."""
     found = set()
     for text in texts:
         ids = tokenizer.encode(text, special_tokens=False)
@@ -73,10 +69,19 @@ class _Evaluation:
 class SamplerActor:
     """One sampler. Threads: `run` (the loop) and one for calls from the driver."""
 
-    def __init__(self, rank: int, spec: RunSpec, model: SharedFolder, buffer: Buffer, search: Path | None):
+    def __init__(
+        self,
+        rank: int,
+        spec: RunSpec,
+        model: SharedFolder,
+        buffer: Buffer,
+        search: Path | None,
+        data: bytes | None,
+    ):
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
-        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
+        heldout = heldout_count(spec)
+        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
         with model.opened() as folder:
             tokenizer = load_tokenizer(folder)
             self.engine = create_engine(
@@ -101,9 +106,8 @@ class SamplerActor:
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
         self._sampling = False
-        self._loaded: int | None = (
-            None  # version of the published weights in the engine; None: the model folder's
-        )
+        # Version of the published weights in the engine; None: the model folder's.
+        self._loaded: int | None = None
         self._busy_since: float | None = None
         self._score_seconds = 0.0
 
@@ -125,16 +129,11 @@ class SamplerActor:
     ) -> list[Answer]:
         """Answers `prompts` with the weights of `version`, while training rollouts go on.
 
-        Raises:
-            DeadlineExceeded: not all answered after `timeout` seconds.
+        Raises DeadlineExceeded when not all are answered after `timeout` seconds.
         """
-        params = SamplingParams(
-            max_new_tokens or self.params.max_new_tokens,
-            0.0 if greedy else self.params.temperature,
-            1.0 if greedy else self.params.top_p,
-            0 if greedy else self.params.top_k,
-            self.params.stop_token_ids,
-        )
+        params = replace(self.params, max_new_tokens=max_new_tokens or self.params.max_new_tokens)
+        if greedy:
+            params = replace(params, temperature=0.0, top_p=1.0, top_k=0)
         job = _Evaluation(prompts, weights, version, params)
         if not prompts:
             return []
@@ -209,14 +208,11 @@ class SamplerActor:
         return future
 
     def _start_what_may_start(self) -> None:
-        if (
-            self._evaluation is None
-            and self._jobs
-            and self._load(self._jobs[0].weights, self._jobs[0].version)
-        ):
+        job = self._jobs[0] if self._jobs and self._evaluation is None else None
+        if job is not None and self._load(job.weights, job.version):
             self._evaluation = self._jobs.popleft()
-            for i, prompt in enumerate(self._evaluation.prompts):
-                self.rollouts.start((self._evaluation, i), prompt, 1, self._evaluation.params, self.spec.seed)
+            for i, prompt in enumerate(job.prompts):
+                self.rollouts.start((job, i), prompt, 1, job.params, self.spec.seed)
         while self._held:
             acquired = self._held[0]
             if not self._is_older(acquired) and not self._load(acquired.weights, acquired.version):

@@ -17,7 +17,8 @@ from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
-from rl_trainer.placement.places import Place, Placement, nodes_of
+from rl_trainer.placement.groups import Reservation
+from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.actor import SamplerActor
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.weights.payload import WeightsPayload
@@ -55,6 +56,7 @@ class Samplers:
         buffer: Buffer,
         placement: Placement,
         search: Path | None,
+        data: bytes | None,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
     ):
@@ -67,11 +69,13 @@ class Samplers:
             buffer: where tickets come from.
             placement: bundles named `sampler 0`, `sampler 1`, ..., or a place for each.
             search: folder from which reward modules are imported.
+            data: what `task.file` holds: the driver alone may read it.
             tell: told, in a sentence, of every sampler that joins.
             warn: told, in a sentence, of every sampler that was lost.
         """
         self._spec, self._model, self._buffer = spec, model.path, buffer
-        self._reservation, self._search, self._tell, self._warn = placement.reservation, search, tell, warn
+        self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
+        self._data = ray.put(data)
         self._elasticity = placement.elasticity
         self._places = placement.places
         self._start_timeout = START_TIMEOUTS[spec.sampler.engine]
@@ -204,12 +208,9 @@ class Samplers:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
-        options = (
-            self._places[rank].options if self._elasticity else self._reservation.options(f"sampler {rank}")
-        )
         # Three threads: the loop, and two calls of the driver.
-        remote = ray.remote(SamplerActor).options(max_concurrency=3, **options)
-        actor = remote.remote(rank, self._spec, model, self._buffer, self._search)
+        remote = ray.remote(SamplerActor).options(max_concurrency=3, **self._placement.sampler(rank))
+        actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data)
         ready = actor.ready.remote()
         return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
 
@@ -271,9 +272,9 @@ class Samplers:
             model = share_folder(self._model)
             self._samplers |= {rank: self._launch(rank, nodes[rank], model) for rank in plan.start}
         for rank in plan.give_back:
-            self._places.pop(rank).give_back()
+            self._places.pop(rank).release()
         if plan.ask:
-            self._places[free_rank(list(self._places))] = Place(self._elasticity.bundle)
+            self._places[free_rank(list(self._places))] = Reservation([self._elasticity.bundle])
         there = sum(node is not None for node in nodes.values())
         self._few_since = check_enough(
             there, self._elasticity.least, self._few_since, now, self._elasticity.timeout

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -20,7 +20,8 @@ import numpy as np
 from rl_api.errors import ModelError, RewardError, RLTrainError, TaskError
 from rl_trainer.model.chat import Chat
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
-from rl_trainer.tasks.types import Environment, Prompt, Score, Task
+from rl_trainer.tasks import Prompt, Score, Task
+from rl_trainer.tasks.environments.episode import Episode
 from rl_trainer.trajectory import Trajectory
 
 # What a reward, an environment or its words can be the reason of.
@@ -38,7 +39,7 @@ class Member:
     versions: list[int] = field(default_factory=list)
     turns: int = 0
     truncated: bool = False
-    environment: Environment | None = None
+    environment: Episode | None = None
     text: str = ""
     score: Score | None = None
 
@@ -114,8 +115,7 @@ class Rollouts:
     def start(self, key: object, prompt: Prompt, members: int, params: SamplingParams, seed: int) -> None:
         """Begins a group of `members` trajectories; member m draws with a key made of (seed, prompt index, m).
 
-        Raises:
-            TaskError: the prompt does not fit into the model's context.
+        Raises TaskError when the prompt does not fit into the model's context.
         """
         number = next(self._numbers)
         group = self._groups[number] = GroupRollout(key, prompt, params, [], self.clock(), members)
@@ -168,9 +168,7 @@ class Rollouts:
         remaining = group.params.max_new_tokens - len(member.versions)
         params = group.params
         if remaining != params.max_new_tokens:
-            params = SamplingParams(
-                remaining, params.temperature, params.top_p, params.top_k, params.stop_token_ids
-            )
+            params = replace(params, max_new_tokens=remaining)
         # The turn is part of the key: a later turn must not repeat the draws of the one before.
         seed = (member.seed + 0x9E3779B9 * member.turns) & 0x7FFFFFFFFFFFFFFF
         return GenerationRequest((number, m), np.asarray(member.tokens, dtype=np.int32), params, seed)

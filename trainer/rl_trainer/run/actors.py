@@ -50,12 +50,13 @@ class Actors:
         spec: RunSpec,
         model: Path,
         search: Path | None,
+        data: bytes | None,
         placement: Placement,
         spans: SpanRecorder,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> Actors:
-        """Starts all of them; returns when they have loaded model and task."""
+        """Starts all of them; returns when they have loaded model and task. `data`: what `task.file` holds."""
         folder: SharedFolder = share_folder(model)
         buffer = Buffer.create(
             BufferConfig(
@@ -71,7 +72,7 @@ class Actors:
             **placement.reservation.options("buffer"),
         )
         learners = Learners.launch(spec, placement.reservation, search)
-        samplers = Samplers(spec, folder, buffer, placement, search, tell=tell, warn=warn)
+        samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn)
         learners.start(folder)
         samplers.wait_ready()
         return cls(spec, buffer, learners, samplers, spans)

@@ -19,6 +19,7 @@ from rl_trainer.run.counters import Counters
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.status_server import StatusServer
+from rl_trainer.run.status_token import take_token
 
 
 class Attempt:
@@ -28,6 +29,7 @@ class Attempt:
 
     def __init__(self, run: RLTrainingRun, folder: RunFolder, console: Console):
         self.run, self.spec, self.folder, self.console = run, run.spec, folder, console
+        self._token = take_token()
         self.counters = Counters()
         self._progress = Progress(max_steps=run.spec.stop.max_steps)
         self.remote = RemoteRun.of(run.spec, folder)
@@ -81,7 +83,7 @@ class Attempt:
                 self.run.name,
                 host=os.environ.get("RLTRAIN_STATUS_HOST", "127.0.0.1"),
                 port=self.spec.server.port,
-                token=os.environ.get("RLTRAIN_STATUS_TOKEN"),
+                token=self._token,
                 on_checkpoint=on_checkpoint,
             )
         )

@@ -13,7 +13,7 @@ are cut off.
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
     initial/, metrics.jsonl, examples.json
                              only where checkpoints are kept outside the run folder, whose disk may be lost with a node
-    manifest, metadata       counters, buffer state, position in metrics.jsonl, and what must stay the same
+    manifest, metadata       counters, buffer state, position in metrics.jsonl, what must stay the same, and the lineage
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
+from rl_trainer.checkpoint.manifest import Checkpoint
 from rl_trainer.checkpoint.remote import fetch, mirror
-from rl_trainer.checkpoint.state import Arrays, LearnerState, RunState, pack_groups, unpack_groups
-from rl_trainer.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from rl_trainer.checkpoint.state import Arrays, LearnerState, RunState, pack_payloads, unpack_payloads
+from rl_trainer.checkpoint.store import CheckpointStore, Writer
 from rl_trainer.error_text import RESUME_HINT, reason
 from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run.counters import Counters
+from rl_trainer.run.lineage import parent_of
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.tasks.split import heldout_count
@@ -55,16 +56,20 @@ _FIXED = (
     "algorithm.promptsPerStep",
     "weightSync.everySteps",
 )
+# Of the task, too; kept only where they are not the default, as earlier checkpoints know nothing of them.
+_FIXED_WHERE_SET = {"tools", "chat_template_kwargs", "observation_role"}
 
 
 class Checkpoints:
-    """The checkpoints of one run folder."""
+    """The checkpoints of one run folder; `lineage`: what their manifests say of where they come from (`lineage_of`)."""
 
     def __init__(self, spec: RunSpec, folder: RunFolder, remote: RemoteRun | None):
         self.spec, self.folder, self.remote = spec, folder, remote
         storage = spec.checkpoint.storage if spec.checkpoint else None
         place = folder.path / storage.path if storage and storage.path else folder.checkpoints
         self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
+        self.lineage: Mapping[str, Any] = {}
+        self._parent: Checkpoint | None = None
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -89,6 +94,7 @@ class Checkpoints:
                     f"spec.{name}: found {now.get(name)}, but the checkpoint of step {found.step} was made with "
                     f"{saved.get(name)}; resume with the value the run had, or start anew with --overwrite"
                 )
+        self._parent = found
         return found
 
     def save(
@@ -115,6 +121,7 @@ class Checkpoints:
             "optimizer_steps": learned.optimizer_steps,
             "metrics_position": metrics.position(),
             "fixed": self._fixed(),
+            "lineage": {**self.lineage, "parent": parent_of(self._parent)},
         }
         info = self.store.save(
             counters.step,
@@ -122,14 +129,13 @@ class Checkpoints:
                 "model": lambda target: write_folder(learned.weights, model_folder, target),
                 OPTIMIZER: lambda target: save_file(dict(learned.optimizer), target),
                 **self._optional(learned),
-                "groups.npz": pack_groups(
-                    [{"payload": np.frombuffer(data, np.uint8)} for data in state.payloads]
-                ),
+                "groups.npz": pack_payloads(state.payloads),
                 **generators,
                 **self._lost_with_a_disk(metrics),
             },
             metadata,
         )
+        self._parent = info
         place = str(info.path)
         if self.remote is not None:
             place = mirror(self.store, self.remote.remote, self.remote.check_owner)
@@ -166,7 +172,7 @@ class Checkpoints:
 
     def read(self, checkpoint: Checkpoint) -> RunState:
         """What `save` was given of the actors, but for the weights, which the model folder holds."""
-        state, files = checkpoint.metadata, checkpoint.info.files
+        state, files = checkpoint.metadata, checkpoint.files
         adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
         learned = LearnerState(
             weights={},
@@ -178,7 +184,7 @@ class Checkpoints:
         ranks = range(self.spec.learner.replicas)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in files else None for name in names]
-        payloads = [group["payload"].tobytes() for group in unpack_groups(checkpoint.read("groups.npz"))]
+        payloads = unpack_payloads(checkpoint.read("groups.npz"))
         return RunState(learned, generators, state["buffer"], payloads)
 
     @property
@@ -230,6 +236,10 @@ class Checkpoints:
             for part in name.split("."):
                 value = value[part]
             found.update(_leaves(name, value))
+        chat = self.spec.task.model_dump(
+            mode="json", by_alias=True, include=_FIXED_WHERE_SET, exclude_defaults=True
+        )
+        found.update(_leaves("task", chat) if chat else ())
         # They are taken out of the prompts that are trained on.
         return found | {"task.evaluation.samples": heldout_count(self.spec)}
 

@@ -11,43 +11,34 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rl_api import Progress, RunSpec
+from rl_api.errors import TrainingDiverged
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
-from rl_trainer.observe.metrics import NAN, StepRecord
+from rl_trainer.observe.metrics import FIELDS, StepRecord
 from rl_trainer.observe.step_times import step_times
 from rl_trainer.observe.timeline import Span
-from rl_trainer.run.stopping import MEAN_REWARD_STEPS
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20
+_MEAN_REWARD_STEPS = 10
+_SKIPPED_IN_A_ROW = 3
 
 
 @dataclass
 class Counters:
-    """Everything countable of a run.
+    """Everything countable of a run."""
 
-    Attributes:
-        step: training steps done.
-        skipped: steps whose loss or gradient was not a number.
-        skipped_in_a_row: such steps since the last good one.
-        groups_trained: groups trained on.
-        heldout: newest held-out score.
-        heldout_step: step of that score, -1 before the first.
-        rewards: mean rewards of the last steps.
-        resumed_from: step this attempt began at, None for the first.
-        checkpointed_step: step of the newest checkpoint of this attempt.
-    """
-
-    step: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
+    step: int = 0  # training steps done
+    skipped: int = 0  # steps whose loss or gradient was not a number
+    skipped_in_a_row: int = 0  # such steps since the last good one
     groups_trained: int = 0
-    heldout: float | None = None
-    heldout_step: int = -1
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN_REWARD_STEPS))
-    resumed_from: int | None = None
-    checkpointed_step: int = -1
+    heldout: float | None = None  # newest held-out score
+    heldout_step: int = -1  # step of that score, -1 before the first
+    # Mean rewards of the last steps.
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_MEAN_REWARD_STEPS))
+    resumed_from: int | None = None  # step this attempt began at, None for the first
+    checkpointed_step: int = -1  # step of the newest checkpoint of this attempt
     earlier_seconds: float = 0.0
     _started: float = field(default_factory=time.monotonic)
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
@@ -73,6 +64,28 @@ class Counters:
         if not self._paces:
             return None
         return sum(self._paces) / len(self._paces) * max(0, spec.stop.max_steps - self.step)
+
+    def stop_reason(self, spec: RunSpec) -> str | None:
+        """Why the run ends after this step, or None. A target is one for the held-out score, where there is such."""
+        stop, score = spec.stop, self.heldout
+        if spec.task.evaluation is None:
+            whole = len(self.rewards) == _MEAN_REWARD_STEPS
+            score = math.fsum(self.rewards) / _MEAN_REWARD_STEPS if whole else None
+        if stop.target_reward is not None and score is not None and score >= stop.target_reward:
+            return "targetReward"
+        if self.step >= stop.max_steps:
+            return "maxSteps"
+        if stop.max_duration is not None and self.elapsed >= stop.max_duration.seconds:
+            return "maxDuration"
+        return None
+
+    def check_divergence(self) -> None:
+        """Ends a run whose loss stays no number. Raises TrainingDiverged."""
+        if self.skipped_in_a_row >= _SKIPPED_IN_A_ROW:
+            raise TrainingDiverged(
+                f"loss or gradient was not a number in {self.skipped_in_a_row} steps in a row; lower algorithm.learningRate "
+                "or algorithm.gradientClip, look for extreme rewards, and go on from the last checkpoint with --resume"
+            )
 
     def saw_step(self, seconds: float, reward: float) -> None:
         """Remembers pace and reward of the step that ended."""
@@ -121,26 +134,18 @@ def step_record(
     spans: Sequence[Span],
     wall_seconds: float,
 ) -> StepRecord:
-    """The record of the step that has just ended.
+    """The record of the step that has just ended, which took `wall_seconds` since the end of the one before.
 
-    Args:
-        spec: the run.
-        counters: after the step.
-        batch: what was trained on.
-        rewards: statistics of its rewards.
-        update: what the learners did.
-        buffer: the buffer's metrics.
-        spans: of all actors, in this step.
-        wall_seconds: since the end of the step before.
+    `counters` and `buffer`'s metrics are those after the step, `spans` those of all actors in it.
     """
     counters.saw_step(wall_seconds, rewards.reward_mean)
     version = (counters.step - 1) // spec.weight_sync.every_steps
     lengths = [length for group in batch.groups for length in group.lengths]
     staleness = [version - group.min_version for group in batch.groups]
     tokens = sum(lengths)
-    times = step_times(spans)
-    metrics = update.metrics
     return StepRecord(
+        **{name: value for name, value in update.metrics.items() if name in FIELDS},
+        **step_times(spans),
         step=counters.step,
         time=time.time(),
         wall_seconds=wall_seconds,
@@ -150,20 +155,8 @@ def step_record(
         response_length_mean=tokens / len(lengths),
         response_length_max=max(lengths),
         truncated_fraction=sum(sum(group.truncated) for group in batch.groups) / len(lengths),
-        kl=metrics.get("kl", NAN),
-        entropy=metrics.get("entropy", NAN),
-        clip_fraction=metrics.get("clip_fraction", NAN),
-        loss=metrics.get("loss", NAN),
         grad_norm=update.grad_norm,
         learning_rate=update.learning_rate,
-        ratio_mean=metrics.get("ratio_mean", NAN),
-        ratio_max=metrics.get("ratio_max", NAN),
-        mismatch_kl=metrics.get("mismatch_kl", NAN),
-        value_loss=metrics.get("value_loss", NAN),
-        value_clip_fraction=metrics.get("value_clip_fraction", NAN),
-        explained_variance=metrics.get("explained_variance", NAN),
-        value_mean=metrics.get("value_mean", NAN),
-        return_mean=metrics.get("return_mean", NAN),
         staleness_mean=sum(staleness) / len(staleness),
         staleness_max=max(staleness),
         buffer_fill=buffer["ready"],
@@ -173,12 +166,6 @@ def step_record(
         tokens_per_second=tokens / wall_seconds,
         samples_per_second=len(lengths) / wall_seconds,
         completion_tokens=tokens,
-        time_generate=times.generate,
-        time_score=times.score,
-        time_train=times.train,
-        time_publish=times.publish,
-        time_wait=times.wait,
-        time_evaluate=times.evaluate,
         groups_trained=counters.groups_trained,
         groups_dropped=dict(buffer["drops"]),
         zero_variance_groups=rewards.zero_variance_groups,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.run.lineage import lineage_of
 from rl_trainer.tasks import Prompt, Task, load_task
 from rl_trainer.tasks.functions import load_function
+from rl_trainer.tasks.prompts import read_file
 from rl_trainer.tasks.split import heldout_count
 
 
@@ -23,12 +26,16 @@ class Inputs:
         model: a local Hugging Face folder.
         chat: how dialogues are written for the model.
         heldout: prompts that are never trained on.
+        data: what `task.file` holds, for the samplers, which need no access to where it is.
+        lineage: see `lineage_of`.
     """
 
     model: Path
     chat: Chat
     task: Task
     heldout: list[Prompt]
+    lineage: dict[str, Any]
+    data: bytes | None = None
 
 
 def load_inputs(
@@ -51,11 +58,10 @@ def load_inputs(
         ModelError: the model folder cannot be used.
         TaskError: the task cannot be used.
     """
-    task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec))
+    data = None if spec.task.file is None else read_file(spec.task.file, search)
+    task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec), data=data)
     heldout = task.heldout()
-    if (
-        spec.algorithm.own_objective is not None
-    ):  # said here before anything starts; the learners load it again
+    if spec.algorithm.own_objective is not None:  # the learners load it again; here before anything starts
         load_function(spec.algorithm.own_objective, search, "algorithm.name")
     from rl_trainer.model.loader import resolve_model
 
@@ -67,4 +73,4 @@ def load_inputs(
         raise ModelError(
             f"model folder {model}: no end-of-text token is configured, so no answer could ever end"
         )
-    return Inputs(model, Chat.of(tokenizer, spec.task), task, heldout)
+    return Inputs(model, Chat.of(tokenizer, spec.task), task, heldout, lineage_of(spec, search, data), data)

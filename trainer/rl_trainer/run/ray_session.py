@@ -76,7 +76,6 @@ def ray_session(
         DeadlineExceeded: no cluster answers there, or Ray does not come up here.
     """
     address = ray_address()
-    alone = not address
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -84,25 +83,23 @@ def ray_session(
     if ray.is_initialized():
         yield RaySession(own=False, dashboard_url="")
         return
-    forks = [fork_server] if alone and not debug and sys.platform == "linux" else []
+    forks = [fork_server] if not address and not debug and sys.platform == "linux" else []
     with quick_start(*forks):
-        url = _begin(address, alone, cpus, debug, dashboard, leave)
+        with _our_sigterm():
+            url = _join(address, debug) if address else _start(cpus, debug, dashboard, leave)
         try:
-            yield RaySession(alone, f"http://{url}" if url else "")
+            yield RaySession(not address, f"http://{url}" if url else "")
         finally:
             ray.shutdown()
 
 
-def _begin(
-    address: str, alone: bool, cpus: float, debug: bool, dashboard: bool, leave: Callable[[], None] | None
-) -> str:
+@contextmanager
+def _our_sigterm() -> Iterator[None]:
+    """Ray has a handler of its own meanwhile, which raises SystemExit: then ours hears of the signal."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        if alone:
-            return _start(max(os.cpu_count() or 1, math.ceil(cpus)), debug, dashboard, leave)
-        return _join(address, debug)
+        yield
     except SystemExit:
-        # Ray's own handler of SIGTERM: it was there meanwhile.
         if callable(handler):
             handler(signal.SIGTERM, None)
         raise
@@ -111,7 +108,7 @@ def _begin(
             signal.signal(signal.SIGTERM, handler)
 
 
-def _start(cpus: int, debug: bool, dashboard: bool, leave: Callable[[], None] | None) -> str:
+def _start(cpus: float, debug: bool, dashboard: bool, leave: Callable[[], None] | None) -> str:
     import ray
 
     before = _children()
@@ -124,8 +121,11 @@ def _start(cpus: int, debug: bool, dashboard: bool, leave: Callable[[], None] | 
             if not debug and not dashboard:  # whose pages are also about agents and logs
                 changes.append(only_needed_processes)
             stack.enter_context(quick_start(*changes))
+            cores = max(os.cpu_count() or 1, math.ceil(cpus))
             # "local": never a cluster that somebody else has started on this machine.
-            context = ray.init(address="local", num_cpus=cpus, include_dashboard=dashboard, **_options(debug))
+            context = ray.init(
+                address="local", num_cpus=cores, include_dashboard=dashboard, **_options(debug)
+            )
             return context.dashboard_url or ""
     except Exception as error:  # Ray raises plain Exception, RuntimeError and its own kinds
         ray.shutdown()

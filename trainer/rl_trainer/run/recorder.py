@@ -6,17 +6,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rl_api import Progress
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.metrics import MetricsWriter, StepRecord
 from rl_trainer.observe.timeline import Span, TimelineWriter
 from rl_trainer.run.status_server import StatusServer
+from rl_trainer.storage.files import Closes
 
 
-class Recorder:
+class Recorder(Closes):
     """The files and the displays of one attempt, open as a context manager."""
 
     def __init__(self, folder: Path, console: Console, server: StatusServer):
@@ -28,13 +27,9 @@ class Recorder:
         self._step_ended = time.monotonic()
         self._alarms: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """Closes the files."""
+        self._files.close()
 
     def start_clock(self) -> None:
         """The first step begins now."""

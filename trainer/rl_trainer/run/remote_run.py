@@ -94,7 +94,6 @@ class RemoteRun:
             CheckpointError: they cannot be copied.
             RunFolderBusy: another process has taken the folder over.
         """
-
         what = f"{', '.join(names)} could not be copied to {self.remote.uri}"
         self.remote.within(what, lambda: self._copy(self.remote, names))
 

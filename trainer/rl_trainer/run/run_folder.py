@@ -8,12 +8,12 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
 
 import yaml
 
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
+from rl_trainer.storage.files import Closes
 
 _LOCK = ".lock"
 # Who trains here, for file systems without locks and for nodes that are cut off: the last one to come owns the folder.
@@ -42,7 +42,7 @@ _OWN = (
 )
 
 
-class RunFolder:
+class RunFolder(Closes):
     """One process's claim on a run folder, held until `close`.
 
     Attributes:
@@ -66,6 +66,9 @@ class RunFolder:
             CheckpointError: it cannot be written.
         """
         self.path = path.resolve()
+        self.checkpoints, self.initial, self.final = (
+            self.path / name for name in ("checkpoints", "initial", "final")
+        )
         self.resume = resume
         self.overwrite = overwrite
         self.search = search
@@ -81,7 +84,7 @@ class RunFolder:
                 f"--out {path}: the run folder cannot be written ({error.strerror})"
             ) from error
         try:
-            self._make_room(path, ours, overwrite)
+            self._make_room(path, ours)
         except BaseException:
             self.close()
             raise
@@ -147,9 +150,9 @@ class RunFolder:
             "stops and writes nothing more"
         )
 
-    def _make_room(self, path: Path, ours: bool, overwrite: bool) -> None:
+    def _make_room(self, path: Path, ours: bool) -> None:
         there = [name for name in _OWN if (path / name).exists()]
-        if overwrite:
+        if self.overwrite:
             if there and not ours:
                 raise RunFolderBusy(
                     f"--overwrite: {path} holds {', '.join(there)}, but no run of rltrain; choose another --out"
@@ -167,21 +170,6 @@ class RunFolder:
         metrics = path / "metrics.jsonl"
         return (metrics.exists() and metrics.stat().st_size > 0) or any(path.glob("checkpoints/[!.]*"))
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of numbered checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def initial(self) -> Path:
-        """Hugging Face folder of the policy that reinforcement learning started from."""
-        return self.path / "initial"
-
-    @property
-    def final(self) -> Path:
-        """Hugging Face folder of the trained policy."""
-        return self.path / "final"
-
     def write_run(self, run: RLTrainingRun) -> None:
         """Keeps the run as it was resolved, overrides included."""
         document = run.model_dump(by_alias=True, mode="json", exclude_none=True)
@@ -190,14 +178,6 @@ class RunFolder:
     def close(self) -> None:
         """Gives the folder up."""
         self._lock.close()
-
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _clear(self) -> None:
         for name in _OWN:

@@ -32,7 +32,6 @@ from rl_trainer.run.inputs import load_inputs
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
 from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.run.stopping import stop_reason
 from rl_trainer.run.supported import check_supported
 
 # Of every answer one number for each sampled token.
@@ -104,6 +103,7 @@ class Session(Attempt):
             if self.dashboard:
                 self.console.message(dashboard_sentence(found.dashboard_url))
             self.inputs = loading.result()
+        self.checkpoints.lineage = self.inputs.lineage
         from rl_trainer.run.actors import Actors  # only now: it imports torch
 
         self.console.phase("reserving actors")
@@ -115,6 +115,7 @@ class Session(Attempt):
             spec,
             self.inputs.model,
             search,
+            self.inputs.data,
             placement,
             SpanRecorder("driver"),
             tell=self.console.message,
@@ -206,14 +207,7 @@ class Session(Attempt):
 
     def stop_reason(self) -> str | None:
         """Why the run ends now, or None."""
-        return stop_reason(
-            self.spec.stop,
-            step=self.counters.step,
-            elapsed=self.counters.elapsed,
-            rewards=self.counters.rewards,
-            heldout=self.counters.heldout,
-            evaluated=self.spec.task.evaluation is not None,
-        )
+        return self.counters.stop_reason(self.spec)
 
     def finish(self, reason: str) -> dict[str, Any]:
         """Evaluates the last weights, exports the policy and writes summary and report."""

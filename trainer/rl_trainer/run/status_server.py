@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -22,8 +22,11 @@ from rl_api.errors import InvalidConfig, PortInUse
 from rl_api.progress import WISH_HEADER, CheckpointStatus, Progress
 from rl_trainer.observe.metrics import StepRecord
 from rl_trainer.run.status_metrics import Reading
+from rl_trainer.storage.files import Closes
 
 MAX_BODY = 64 * 1024
+# Who asks for a checkpoint waits for it at most so long.
+CHECKPOINT_SECONDS = 120.0
 # Who has asked within WATCHED_SECONDS will ask again: the end of a run waits LINGER_SECONDS for that, so that an operator
 # that pulls does not miss the last step.
 WATCHED_SECONDS = 30.0
@@ -33,7 +36,7 @@ PATIENCE_SECONDS = 60.0
 _PATHS = {"/status": "GET", "/metrics": "GET", "/healthz": "GET", "/checkpoint": "POST"}
 
 
-class StatusServer:
+class StatusServer(Closes):
     """Serves the state of one run until `close`.
 
     `GET /status` answers the contract's `Progress` (camelCase) with one more key, `checkpoint`: the newest
@@ -51,8 +54,7 @@ class StatusServer:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        on_checkpoint: Callable[[], None] | None = None,
-        checkpoint_timeout: float = 120.0,
+        on_checkpoint: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         """Bind and start to serve.
@@ -63,8 +65,7 @@ class StatusServer:
             port: 0 takes any free one, see `port`.
             token: bearer token that every request but `/healthz` must carry; None: no token.
             on_checkpoint: called from a server thread when a checkpoint is asked for; sets a flag that the
-                driver looks at after each step, and returns at once. None: no checkpoints to ask for.
-            checkpoint_timeout: seconds to wait for the driver's `checkpointed` at most.
+                driver looks at after each step, and returns at once.
             patience: with a token, seconds that `close` waits at most for the last status to be read.
 
         Raises:
@@ -72,15 +73,12 @@ class StatusServer:
             InvalidConfig: the address or the port cannot be used on this machine.
         """
         self._state = Reading(name)
-        self._token, self._on_checkpoint, self._timeout = token, on_checkpoint, checkpoint_timeout
-        self._patience = patience
+        self._token, self._on_checkpoint, self._patience = token, on_checkpoint, patience
         self._acknowledged = threading.Condition()
         self._acknowledgements = 0
         self._failure: tuple[int, str] | None = None  # HTTP status and sentence
         self._wish: str | None = None  # key of the request that the driver was asked for last
-        self._granted: tuple[str, dict[str, Any]] | None = (
-            None  # key and answer of the last one that it wrote
-        )
+        self._granted: dict[str | None, dict[str, Any]] = {}  # answer to the last one that it wrote, by key
         self._closing = False
         self._last_read = -math.inf
         self.reading = 0  # counts what was shown
@@ -133,14 +131,6 @@ class StatusServer:
         self._http.server_close()
         self._thread.join(timeout=5)
 
-    def __enter__(self) -> StatusServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def authorized(self, header: str | None) -> bool:
         """Whether an `Authorization` header carries the token; takes the same time however wrong it is."""
         if self._token is None:
@@ -173,64 +163,56 @@ class StatusServer:
         """Ask the driver for a checkpoint and wait for it; returns HTTP status and answer.
 
         Args:
-            timeout: seconds to wait at most; None: as long as the server does.
+            timeout: seconds to wait, at most and else `CHECKPOINT_SECONDS`.
             wish: key of the request; one that was brought before is not brought again, None: it has none.
         """
-        if self._on_checkpoint is None:
-            return 409, {"error": "this run keeps no checkpoints to ask for; set spec.checkpoint"}
-        seconds = self._timeout if timeout is None else min(timeout, self._timeout)
-        deadline = time.monotonic() + seconds
+        seconds = CHECKPOINT_SECONDS if timeout is None else min(timeout, CHECKPOINT_SECONDS)
         with self._acknowledged:
-            if self._granted is not None and wish == self._granted[0]:
-                return 200, self._granted[1]
+            if wish in self._granted:
+                return 200, self._granted[wish]
             before, known = self._acknowledgements, wish is not None and wish == self._wish
             self._wish = wish or self._wish
         if not known:
             self._on_checkpoint()
         with self._acknowledged:
-            while self._acknowledgements == before and not self._closing:
-                if not self._acknowledged.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    return 504, {
-                        "error": f"the driver wrote no checkpoint within {seconds:g} s; it writes one after "
-                        "the step it is in: ask again or wait longer (timeoutSeconds)"
-                    }
+            if not self._acknowledged.wait_for(
+                lambda: self._acknowledgements != before or self._closing, seconds
+            ):
+                return 504, {
+                    "error": f"the driver wrote no checkpoint within {seconds:g} s; it writes one after "
+                    "the step it is in: ask again or wait longer (timeoutSeconds)"
+                }
             if self._acknowledgements == before:
                 return 503, {"error": "the run is ending; its last checkpoint is in the run folder"}
             if self._failure is not None:
                 return self._failure[0], {"error": self._failure[1]}
-            if self._granted is not None and wish == self._granted[0]:
-                return 200, self._granted[1]
-        return 200, {"checkpoint": self.status()["checkpoint"]}
+            return 200, self._granted.get(wish, {"checkpoint": self.status()["checkpoint"]})
 
     def _acknowledge(self, failure: tuple[int, str] | None) -> None:
         with self._acknowledged:
             self._acknowledgements += 1
             if failure is None and self._wish is not None:
-                self._granted = self._wish, {"checkpoint": self.status()["checkpoint"], "id": self._wish}
+                self._granted = {self._wish: {"checkpoint": self.status()["checkpoint"], "id": self._wish}}
             self._wish = None
             self._failure = failure
             self._acknowledged.notify_all()
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(ThreadingTCPServer):
+    """Not http.server's own class, which looks up its name on binding: that can take seconds."""
+
+    allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = 32
-    owner: StatusServer
+
+    def __init__(self, host: str, port: int, owner: StatusServer) -> None:
+        self.owner = owner
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is not news."""
-
-    def server_bind(self) -> None:
-        """Bind without the reverse name lookup of the base class, which can take seconds."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -327,7 +309,7 @@ def _timeout(body: bytes) -> float | None:
 
 def _bind(host: str, port: int, owner: StatusServer) -> _Server:
     try:
-        server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        return _Server(host, port, owner)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
@@ -342,5 +324,3 @@ def _bind(host: str, port: int, owner: StatusServer) -> _Server:
         raise InvalidConfig(
             f"the status server cannot listen at {host}:{port} ({error.strerror or error})"
         ) from error
-    server.owner = owner
-    return server

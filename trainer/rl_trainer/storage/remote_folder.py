@@ -1,8 +1,9 @@
-"""A folder in another place, behind any URI that fsspec opens (s3://, file://...); every wait in it has a deadline."""
+"""A folder in an object store (s3://bucket/folder); every wait in it has a deadline."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,21 +12,38 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_api.errors import CheckpointError, RLTrainError
+from rl_api.place_rules import is_s3_address
 from rl_trainer.error_text import reason
 
 Result = TypeVar("Result")
 # Seconds in which at least one byte has to move.
 STALLED_SECONDS = 600.0
+# A manifest holds the state of the buffer; who keeps another file under its name does not fill our memory.
+MOST_READ = 256 << 20
 _AT_S3 = (
     "Look at bucket and rights, and at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL (on a cluster: "
     "keys of a Secret that spec.secrets names)."
 )
 _LOOK_SECONDS = 1.0
+_PIECE = 8 << 20
 
 
 def is_s3(uri: str) -> bool:
     """Whether a URI is of an object store that speaks S3."""
     return uri.startswith(("s3://", "s3a://"))
+
+
+def filesystem_of(uri: str) -> tuple[Any, str]:
+    """File system and path there of an address that may be opened.
+
+    Raises ValueError for any other: fsspec alone knows a dozen schemes, among them requests to any host and local files.
+    """
+    if not is_s3_address(uri):
+        raise ValueError(f"found {uri!r}, allowed: s3://bucket/folder, no .. in it")
+    import fsspec  # slow to import, and only needed here
+
+    files, root = fsspec.core.url_to_fs(uri)
+    return files, str(root).rstrip("/")
 
 
 def advice(uri: str) -> str:
@@ -100,12 +118,37 @@ class RemoteFolder:
         return bool(self._files.exists(self._path(name)))
 
     def read(self, name: str) -> bytes | None:
-        """Content of a small file; None when there is none."""
+        """Content of a small file; None when there is none. Raises OSError for one of `MOST_READ` bytes and more."""
         try:
+            if self.size(name) >= MOST_READ:
+                raise OSError(f"{name} is larger than {MOST_READ >> 20} MiB")
             content: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
             return None
         return content
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises FileNotFoundError when there is none."""
+        self._files.invalidate_cache()
+        return int(self._files.size(self._path(name)))
+
+    def sizes(self) -> dict[str, int | None]:
+        """Bytes of every file in it and in its folders, by name; None: something else."""
+        self._files.invalidate_cache()
+        root = self._place[1]
+        return {
+            path.removeprefix(root).lstrip("/"): entry["size"] if entry["type"] == "file" else None
+            for path, entry in self._files.find(root, detail=True).items()
+        }
+
+    def sha256(self, name: str) -> str:
+        """SHA-256 of a file, in hex, without a copy of it here."""
+        digest = hashlib.sha256()
+        with self._files.open(self._path(name), "rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                self._moved = time.monotonic()
+        return digest.hexdigest()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, in one piece."""
@@ -137,10 +180,7 @@ class RemoteFolder:
     @cached_property
     def _place(self) -> tuple[Any, str]:
         """File system and path there, opened on first use: what is wrong with it is said by `within`."""
-        import fsspec  # slow to import, and only needed here
-
-        files, root = fsspec.core.url_to_fs(self.uri)
-        return files, root.rstrip("/")
+        return filesystem_of(self.uri)
 
     @property
     def _files(self) -> Any:

@@ -8,49 +8,23 @@ code has started ends with it, and all of it ends with the process that asked, h
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
 import pickle
-import re
-import select
-import signal
-import subprocess
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
-from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_api.task import SOCKET_VARIABLE
+from rl_trainer.tasks.answers import MOST_BYTES, CallError, Failure, decode
+from rl_trainer.tasks.channel import TooLongError
 from rl_trainer.tasks.functions import line_of, short_location
-
-START_SECONDS = 120.0
-"""Deadline for the process to start."""
+from rl_trainer.tasks.process import OwnProcess, stands_at
+from rl_trainer.tasks.strict import ProcessElsewhere
 
 LOAD_SECONDS = 600.0
 """Deadline for importing a module of the user's: it may load a model."""
-
-# How long a process that hangs has to say where, and one that was killed to be gone.
-_TRACE_SECONDS = 1.0
-_END_SECONDS = 10.0
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rl_trainer.tasks.worker import serve; serve(*map(int, sys.argv[2:]))"
-)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
-
-
-class CallError(Exception):
-    """The call has given no result. `text`: why, to be put after the name of what was called."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
 
 
 class TimedOutError(CallError):
@@ -78,10 +52,16 @@ class KillableProcess:
     """The process for all code of one task; see the module. Calls from several threads wait for each other."""
 
     def __init__(self) -> None:
+        self._at = os.environ.get(SOCKET_VARIABLE)
         self.epoch = 0
-        self._running: _Running | None = None
+        self._running: OwnProcess | ProcessElsewhere | None = None
         self.lock = threading.RLock()
         self._numbers = itertools.count()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is in another container, as another user."""
+        return bool(self._at)
 
     def target(self, factory: Callable[..., Any], *args: Any) -> RemoteTarget:
         """The object that `factory(*args)` makes there, once it is needed; both must be picklable.
@@ -97,24 +77,30 @@ class KillableProcess:
                 data = pickle.dumps(message)
             except Exception as error:  # whatever an object of the user's raises
                 raise CallError(f"cannot be given its arguments: {type(error).__name__}: {error}") from None
-            running = self._running = self._running or _Running()
+            running = self._running = self._running or self._started()
             try:
                 answer = running.exchange(data, seconds)
+                if answer is None:
+                    where = stands_at(running.trace(), file)
+                    self._end()
+                    raise TimedOutError(seconds, where)
+                value = decode(answer)
             except (EOFError, OSError):
                 how = running.how_it_ended()
                 self._end()
                 raise CallError(f"has ended its process ({how})") from None
-            if answer is None:
-                where = running.where(file)
+            except TooLongError:
                 self._end()
-                raise TimedOutError(seconds, where)
-        try:
-            value = pickle.loads(answer)
-        except Exception as error:
-            raise CallError(f"returned what cannot be read here: {type(error).__name__}: {error}") from None
+                raise CallError(f"returned more than {MOST_BYTES // 2**20} MiB") from None
+            except ValueError as error:
+                self._end()  # nobody knows what comes next
+                raise CallError(f"returned what cannot be read here: {error}") from None
         if isinstance(value, Failure):
             raise value.error
         return value
+
+    def _started(self) -> OwnProcess | ProcessElsewhere:
+        return ProcessElsewhere(self._at, sys.path) if self._at else OwnProcess(sys.path)
 
     def _end(self) -> None:
         assert self._running is not None
@@ -143,11 +129,13 @@ class RemoteTarget:
         with self._process.lock:
             if self._made != self._process.epoch:
                 message = (self._number, self._factory, self._args)
-                self._file = self._process.ask(LOAD_SECONDS, message)
+                file = self._process.ask(LOAD_SECONDS, message)
+                self._file = file if isinstance(file, str) else None
                 self._made = self._process.epoch
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """What the method returns for `args`; the time that making the object takes does not count.
+        """What the method returns for `args`, of the values in `answers.py`, whatever it should be; the time that making the
+        object takes does not count.
 
         Raises:
             TimedOutError: it did not return within `seconds`.
@@ -161,13 +149,6 @@ class RemoteTarget:
 
 Target = LocalTarget | RemoteTarget
 """An object whose methods may hang."""
-
-
-class Failure:
-    """The answer to a call that has failed."""
-
-    def __init__(self, error: CallError | RLTrainError) -> None:
-        self.error = error
 
 
 def called(target: Any, method: str, args: tuple[Any, ...]) -> Any:
@@ -190,83 +171,3 @@ def called(target: Any, method: str, args: tuple[Any, ...]) -> Any:
 def raised(error: BaseException, file: str | None) -> CallError:
     """The sentence about what other people's code has raised, with its line (`line_of`)."""
     return CallError(f"raised {type(error).__name__}: {error} ({line_of(error, file)})")
-
-
-class _Running:
-    """One process, from its start to its end."""
-
-    def __init__(self) -> None:
-        self._connection, theirs = Pipe()
-        # Whose other end closes when this process ends, and what the other writes where it stands to.
-        alive, self._alive = os.pipe()
-        self._trace, trace = os.pipe()
-        passed = (theirs.fileno(), alive, trace)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, json.dumps(sys.path), *map(str, passed)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                # Copied first: the child reads the system's own list, and Ray, which starts on another thread, changes that.
-                env=os.environ.copy(),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RLTrainError(f"no process can be started for rewards and environments: {error}") from None
-        finally:
-            theirs.close()
-            os.close(alive)
-            os.close(trace)
-        self.end = weakref.finalize(self, _end, self._process, self._connection, self._alive, self._trace)
-        try:
-            if self._connection.poll(START_SECONDS):
-                self._connection.recv_bytes()
-                return
-            why = f"has not started after {START_SECONDS:g} s"
-        except (EOFError, OSError):
-            why = f"did not start ({self.how_it_ended()})"
-        self.end()
-        raise DeadlineExceeded(
-            f"the process for rewards and environments {why}; look for a node that is overloaded or out of memory"
-        )
-
-    def exchange(self, data: bytes, seconds: float) -> bytes | None:
-        """The answer to one message, None when there is none in time; EOFError or OSError when it has ended."""
-        self._connection.send_bytes(data)
-        return self._connection.recv_bytes() if self._connection.poll(seconds) else None
-
-    def where(self, file: str | None) -> str | None:
-        """The line at which it hangs: the innermost of `file`, else the innermost of all."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
-        text, deadline = "", time.monotonic() + _TRACE_SECONDS
-        while '"<string>"' not in text:  # the outermost line, of `_PROGRAM`
-            if not select.select([self._trace], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                break
-            part = os.read(self._trace, 1 << 16)
-            if not part:
-                break
-            text += part.decode(errors="replace")
-        lines: list[tuple[str, str]] = _FRAME.findall(text)
-        inside = [line for line in lines if line[0] == file] or lines
-        return ":".join(inside[0]) if inside else None
-
-    def how_it_ended(self) -> str:
-        """In words, of one that ends by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        code = self._process.returncode
-        if code is None or code >= 0:
-            return f"exit code {code}"
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        return name + (", is there too little memory?" if name == "SIGKILL" else "")
-
-
-def _end(process: subprocess.Popen[bytes], connection: Connection, alive: int, trace: int) -> None:
-    """Kills a process and all that it has started, and waits for it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
-    connection.close()
-    os.close(alive)
-    os.close(trace)

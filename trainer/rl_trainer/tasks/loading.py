@@ -6,46 +6,22 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rl_api.errors import TaskError
-from rl_api.task import TaskSpec
+from rl_api.task import SOCKET_VARIABLE, TaskSpec
+from rl_trainer.tasks.answers import CallError
 from rl_trainer.tasks.environments import BUILT_IN
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
-from rl_trainer.tasks.functions import look_first_in
-from rl_trainer.tasks.killable import CallError, KillableProcess, LocalTarget, Target
-from rl_trainer.tasks.prompts import read_items, read_prompts
+from rl_trainer.tasks.killable import KillableProcess, LocalTarget, Target
+from rl_trainer.tasks.prompts import read_file, read_items, read_prompts
 from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, full
 from rl_trainer.tasks.rules import exact_match
-from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, derive_seed
+from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, Split, derive_seed
 from rl_trainer.tasks.templates import Template
-from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment, Task
-from rl_trainer.tasks.user_code import Environments
-
-
-class Split(Protocol):
-    """Training and held-out prompts, whose `index` is not set yet."""
-
-    def training(self, index: int) -> Prompt:
-        """The prompt of a training index."""
-        ...
-
-    def heldout(self) -> list[Prompt]:
-        """All held-out prompts."""
-        ...
-
-
-class _FileSplit:
-    def __init__(self, prompts: Sequence[Prompt], seed: int, heldout: int, what: str) -> None:
-        self._prompts = prompts
-        self._split = FiniteSplit([prompt.text for prompt in prompts], seed, heldout, what)
-
-    def training(self, index: int) -> Prompt:
-        return self._prompts[self._split.training(index)]
-
-    def heldout(self) -> list[Prompt]:
-        return [self._prompts[number] for number in self._split.heldout]
+from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment
+from rl_trainer.tasks.user_code import Environments, as_number
 
 
 class PromptMaker:
@@ -60,8 +36,7 @@ class PromptMaker:
     ) -> Prompt:
         """The prompt of one item; of a chat, `question` in a template is the last message's content.
 
-        Raises:
-            TaskError: the item does not have what a template asks for.
+        Raises TaskError when the item does not have what a template asks for.
         """
         messages = None if isinstance(question, str) else [dict(message) for message in question]
         last = question if isinstance(question, str) else question[-1]["content"]
@@ -78,8 +53,8 @@ class PromptMaker:
         return Prompt(-1, text, target or "", item, chat, target is not None)
 
 
-class LoadedTask:
-    """A task made of its parts; see `rl_trainer.tasks.types.Task`.
+class Task:
+    """Prompts, scores and environments of one run.
 
     Args:
         spec: `spec.task`.
@@ -106,13 +81,16 @@ class LoadedTask:
         self._check_answers(split.training(0))
 
     def prompt(self, index: int) -> Prompt:
-        """Training prompt `index`."""
+        """Training prompt `index` (>= 0); its text is never a held-out one. TaskError when it cannot be made."""
         if index < 0:
             raise ValueError(f"prompt index {index} is negative")
         return replace(self._split.training(index), index=index)
 
     def heldout(self, count: int | None = None) -> list[Prompt]:
-        """The first `count` held-out prompts; None: all."""
+        """The first `count` held-out prompts, all of different text; None: all.
+
+        Raises TaskError when fewer are held out, or the task has too few distinct prompts.
+        """
         if count is not None and count > self._count:
             raise TaskError(
                 f"task.evaluation.samples: {count} held-out prompts are wanted, but {self._count} were "
@@ -122,11 +100,14 @@ class LoadedTask:
         return [replace(prompt, index=HELDOUT_INDEX + number) for number, prompt in enumerate(held)]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """What a completion of a single turn is worth."""
+        """What a completion of a single turn is worth. RewardError: a reward raised, hung or gave no number."""
         return self._scored(prompt, completion, (), None)
 
     def solution(self, prompt: Prompt) -> list[Segment]:
-        """The answer, or the whole dialogue of a perfect model with what the environment says in between."""
+        """For the warm start: the answer, or the dialogue of a perfect model with what the environment says in between.
+
+        Raises TaskError when the task knows no solution.
+        """
         if self._maker is not None:
             return self._dialogue(self._maker, prompt)
         if not prompt.solved:
@@ -137,7 +118,7 @@ class LoadedTask:
         return [Segment(prompt.answer)]
 
     def environment(self, prompt: Prompt, member: int = 0) -> Episode | None:
-        """A new dialogue about `prompt`, None where one turn is all."""
+        """A new dialogue about `prompt`, None where one turn is all. Members of a group differ in their tool latency."""
         if self._maker is None:
             return None
         seed = derive_seed(self._seed, "latency", prompt.index, member)
@@ -150,7 +131,7 @@ class LoadedTask:
                 f"warmStart: environment {maker.name} has no solution(item, args) to learn from; write one "
                 "or leave warmStart out"
             )
-        turns: list[str] = maker.call("solution", where, TaskError, prompt.item, maker.args)
+        turns = maker.solution(prompt.item, where)
         environment = Episode(maker, prompt, len(turns), 0.0, 0, lambda *_: Score(0.0, False))
         segments: list[Segment] = []
         for number, turn in enumerate(turns):
@@ -181,7 +162,14 @@ class LoadedTask:
             )
 
 
-def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout: int | None = None) -> Task:
+def load_task(
+    spec: TaskSpec,
+    seed: int,
+    *,
+    search: Path | None = None,
+    heldout: int | None = None,
+    data: bytes | None = None,
+) -> Task:
     """The task that `spec` describes.
 
     Args:
@@ -190,6 +178,7 @@ def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout:
         search: folder of the run file; relative data files and reward modules are looked for there first.
         heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
             evaluation. Every process of a run must give the same.
+        data: what `spec.file` holds, where it has been read: one process of a run reads it for all.
 
     Raises:
         TaskError: the task, its file, its arguments or a reward cannot be used.
@@ -197,13 +186,20 @@ def load_task(spec: TaskSpec, seed: int, *, search: Path | None = None, heldout:
     if heldout is None:
         heldout = spec.evaluation.samples if spec.evaluation else 0
     process = KillableProcess()
+    if spec.isolation == "strict" and not process.elsewhere:
+        raise TaskError(
+            f"task.isolation: found 'strict', allowed where another container listens ({SOCKET_VARIABLE}), as on a cluster; "
+            "on one machine your code runs as you: use shared there (--set task.isolation=shared --set task.resources=null)"
+        )
+    if data is None and spec.file is not None:
+        data = read_file(spec.file, search)
     match spec.environment:
         case "reasoning-gym":
             return _load_generator(spec, seed, search, heldout, process)
         case "prompts":
-            return _load_file(spec, seed, search, heldout, process)
+            return _load_file(spec, seed, search, heldout, process, data or b"")
         case "tool-use":
-            return _load_environment(spec, seed, search, heldout, process)
+            return _load_environment(spec, seed, search, heldout, process, data)
 
 
 def _load_generator(
@@ -213,7 +209,7 @@ def _load_generator(
     scorer = process.target(ReasoningGym, spec.name or "", spec.args)
 
     def score(item: Mapping[str, Any], completion: str, seconds: float) -> float:
-        return float(scorer.call(seconds, "score", item, completion))
+        return as_number(scorer.call(seconds, "score", item, completion))
 
     rewards = Rewards(spec.rewards, search, score, process)
 
@@ -223,30 +219,35 @@ def _load_generator(
             str(entry["question"]), _text_or_none(entry, "answer"), entry.get("metadata"), entry
         )
 
-    split = EndlessSplit(draw, _text, seed, heldout, source.what)
-    return LoadedTask(spec, seed, split, heldout, rewards)
+    split = EndlessSplit(draw, seed, heldout, f"task: generator {spec.name} with these arguments")
+    return Task(spec, seed, split, heldout, rewards)
 
 
 def _load_file(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess, data: bytes
 ) -> Task:
     prompts = PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, None, process)
     compared = heldout > 0 or any(rule.rule in NEEDS_ANSWER for rule in spec.rewards)
     items = read_prompts(
         spec.file or "",
+        data,
         spec.prompt_field,
         spec.answer_field,
-        search=search,
         needs_answer=compared and spec.answer_template is None,
     )
     made = [prompts.make(item.question, item.answer, item.fields, item.fields) for item in items]
-    split = _FileSplit(made, seed, heldout, f"task.file: {spec.file}")
-    return LoadedTask(spec, seed, split, heldout, rewards)
+    split = FiniteSplit(made, seed, heldout, f"task.file: {spec.file}")
+    return Task(spec, seed, split, heldout, rewards)
 
 
 def _load_environment(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
+    spec: TaskSpec,
+    seed: int,
+    search: Path | None,
+    heldout: int,
+    process: KillableProcess,
+    data: bytes | None,
 ) -> Task:
     name = spec.name or ""
     maker = EnvironmentMaker(name, _environments(name, search, process), dict(spec.args))
@@ -257,11 +258,11 @@ def _load_environment(
         question = maker.opening(item, where)
         return prompts.make(question, _text_or_none(item, "answer"), item, item)
 
-    if spec.file is not None:
-        items = read_items(spec.file, search=search)
+    if data is not None:
+        items = read_items(spec.file or "", data)
         made = [make(item, f"item {number} of {spec.file}") for number, item in enumerate(items, start=1)]
-        split: Split = _FileSplit(made, seed, heldout, f"task.file: {spec.file}")
-        return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
+        split = FiniteSplit(made, seed, heldout, f"task.file: {spec.file}")
+        return Task(spec, seed, split, heldout, rewards, maker)
 
     if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
@@ -272,8 +273,8 @@ def _load_environment(
         where = f"item {position}"
         return make(maker.generate(derive_seed(stream, position), where), where)
 
-    split = EndlessSplit(draw, _text, seed, heldout, f"task: environment {name} with these arguments")
-    return LoadedTask(spec, seed, split, heldout, rewards, maker=maker)
+    endless = EndlessSplit(draw, seed, heldout, f"task: environment {name} with these arguments")
+    return Task(spec, seed, endless, heldout, rewards, maker)
 
 
 def _environments(name: str, search: Path | None, process: KillableProcess) -> Target:
@@ -287,18 +288,12 @@ def _environments(name: str, search: Path | None, process: KillableProcess) -> T
             f"task.name: found {name!r}, allowed: {', '.join(sorted(BUILT_IN))}, "
             f"or a class of yours as module:Class{hint}"
         )
-    if search is not None:
-        look_first_in(search.resolve(), name.partition(":")[0])  # where items hold objects of the module
     environments = process.target(Environments, (name, search))
     try:
         environments.make()
     except CallError as error:
         raise TaskError(f"task.name: {name} {error.text} while it is loaded") from None
     return environments
-
-
-def _text(prompt: Prompt) -> str:
-    return prompt.text
 
 
 def _text_or_none(item: Mapping[str, Any], key: str) -> str | None:

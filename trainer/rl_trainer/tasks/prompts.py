@@ -1,10 +1,10 @@
-"""Prompts from a JSONL file, on a disk or behind any URI that fsspec opens (s3://, gs://, https:// ...)."""
+"""Prompts from a JSONL file, on a disk or in an object store (s3://bucket/file)."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api.errors import TaskError
-from rl_trainer.storage.remote_folder import advice
+from rl_trainer.storage.remote_folder import advice, filesystem_of
 from rl_trainer.tasks.types import Message
 
 READ_SECONDS = 300.0
@@ -29,22 +29,22 @@ class FileItem:
 
 
 def read_prompts(
-    file: str, prompt_field: str, answer_field: str, *, search: Path | None = None, needs_answer: bool = True
+    file: str, content: bytes, prompt_field: str, answer_field: str, *, needs_answer: bool = True
 ) -> list[FileItem]:
     """All lines of the file; blank lines are left out.
 
     Args:
-        file: path or URI. A relative path is looked for in `search`, then in the working directory.
+        file: its name, for errors.
+        content: what it holds (`read_file`).
         prompt_field: field with the question.
         answer_field: field with the answer.
-        search: folder of the run file.
         needs_answer: whether a line without an answer is an error.
 
     Raises:
-        TaskError: the file or one of its lines cannot be used; the sentence names file and line.
+        TaskError: one of its lines cannot be used; the sentence names file and line.
     """
     items = []
-    for number, fields in _lines(_read(file, search), file):
+    for number, fields in _lines(file, content):
         where = f"{file}:{number}"
         items.append(
             FileItem(
@@ -53,20 +53,19 @@ def read_prompts(
                 fields,
             )
         )
-    if not items:
-        raise TaskError(f"task.file: {file} is empty; it needs one JSON object per line")
     return items
 
 
-def read_items(file: str, *, search: Path | None = None) -> list[dict[str, Any]]:
-    """All lines of the file as they are, for an environment; errors as `read_prompts`."""
-    items = [fields for _, fields in _lines(_read(file, search), file)]
-    if not items:
-        raise TaskError(f"task.file: {file} is empty; it needs one JSON object per line")
-    return items
+def read_items(file: str, content: bytes) -> list[dict[str, Any]]:
+    """All lines of the file as they are, for an environment; arguments and errors as `read_prompts`."""
+    return [fields for _, fields in _lines(file, content)]
 
 
-def _read(file: str, search: Path | None) -> bytes:
+def read_file(file: str, search: Path | None) -> bytes:
+    """Content of a file at a path or URI; a relative path is looked for in `search`, then in the working directory.
+
+    Raises TaskError when it cannot be read.
+    """
     if "://" in file:
         return _read_remote(file)
     candidates = [Path(file)] if search is None or Path(file).is_absolute() else [search / file, Path(file)]
@@ -77,20 +76,14 @@ def _read(file: str, search: Path | None) -> bytes:
             continue
         except OSError as error:
             raise TaskError(f"task.file: {file} cannot be read: {error.strerror or error}") from None
-    beside = (
-        ""
-        if len(candidates) == 1
-        else f", neither beside the run file ({search}) nor in the working directory"
-    )
-    raise TaskError(f"task.file: there is no file {file}{beside}")
+    beside = f", neither beside the run file ({search}) nor in the working directory"
+    raise TaskError(f"task.file: there is no file {file}{beside if len(candidates) > 1 else ''}")
 
 
 def _read_remote(uri: str) -> bytes:
     def read() -> bytes:
-        import fsspec  # slow, and only needed here
-
-        with fsspec.open(uri, "rb") as opened:
-            return bytes(opened.read())
+        files, path = filesystem_of(uri)
+        return bytes(files.cat_file(path))
 
     found: Future[bytes] = Future()
 
@@ -108,6 +101,8 @@ def _read_remote(uri: str) -> bytes:
         raise TaskError(
             f"task.file: {uri} was not read after {READ_SECONDS:.0f} s; check the network"
         ) from None
+    except ValueError as error:
+        raise TaskError(f"task.file: {error}") from None
     except ImportError as error:
         raise TaskError(f"task.file: {uri} needs a package that is not installed: {error}") from None
     except Exception as error:  # every store has its own errors
@@ -115,8 +110,12 @@ def _read_remote(uri: str) -> bytes:
         raise TaskError(f"task.file: {uri} cannot be read: {reason}. {advice(uri)}") from error
 
 
-def _lines(data: bytes, file: str) -> Iterable[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+def _lines(file: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines that are not blank, by number."""
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not any(map(bytes.strip, lines)):
+        raise TaskError(f"task.file: {file} is empty; it needs one JSON object per line")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{file}:{number}"
@@ -127,12 +126,8 @@ def _lines(data: bytes, file: str) -> Iterable[tuple[int, dict[str, Any]]]:
                 f"{where}: not UTF-8 text ({error.reason} at byte {error.start} of the line)"
             ) from None
         except (json.JSONDecodeError, RecursionError) as error:
-            reason = (
-                f"{error.msg} at character {error.pos + 1}"
-                if isinstance(error, json.JSONDecodeError)
-                else error
-            )
-            raise TaskError(f"{where}: not a JSON object ({reason}): {_shortened(line)}") from None
+            at = f"{error.msg} at character {error.pos + 1}" if isinstance(error, ValueError) else error
+            raise TaskError(f"{where}: not a JSON object ({at}): {_shortened(line)}") from None
         if not isinstance(fields, dict):
             raise TaskError(
                 f"{where}: found a JSON {_kind(fields)}, allowed: an object such as "
@@ -159,11 +154,7 @@ def _question(value: Any, where: str, field: str) -> str | tuple[Message, ...]:
 
 
 def check_messages(value: Any, where: str) -> tuple[Message, ...]:
-    """The messages of a chat, checked: the last one is not the assistant's.
-
-    Raises:
-        TaskError: they are not messages.
-    """
+    """The messages of a chat, the last one not the assistant's; TaskError when they are no messages."""
     messages = []
     for number, message in enumerate(value):
         if not (
@@ -197,11 +188,8 @@ def _answer(fields: Mapping[str, Any], name: str, where: str, needed: bool) -> s
 
 
 def _shown(value: Any) -> str:
-    return (
-        "empty"
-        if value in ("", [], None) or (isinstance(value, str) and not value.strip())
-        else f"{value!r:.60}"
-    )
+    empty = value in ([], None) or (isinstance(value, str) and not value.strip())
+    return "empty" if empty else f"{value!r:.60}"
 
 
 def _shortened(line: bytes) -> str:

@@ -31,14 +31,9 @@ _CACHED_BLOCKS = 4
 
 
 class ReasoningGym:
-    """One generator.
+    """One generator: its name in the library, such as chain_sum, and its arguments.
 
-    Args:
-        name: the generator's name in the library, such as chain_sum.
-        args: its arguments.
-
-    Raises:
-        TaskError: unknown generator, wrong arguments, or the library is not installed.
+    Raises TaskError for an unknown generator or wrong arguments, or when the library is not installed.
     """
 
     def __init__(self, name: str, args: Mapping[str, Any]) -> None:
@@ -53,17 +48,8 @@ class ReasoningGym:
         self._blocks: OrderedDict[tuple[int, int], Any] = OrderedDict()
         self._scorer = self._make(0)
 
-    @property
-    def what(self) -> str:
-        """The source, in words."""
-        return f"task: generator {self.name} with these arguments"
-
     def draw(self, stream: int, position: int) -> dict[str, Any]:
-        """The entry (question, answer, metadata) at a position of a stream.
-
-        Raises:
-            TaskError: the generator failed.
-        """
+        """The entry (question, answer, metadata) at a position of a stream; TaskError when the generator failed."""
         number, place = divmod(position, BLOCK)
         key = (stream, number)
         block = self._blocks.get(key)

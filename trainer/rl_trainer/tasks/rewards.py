@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,21 @@ import regex  # type: ignore[import-untyped]
 
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import RewardRule
-from rl_trainer.tasks.killable import CallError, KillableProcess, RemoteTarget, TimedOutError
-from rl_trainer.tasks.rules import PatternRule, exact_match, fraction_right, number_matches
+from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.killable import KillableProcess, RemoteTarget, TimedOutError
+from rl_trainer.tasks.rules import exact_match, fraction_right, number_matches, pattern_matches
 from rl_trainer.tasks.types import Prompt
 from rl_trainer.tasks.user_code import RewardFunction, as_number
 
 TaskScorer = Callable[[Mapping[str, Any], str, float], float]
 """A task's own scorer: (item, completion, deadline in seconds) -> how right, as a rule from 0 to 1; or a CallError."""
 
-NEEDS_ANSWER = frozenset({"exactMatch", "number", "fraction"})
-"""Rules that compare with the answer."""
+NEEDS_ANSWER: dict[str, Callable[[str, str], float]] = {
+    "exactMatch": exact_match,
+    "number": number_matches,
+    "fraction": fraction_right,
+}
+"""Rules that compare a completion with the answer."""
 
 _TOLERANCE = 1e-9
 
@@ -53,8 +59,8 @@ class Rewards:
             if names[part.name] > 1:
                 part.name = f"{part.name}#{names[part.name]}"
             self._parts.append(part)
-        own = scorer and _TaskPart(RewardRule(rule="task"), scorer)
-        self._own = next((part for part in self._parts if isinstance(part, _TaskPart)), own)
+        own = scorer and _make_part(RewardRule(rule="task"), "", search, scorer, process)
+        self._own = next((part for part in self._parts if part.rule.rule == "task"), own)
 
     @property
     def has_own_score(self) -> bool:
@@ -91,10 +97,14 @@ class Rewards:
 
 
 class _Part:
-    """One part: `values` gives its unweighted value, or several where a function returns a dict."""
+    """One part: `values` gives its unweighted value, or several where a function returns a dict.
 
-    def __init__(self, rule: RewardRule, name: str) -> None:
-        self.rule, self.name = rule, name
+    `measure`: (prompt, completion) -> how right, from 0 to 1.
+    """
+
+    def __init__(self, rule: RewardRule, measure: Callable[[Prompt, str], float]) -> None:
+        self.rule, self.name = rule, rule.function or rule.rule
+        self._measure = measure
 
     def values(self, prompt: Prompt, completion: str, turns: Sequence[str]) -> dict[str, float]:
         return {self.name: self.graded(self.rightness(prompt, completion))}
@@ -104,62 +114,37 @@ class _Part:
         return self.rule.wrong + (self.rule.right - self.rule.wrong) * rightness
 
     def rightness(self, prompt: Prompt, completion: str) -> float:
-        raise NotImplementedError
+        with self._named(prompt):
+            return as_number(self._measure(prompt, completion))
 
-    def failed(self, what: str, prompt: Prompt) -> RewardError:
-        return RewardError(f"reward {self.name} {what}, at prompt {prompt.index} ({_shortened(prompt.text)})")
+    @contextmanager
+    def _named(self, prompt: Prompt) -> Iterator[None]:
+        """What goes wrong in the block, as a sentence that names part and prompt."""
+        limit = f"{self.rule.timeout} (its timeout)"
 
-    def gave_nothing(self, error: CallError, prompt: Prompt) -> RewardError:
-        if not isinstance(error, TimedOutError):
-            return self.failed(error.text, prompt)
-        return self.failed(
-            f"has not returned after {self.rule.timeout} (its timeout) and {error.stands}", prompt
-        )
+        def failed(what: str) -> RewardError:
+            return RewardError(
+                f"reward {self.name} {what}, at prompt {prompt.index} ({_shortened(prompt.text)})"
+            )
 
-
-class _RulePart(_Part):
-    def __init__(self, rule: RewardRule, compare: Callable[[str, str], float]) -> None:
-        super().__init__(rule, rule.rule)
-        self._compare = compare
-
-    def rightness(self, prompt: Prompt, completion: str) -> float:
         try:
-            return float(self._compare(completion, prompt.answer))
+            yield
         except ValueError as error:
-            raise self.failed(f"cannot be used: {error}", prompt) from None
-
-
-class _PatternPart(_Part):
-    def __init__(self, rule: RewardRule, pattern: PatternRule) -> None:
-        super().__init__(rule, rule.rule)
-        self._pattern = pattern
-
-    def rightness(self, prompt: Prompt, completion: str) -> float:
-        try:
-            return float(self._pattern.matches(completion, prompt.answer, self.rule.timeout.seconds))
+            raise failed(f"cannot be used: {error}") from None
         except TimeoutError:
-            raise self.failed(
-                f"is undecided after {self.rule.timeout} (its timeout): pattern {self.rule.pattern!r} takes "
-                "too long on the completion, so write one without nested repetition",
-                prompt,
+            raise failed(
+                f"is undecided after {limit}: pattern {self.rule.pattern!r} takes too long on the completion, so write "
+                "one without nested repetition"
             ) from None
-
-
-class _TaskPart(_Part):
-    def __init__(self, rule: RewardRule, scorer: TaskScorer) -> None:
-        super().__init__(rule, "task")
-        self._scorer = scorer
-
-    def rightness(self, prompt: Prompt, completion: str) -> float:
-        try:
-            return as_number(self._scorer(prompt.item, completion, self.rule.timeout.seconds))
+        except TimedOutError as error:
+            raise failed(f"has not returned after {limit} and {error.stands}") from error
         except CallError as error:
-            raise self.gave_nothing(error, prompt) from error
+            raise failed(error.text) from error
 
 
 class _FunctionPart(_Part):
     def __init__(self, rule: RewardRule, function: RemoteTarget) -> None:
-        super().__init__(rule, rule.function or "")
+        self.rule, self.name = rule, rule.function or ""
         self._function = function
 
     def values(self, prompt: Prompt, completion: str, turns: Sequence[str]) -> dict[str, float]:
@@ -171,36 +156,31 @@ class _FunctionPart(_Part):
             "item": prompt.item,
             "turns": list(turns) or [completion],
         }
-        try:
-            value = self._function.call(
-                self.rule.timeout.seconds, "value", described, completion, prompt.answer
-            )
-        except CallError as error:
-            raise self.gave_nothing(error, prompt) from error
-        return value if isinstance(value, dict) else {self.name: value}
+        with self._named(prompt):
+            seconds = self.rule.timeout.seconds
+            value = self._function.call(seconds, "value", described, completion, prompt.answer)
+            # Once more: the process in which it was looked at is the user's.
+            found = value if isinstance(value, dict) else {self.name: value}
+            return {str(name): as_number(part) for name, part in found.items()}
 
 
 def _make_part(
     rule: RewardRule, path: str, search: Path | None, scorer: TaskScorer | None, process: KillableProcess
 ) -> _Part:
+    seconds = rule.timeout.seconds
     match rule.rule:
-        case "exactMatch":
-            return _RulePart(rule, exact_match)
-        case "number":
-            return _RulePart(rule, number_matches)
-        case "fraction":
-            return _RulePart(rule, fraction_right)
         case "regex":
             try:
-                return _PatternPart(rule, PatternRule(rule.pattern or ""))
+                pattern = regex.compile(rule.pattern or "")
             except regex.error as error:
                 raise TaskError(
                     f"{path}.pattern: {rule.pattern!r} is no regular expression ({error})"
                 ) from None
+            return _Part(rule, lambda prompt, text: pattern_matches(pattern, text, prompt.answer, seconds))
         case "task":
             if scorer is None:
                 raise TaskError(f"{path}.rule: found 'task', but this environment has no scorer of its own")
-            return _TaskPart(rule, scorer)
+            return _Part(rule, lambda prompt, text: scorer(prompt.item, text, seconds))
         case "function":
             function = process.target(RewardFunction, rule.function, search, path)
             try:
@@ -208,6 +188,8 @@ def _make_part(
             except CallError as error:
                 raise TaskError(f"{path}.function: {rule.function} {error.text} while it is loaded") from None
             return _FunctionPart(rule, function)
+        case compared:
+            return _Part(rule, lambda prompt, text: NEEDS_ANSWER[compared](text, prompt.answer))
 
 
 def _shortened(text: str) -> str:

@@ -13,8 +13,7 @@ import regex  # type: ignore[import-untyped]
 TOLERANCE = Decimal("1e-6")
 """Two numbers that differ by no more than this are equal."""
 
-# A minus sign belongs to the number unless something it could be subtracted from stands before it: 3-2 ends
-# with 2.
+# A minus sign belongs to the number unless something it could be subtracted from stands before it: 3-2 ends with 2.
 _NUMBER = re.compile(
     r"(?:(?<![\w.)\]])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?",
     re.ASCII,
@@ -35,11 +34,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def number_matches(completion: str, answer: str) -> bool:
-    """Whether the last numbers of the two are equal within `TOLERANCE`.
-
-    Raises:
-        ValueError: the answer has no number.
-    """
+    """Whether the last numbers of the two are equal within `TOLERANCE`; ValueError when the answer has no number."""
     wanted = last_number(answer)
     if wanted is None:
         raise ValueError(f"the answer {answer!r} has no number")
@@ -56,27 +51,17 @@ def fraction_right(completion: str, answer: str) -> float:
     return sum(a == b for a, b in zip(completion, answer, strict=False)) / longest
 
 
-class PatternRule:
-    """Rule regex: the last match of the pattern; its first group, if it has one, is compared with the answer.
+def pattern_matches(pattern: regex.Pattern[str], completion: str, answer: str, seconds: float) -> bool:
+    """Rule regex: whether the pattern is found, and its last match's first group, if it has one, is the answer, if any.
 
-    Uses the `regex` package: the standard library's matcher cannot be stopped, and patterns such as (a+)+b
-    take for ever.
+    Of the `regex` package: the standard library's matcher cannot be stopped, and patterns such as (a+)+b take for ever.
+    TimeoutError when it is not decided after `seconds`.
     """
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = regex.compile(pattern)
-
-    def matches(self, completion: str, answer: str, seconds: float) -> bool:
-        """Whether the pattern is found and its group, if it has one, is the answer, if there is one.
-
-        Raises:
-            TimeoutError: not decided after `seconds`.
-        """
-        last = None
-        for last in self._pattern.finditer(completion, timeout=seconds):  # noqa: B007
-            pass
-        if last is None:
-            return False
-        if self._pattern.groups == 0 or not answer.strip():
-            return True
-        return exact_match(last.group(1) or "", answer)
+    last = None
+    for last in pattern.finditer(completion, timeout=seconds):  # noqa: B007
+        pass
+    if last is None:
+        return False
+    if pattern.groups == 0 or not answer.strip():
+        return True
+    return exact_match(last.group(1) or "", answer)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from functools import cached_property, lru_cache
 
 from rl_api import RunSpec
 from rl_api.errors import TaskError
-
-T = TypeVar("T")
+from rl_trainer.tasks.types import Prompt
 
 BLOCK = 500
 """A source of endless prompts may make this many consecutive positions of a stream at once."""
 
 # A stream that repeats itself this often in a row has (almost) nothing new left.
 _MISSES = 100
-# Tries for one training prompt: where only 1 % of the draws are free to train on, all fail with a chance of
-# 1e-22.
+# Tries for one training prompt: where only 1 % of the draws are free to train on, all fail with a chance of 1e-22.
 _TRIES = 5000
 _TRIES_PER_STREAM = 64
 # Held-out prompts of a run that has no evaluation, but a score at which its warm start ends.
@@ -41,46 +39,34 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 33
 
 
-class EndlessSplit(Generic[T]):
-    """Splits what a generator draws.
+class EndlessSplit:
+    """Splits what a generator draws, prompts whose `index` is not set yet.
 
     Held out are the first `heldout` draws of different text of a stream of their own. Training index i is
     position i of the training stream, or, where that is held out, a draw that depends on i and the number of
     tries alone.
 
     Args:
-        draw: (stream seed, position) -> item. Must always give the same item.
-        text: the item's prompt text.
+        draw: (stream seed, position) -> prompt. Must always give the same one.
         seed: the run's seed.
         heldout: how many prompts are held out.
         what: the source, in words, for the error.
     """
 
-    def __init__(
-        self, draw: Callable[[int, int], T], text: Callable[[T], str], seed: int, heldout: int, what: str
-    ) -> None:
-        self._draw, self._text, self._seed, self._count, self._what = draw, text, seed, heldout, what
-        self._heldout: dict[str, T] | None = None
+    def __init__(self, draw: Callable[[int, int], Prompt], seed: int, heldout: int, what: str) -> None:
+        self._draw, self._seed, self._count, self._what = draw, seed, heldout, what
 
-    def heldout(self) -> list[T]:
-        """The held-out items.
+    def heldout(self) -> list[Prompt]:
+        """The held-out prompts; TaskError when there are too few distinct ones."""
+        return list(self._held.values())
 
-        Raises:
-            TaskError: there are too few distinct prompts.
-        """
-        return list(self._held().values())
-
-    def training(self, index: int) -> T:
-        """The item of training index `index`.
-
-        Raises:
-            TaskError: there are too few distinct prompts.
-        """
-        held = self._held()
+    def training(self, index: int) -> Prompt:
+        """The prompt of training index `index`; TaskError when there are too few distinct ones."""
+        held = self._held
         for attempt in range(_TRIES):
-            item = self._draw(*self._place(index, attempt))
-            if self._text(item) not in held:
-                return item
+            prompt = self._draw(*self._place(index, attempt))
+            if prompt.text not in held:
+                return prompt
         raise self._too_few(len(held))
 
     def _place(self, index: int, attempt: int) -> tuple[int, int]:
@@ -92,24 +78,19 @@ class EndlessSplit(Generic[T]):
             return derive_seed(self._seed, "training"), position
         return derive_seed(self._seed, "again", attempt // _TRIES_PER_STREAM), position
 
-    def _held(self) -> dict[str, T]:
-        if self._heldout is None:
-            self._heldout = self._collect()
-        return self._heldout
-
-    def _collect(self) -> dict[str, T]:
-        held: dict[str, T] = {}
+    @cached_property
+    def _held(self) -> dict[str, Prompt]:
+        held: dict[str, Prompt] = {}
         if self._count == 0:
             return held
         stream, position, misses = derive_seed(self._seed, "heldout"), 0, 0
         while misses < _MISSES:
-            item = self._draw(stream, position)
+            prompt = self._draw(stream, position)
             position += 1
-            text = self._text(item)
-            if text in held:
+            if prompt.text in held:
                 misses += 1
             elif len(held) < self._count:
-                held[text] = item
+                held[prompt.text] = prompt
                 misses = 0
             else:  # one more distinct prompt: something is left to train on
                 return held
@@ -124,14 +105,13 @@ class EndlessSplit(Generic[T]):
 
 
 class FiniteSplit:
-    """Splits a file: the numbers of the items held out, and those trained on in every epoch's order.
+    """Splits a file: the prompts held out, and those trained on in every epoch's order.
 
-    Which texts are held out depends on the seed and the texts, not on their order in the file. Every item
-    with a held-out text is kept out of training; other duplicates are trained on as often as they are in the
-    file.
+    Which texts are held out depends on the seed and the texts, not on their order in the file. Every prompt with a held-out
+    text is kept out of training; other duplicates are trained on as often as they are in the file.
 
     Args:
-        texts: prompt texts, one per item.
+        prompts: of the file.
         seed: the run's seed.
         heldout: how many distinct prompts are held out.
         what: the source, in words, for the error.
@@ -140,8 +120,8 @@ class FiniteSplit:
         TaskError: nothing would be left to train on.
     """
 
-    def __init__(self, texts: Sequence[str], seed: int, heldout: int, what: str) -> None:
-        first = {text: number for number, text in reversed(list(enumerate(texts)))}
+    def __init__(self, prompts: Sequence[Prompt], seed: int, heldout: int, what: str) -> None:
+        first = {prompt.text: prompt for prompt in reversed(prompts)}
         if len(first) <= heldout:
             raise TaskError(
                 f"{what} has {len(first)} distinct prompts, but {heldout} are to be held out "
@@ -149,23 +129,25 @@ class FiniteSplit:
                 "add prompts"
             )
         ranked = sorted(first, key=lambda text: (derive_seed(seed, "heldout", text), text))
-        held = ranked[:heldout]
-        keep_out = set(held)
-        self.heldout: list[int] = [first[text] for text in held]
-        self._training = [number for number, text in enumerate(texts) if text not in keep_out]
+        self._held = {text: first[text] for text in ranked[:heldout]}
+        self._training = [prompt for prompt in prompts if prompt.text not in self._held]
         self._seed = seed
-        self._orders: dict[int, list[int]] = {}
+        # Two: prompts are asked for around the end of an epoch.
+        self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def training(self, index: int) -> int:
-        """The item of a training index: of n training items, place `index % n` of epoch `index // n`."""
+    def heldout(self) -> list[Prompt]:
+        """The held-out prompts."""
+        return list(self._held.values())
+
+    def training(self, index: int) -> Prompt:
+        """The prompt of a training index: of n training prompts, place `index % n` of epoch `index // n`."""
         epoch, place = divmod(index, len(self._training))
         return self._order(epoch)[place]
 
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            order = list(self._training)
-            random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
-            while len(self._orders) > 1:  # two: prompts are asked for around the end of an epoch
-                del self._orders[min(self._orders)]
-            self._orders[epoch] = order
-        return self._orders[epoch]
+    def _shuffled(self, epoch: int) -> list[Prompt]:
+        order = list(self._training)
+        random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
+        return order
+
+
+Split = EndlessSplit | FiniteSplit

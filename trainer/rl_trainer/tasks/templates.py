@@ -61,11 +61,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def apply_view(value: Any, view: str) -> Any:
-    """One view (name and, for join, separator) applied to a value.
-
-    Raises:
-        ValueError: the view cannot be applied.
-    """
+    """One view (name and, for join, separator) applied to a value; ValueError when it cannot be."""
     name, _, argument = view.partition(" ")
     if name == "join":
         if not _is_list(value):
@@ -123,23 +119,14 @@ class _Formatter(string.Formatter):
 
 
 class Template:
-    """One template of the task.
-
-    Args:
-        text: the format string.
-        path: the field it comes from, for errors.
-    """
+    """One template of the task: the format string, and the field it comes from, for errors."""
 
     def __init__(self, text: str, path: str) -> None:
         self._text, self._path = text, path
         self._formatter = _Formatter()
 
     def render(self, question: str, answer: str | None, metadata: Any) -> str:
-        """The text for one item; a missing answer reads as empty.
-
-        Raises:
-            TaskError: the item does not have what the template asks for.
-        """
+        """The text for one item; a missing answer reads as empty. TaskError: it lacks what the template asks for."""
         keys = {"question": question, "answer": "" if answer is None else answer, "metadata": metadata}
         try:
             return self._formatter.vformat(self._text, (), keys)

@@ -1,4 +1,4 @@
-"""What the rest of the trainer knows about a task: its values and its two protocols.
+"""The values of a task: prompts, scores and what an environment says.
 
 Everything a task says is a pure function of (task spec, seed, prompt index): every process that loads the
 same task gets the same prompts, whatever it asked for before, so a prompt travels as its index.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from rl_api.errors import TaskError
 
@@ -46,11 +46,7 @@ class Prompt:
 
     @property
     def priority(self) -> float:
-        """The item's field `priority`, for `buffer.order: priority`; 0 where it has none.
-
-        Raises:
-            TaskError: it is no finite number.
-        """
+        """The item's field `priority`, for `buffer.order: priority`; 0 where it has none. TaskError: no finite number."""
         found = self.item.get("priority", 0.0)
         if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
             raise TaskError(
@@ -87,8 +83,7 @@ class StepResult:
         reward: the environment's own reward for this turn. It counts through a reward of rule `task`.
         done: the dialogue is over.
         delay_seconds: how long the answer takes to arrive (simulated tool latency). The environment does not
-            sleep: whoever drives it goes on with other dialogues and delivers the observation when the time
-                has passed.
+            sleep: whoever drives it goes on with other dialogues and delivers the observation when the time has passed.
         score: what the whole dialogue is worth; set by the task when `done`, never by an environment.
     """
 
@@ -118,63 +113,3 @@ class Segment:
 
     text: str
     trained: bool = True
-
-
-class Environment(Protocol):
-    """One dialogue of several turns, as `Task.environment` hands it out."""
-
-    def reset(self) -> str | Sequence[Message]:
-        """What the model reads first; the same as `Prompt.content`."""
-        ...
-
-    def step(self, completion: str) -> StepResult:
-        """Takes one turn of the model.
-
-        Raises:
-            RewardError: the environment or a reward raised, hung or gave no number.
-        """
-        ...
-
-    def final_score(self) -> Score:
-        """What a dialogue is worth that is cut off before it was done: no answer was given."""
-        ...
-
-
-class Task(Protocol):
-    """Prompts, scores and environments of one run."""
-
-    def prompt(self, index: int) -> Prompt:
-        """Training prompt `index` (>= 0); its text is never a held-out one.
-
-        Raises:
-            TaskError: the prompt cannot be made.
-        """
-        ...
-
-    def heldout(self, count: int | None = None) -> list[Prompt]:
-        """The first `count` held-out prompts, all of different text; None: all that are held out.
-
-        Raises:
-            TaskError: fewer are held out, or the task has too few distinct prompts.
-        """
-        ...
-
-    def score(self, prompt: Prompt, completion: str) -> Score:
-        """What a completion of a single turn is worth.
-
-        Raises:
-            RewardError: a reward raised, hung past its deadline or gave no number.
-        """
-        ...
-
-    def solution(self, prompt: Prompt) -> list[Segment]:
-        """What a perfect model would write (and read in between), for the warm start.
-
-        Raises:
-            TaskError: the task knows no solution.
-        """
-        ...
-
-    def environment(self, prompt: Prompt, member: int = 0) -> Environment | None:
-        """A new dialogue, None where one turn is all. Members of a group differ in their tool latency."""
-        ...

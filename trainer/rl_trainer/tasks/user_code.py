@@ -10,22 +10,16 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from rl_api.errors import TaskError
-from rl_trainer.tasks.environments.base import EnvironmentClass, Generates
+from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.environments.base import EnvironmentClass
 from rl_trainer.tasks.functions import file_of, load_class, load_function
-from rl_trainer.tasks.killable import CallError
 from rl_trainer.tasks.types import StepResult
 
 
 class RewardFunction:
-    """A reward function.
+    """A reward function, by module:function; `search`: folder looked in first, `path`: the reward's place in the run.
 
-    Args:
-        name: module:function.
-        search: folder looked in first.
-        path: the reward's place in the run, for errors.
-
-    Raises:
-        TaskError: it cannot be loaded, or does not take three arguments.
+    Raises TaskError when it cannot be loaded, or does not take three arguments.
     """
 
     def __init__(self, name: str, search: Path | None, path: str) -> None:
@@ -52,13 +46,9 @@ class RewardFunction:
 
 
 class Environments:
-    """An environment's class and the dialogues under way, by number.
+    """An environment's class, or where it is found (module:Class, folder looked in first), and its dialogues by number.
 
-    Args:
-        cls: the class, or where it is found: (module:Class, folder looked in first).
-
-    Raises:
-        TaskError: it cannot be loaded or lacks a method.
+    Raises TaskError when it cannot be loaded or lacks a method.
     """
 
     passes: ClassVar = (TaskError,)  # a class may say itself what is wrong with its arguments
@@ -82,7 +72,7 @@ class Environments:
 
     def generate(self, seed: int, args: Mapping[str, Any]) -> Any:
         """A new item."""
-        return cast(type[Generates], self._cls).generate(random.Random(seed), args)
+        return cast(Any, self._cls).generate(random.Random(seed), args)
 
     def solution(self, item: Mapping[str, Any], args: Mapping[str, Any]) -> list[str]:
         """The turns of a perfect model."""
@@ -110,11 +100,8 @@ class Environments:
                 f"returned a StepResult whose observation is {result.observation!r:.60}, allowed: text"
             )
         for field, value in (("reward", result.reward), ("delay_seconds", result.delay_seconds)):
-            if (
-                not isinstance(value, int | float)
-                or not math.isfinite(value)
-                or (field != "reward" and value < 0)
-            ):
+            number = isinstance(value, int | float) and math.isfinite(value)
+            if not number or (field != "reward" and value < 0):
                 raise CallError(
                     f"returned a StepResult whose {field} is {value!r:.60}, allowed: a finite number"
                 )
@@ -129,12 +116,8 @@ def as_number(value: Any, key: str = "") -> float:
         raise CallError(f"returned {kind}{key}, allowed: a number, or a dict of numbers")
     try:
         found = float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # arrays and tensors of several elements
+    # Of arrays and tensors of several elements.
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise CallError(f"returned {type(value).__name__}{key}, which is no number ({error})") from None
     if not math.isfinite(found):
         raise CallError(f"returned {found}{key}, allowed: a finite number")

@@ -7,11 +7,15 @@ import faulthandler
 import os
 import pickle
 import signal
-from multiprocessing.connection import Connection
+import socket
 from typing import Any
 
 from rl_api.errors import RLTrainError
-from rl_trainer.tasks.killable import CallError, Failure, called, raised
+from rl_trainer.tasks.answers import CallError, Failure, encode
+from rl_trainer.tasks.channel import Channel
+from rl_trainer.tasks.killable import called, raised
+
+_MOST_REQUEST = 2**32
 
 
 def serve(requests: int, alive: int, trace: int) -> None:
@@ -25,17 +29,17 @@ def serve(requests: int, alive: int, trace: int) -> None:
     for number in (requests, alive, trace):
         os.set_inheritable(number, False)
     _guard(alive, (requests, trace))
-    connection = Connection(requests)
+    channel = Channel(socket.socket(fileno=requests))
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     objects: dict[int, Any] = {}
     own = os.getpid()
     try:
-        connection.send_bytes(b"ready")
+        channel.send(b"ready")
         while True:
-            answer = _answer(objects, connection.recv_bytes())
+            answer = _answer(objects, channel.receive(_MOST_REQUEST))
             if os.getpid() != own:  # a child that the call has forked came back too: the call is not its own
                 os._exit(0)
-            connection.send_bytes(answer)
+            channel.send(answer)
     except (EOFError, OSError):
         os._exit(0)
 
@@ -76,7 +80,6 @@ def _answer(objects: dict[int, Any], request: bytes) -> bytes:
     except BaseException as error:
         value = Failure(raised(error, None))
     try:
-        return pickle.dumps(value)
-    except Exception as error:
-        text = f"returned what cannot be sent to the trainer: {type(error).__name__}: {error}"
-        return pickle.dumps(Failure(CallError(text)))
+        return encode(value)
+    except Exception as error:  # also what a type derived from these raises
+        return encode(Failure(CallError(f"returned what cannot be sent to the trainer: {error}")))

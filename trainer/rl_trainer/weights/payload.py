@@ -52,11 +52,7 @@ def pack_weights(tensors: Mapping[str, Tensor], version: int) -> WeightsPayload:
 
 
 def unpack_weights(payload: WeightsPayload) -> dict[str, Tensor]:
-    """Tensors that share memory with the block: read them, never write them.
-
-    Raises:
-        ModelError: the bytes that arrived are not those that were sent.
-    """
+    """Tensors that share memory with the block: read them, never write them. ModelError: not the bytes that were sent."""
     found = zlib.crc32(payload.block.data)
     if found != payload.checksum:
         raise ModelError(

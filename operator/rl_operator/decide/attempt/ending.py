@@ -6,35 +6,44 @@ from dataclasses import replace
 from datetime import timedelta
 
 from rl_api.base import Duration
-from rl_operator.decide.attempt.outcome import SUCCEEDED, Outcome, back_off, failures, final_word
+from rl_api.run import RetrySpec
+from rl_operator.decide.attempt.outcome import (
+    SUCCEEDED,
+    Outcome,
+    back_off,
+    failed_so_far,
+    failures,
+    final_word,
+)
 from rl_operator.decide.look import IDLE, QUICK, Look, removal
 from rl_operator.decide.status import last_figures
 from rl_operator.model.decision import Decision, Note, Target
-from rl_operator.model.names import attempt_name, secret_name
+from rl_operator.model.names import attempt_name
 
 _UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
 
 
 def end_attempt(look: Look, end: Outcome) -> Look:
     """With the last attempt closed."""
-    step = look.progress.step if look.progress is not None else None
-    closed = {"end_time": look.now, "reason": f"{end.code}: {end.sentence}", "to_step": step}
-    return replace(look, attempts=(*look.attempts[:-1], look.attempts[-1].model_copy(update=closed)))
+    progress = look.status.progress
+    step = progress.step if progress is not None else None
+    return look.with_attempt(end_time=look.now, reason=f"{end.code}: {end.sentence}", to_step=step)
 
 
 def close(look: Look, end: Outcome) -> Decision:
     """The last attempt is over: the run has succeeded, has failed, or gets another one."""
-    number = look.attempts[-1].number
+    number = look.status.attempts[-1].number
     ray, effective = look.world.ray(number), look.effective
     # How many steps a program of the user's does is its own to know.
     stop = effective.spec.stop if effective is not None and effective.backend.follows_stop else None
-    figures = last_figures(look.progress, ray, end.code == SUCCEEDED, stop, look.now)
-    look = end_attempt(replace(look, progress=figures), end).at_rest()
+    figures = last_figures(look.status.progress, ray, end.code == SUCCEEDED, stop, look.now)
+    look = end_attempt(look.showing(progress=figures), end).at_rest()
     look = look.set("Training", "False", end.code, end.sentence)
     if end.code == SUCCEEDED:
         return _succeeded(look)
     rest = removal(ray) if ray is not None else ()
-    word = final_word(look.attempts, end, effective.spec.retry.limit if effective is not None else 3)
+    retry = effective.spec.retry if effective is not None else RetrySpec()
+    word = final_word(look.status, end, retry.limit)
     if word is not None:
         look = look.set("ClusterReady", "False", "Finished", "the run has failed")
         look = look.set("Failed", "True", end.code, f"attempt {number} failed: {end.sentence} ({word})")
@@ -46,12 +55,12 @@ def close(look: Look, end: Outcome) -> Decision:
 
 
 def _succeeded(look: Look) -> Decision:
-    progress, sentence = look.progress, "the run is done"
+    progress, sentence = look.status.progress, "the run is done"
     if progress is None or progress.phase != "Succeeded":
         sentence += f"; {_UNREAD}"
     if progress is not None:
         progress = progress.model_copy(update={"phase": "Succeeded", "eta_seconds": None})
-    look = replace(look, progress=progress)
+    look = look.showing(progress=progress)
     look = look.set("ClusterReady", "False", "Finished", "the run is done, and its pods are gone")
     look = look.set("Succeeded", "True", SUCCEEDED, sentence)
     return look.decide("Succeeded", QUICK, finalizer=look.finalizer(False))
@@ -59,11 +68,11 @@ def _succeeded(look: Look) -> Decision:
 
 def retry_later(look: Look) -> Decision | None:
     """Wait, and show it, where the next attempt may not begin yet; None: it may."""
-    failed = failures(look.attempts)
-    if not failed or look.attempts[-1].number != failed[-1].number:
+    failed = failures(look.status.attempts)
+    if not failed or look.status.attempts[-1].number != failed[-1].number:
         return None
     last = failed[-1]
-    due = (last.end_time or look.now) + timedelta(seconds=back_off(len(failed)))
+    due = (last.end_time or look.now) + timedelta(seconds=back_off(failed_so_far(look.status)))
     left = (due - look.now).total_seconds()
     if left <= 0:
         return None
@@ -76,7 +85,7 @@ def finished(look: Look) -> Decision:
     """The run is over: its objects go when their time has come."""
     decision = look.decide(requeue=IDLE, finalizer=look.finalizer(False))
     ttl = _time_to_live(look)
-    ends = [attempt.end_time for attempt in look.attempts if attempt.end_time is not None]
+    ends = [attempt.end_time for attempt in look.status.attempts if attempt.end_time is not None]
     if ttl is None or not ends:
         return decision
     left = (max(ends) + timedelta(seconds=ttl) - look.now).total_seconds()
@@ -85,19 +94,18 @@ def finished(look: Look) -> Decision:
     world, name = look.world, str(look.world.metadata["name"])
     if not world.rays and not world.live:
         return decision
-    gone = [Target("ConfigMap", attempt_name(name, attempt.number)) for attempt in look.attempts]
-    gone.append(Target("Secret", secret_name(name)))
+    gone = [Target("ConfigMap", attempt_name(name, attempt.number)) for attempt in look.status.attempts]
     gone += [Target(kind, name, live.uid) for (kind, name), live in sorted(world.live.items())]
     return replace(decision, delete=(*gone, *removal(*world.rays)))
 
 
 def _time_to_live(look: Look) -> float | None:
-    # From the run itself: it may be changed while the run goes on and after, and needs no profile.
-    text = (look.world.spec.get("cleanup") or {}).get("ttlAfterFinished")
-    if text is None and look.effective is not None:
+    if look.effective is not None:
         ttl = look.effective.spec.cleanup.ttl_after_finished
         return ttl.seconds if ttl is not None else None
+    # What the run itself says needs no profile, which may be gone by now.
+    own = look.world.spec.get("cleanup")
     try:
-        return Duration.parse(text).seconds
+        return Duration.parse(own.get("ttlAfterFinished") if isinstance(own, dict) else None).seconds
     except ValueError:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rl_api.progress import Attempt
+from rl_api.progress import Attempt, RunStatus
 from rl_operator.decide.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
 from rl_operator.model.names import SAMPLER
 from rl_operator.model.seen import Ray, World
@@ -105,19 +105,28 @@ def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
     ]
 
 
-def final_word(attempts: Sequence[Attempt], end: Outcome, limit: int) -> str | None:
-    """Why there is no attempt after the last of `attempts`, which ended with `end`; None: there is one.
+def failed_so_far(status: RunStatus) -> int:
+    """How many attempts failed, those as well that are no longer listed."""
+    return len(failures(status.attempts)) + (status.earlier.failed if status.earlier is not None else 0)
 
-    Args:
-        attempts: all attempts, the last one closed.
-        end: how it ended.
-        limit: attempts after the first.
+
+def had_pods(attempt: Attempt) -> float:
+    """Seconds for which an attempt that ended had all its pods: it may have waited for nodes for as long as it takes."""
+    if attempt.ready_time is None or attempt.end_time is None:
+        return 0.0
+    return max((attempt.end_time - attempt.ready_time).total_seconds(), 0.0)
+
+
+def final_word(status: RunStatus, end: Outcome, limit: int) -> str | None:
+    """Why there is no attempt after the newest, which ended with `end`; None: there is one.
+
+    `limit`: attempts after the first.
     """
     if not end.mendable:
         return "another attempt would end the same way"
-    failed = failures(attempts)
-    if len(failed) > limit:
+    if failed_so_far(status) > limit:
         return f"it was the last of {limit + 1} attempts" if limit else "spec.retry.limit is 0"
+    failed = failures(status.attempts)
     if len(failed) < 2:
         return None
     last, before = failed[-1], failed[-2]

@@ -23,20 +23,28 @@ class Wait:
 
 
 def deleted(look: Look, since: datetime) -> Decision:
-    """The run was deleted: one more checkpoint if there is something to keep, then our finalizer goes."""
+    """The run was deleted: one more checkpoint if there is something to keep, then its RayJob goes, then our finalizer.
+
+    In this order, as the Secret with the token goes with the run: without it KubeRay would keep the RayJob and its pods.
+    """
     if FINALIZER not in (look.world.metadata.get("finalizers") or ()):
         return look.decide(requeue=IDLE)
     attempt = look.open
     ray = look.world.ray(attempt.number) if attempt else None
-    if attempt is None or ray is None or ray.deleting or outcome(look.world, attempt.number) is not None:
-        return look.decide(requeue=IDLE, finalizer=False)
-    look = _wishing(look.answering(ray), attempt)
-    ready = ready_to_stop(look, attempt, ray, since)
-    if isinstance(ready, Wait):
-        decision = look.decide("Stopping", QUICK, ask=ready.ask)
-    else:
-        decision = look.decide(requeue=IDLE, finalizer=False)
-    return replace(decision, pull=look.pull(ray))
+    if (
+        attempt is not None
+        and ray is not None
+        and not ray.deleting
+        and outcome(look.world, attempt.number) is None
+    ):
+        look = _wishing(look.answering(ray), attempt)
+        ready = ready_to_stop(look, attempt, ray, since)
+        if isinstance(ready, Wait):
+            decision = look.decide("Stopping", QUICK, ask=ready.ask)
+            return replace(decision, pull=look.pull(ray))
+    if any(each.needs_token for each in look.world.rays) and not _stuck(look, since):
+        return look.decide("Stopping", QUICK, delete=removal(*look.world.rays))
+    return look.decide(requeue=IDLE, finalizer=False)
 
 
 def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
@@ -47,7 +55,7 @@ def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
         if _stuck(look, since):
             why = "KubeRay does not remove the RayJob: is the KubeRay operator running?"
             look = look.set("Suspended", "Unknown", "Stuck", why)
-        return look.decide("Stopping", QUICK)
+        return look.decide("Stopping", QUICK, delete=removal(ray))
     ready = ready_to_stop(look, attempt, ray, since)
     if isinstance(ready, Wait):
         look = look.set("Suspended", "Unknown", "Checkpointing", "waiting for the driver's checkpoint")
@@ -61,7 +69,7 @@ def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
 def _wishing(look: Look, attempt: Attempt) -> Look:
     """With the wish for a last checkpoint, which lasts until the attempt ends or goes on."""
     fresh = CheckpointRequest(id=f"{attempt.number}-{look.now:%Y%m%dT%H%M%SZ}", time=look.now)
-    return replace(look, request=look.old.checkpoint_request or fresh)
+    return look.showing(checkpoint_request=look.old.checkpoint_request or fresh)
 
 
 def _stuck(look: Look, since: datetime) -> bool:
@@ -70,26 +78,26 @@ def _stuck(look: Look, since: datetime) -> bool:
 
 def ready_to_stop(look: Look, attempt: Attempt, ray: Ray, since: datetime) -> str | Wait:
     """Why the attempt may be stopped now, as far as its checkpoint goes, or that it may not be yet."""
-    world = look.world
-    head, ask = world.head(attempt.number), world.ask
-    reading = world.reading is not None and world.reading.attempt == attempt.number
-    if head is None or not (reading or look.conditions.holds("Training")):
+    world, wish, ask = look.world, look.status.checkpoint_request, look.world.ask
+    trained = world.said(attempt.number) is not None or look.conditions.holds("Training")
+    if world.head(attempt.number) is None or not trained:
         return "no training was under way"
-    if ask is not None and (
-        look.request is None or (ask.attempt, ask.id) != (attempt.number, look.request.id)
-    ):
-        ask = None  # an answer to an earlier wish is none
-    if ask is not None and ask.state == "done":
+    if world.unasked:
+        return f"no checkpoint can be asked for: {world.unasked}"
+    state, said = "unasked", ""
+    if ask is not None and wish is not None and (ask.attempt, ask.id) == (attempt.number, wish.id):
+        state, said = ask.state, ask.message  # an answer to an earlier wish is none
+    if state == "done":
         return "the checkpoint is written"
-    if ask is not None and ask.state == "refused":
-        return f"there is no new checkpoint ({ask.message})"
-    if ask is not None and ask.state == "absent" and ray.kind == "RayCluster":
+    if state == "refused":
+        return f"there is no new checkpoint ({said})"
+    if state == "absent" and ray.kind == "RayCluster":
         return "nobody trains in it now"
     left = look.grace - (look.now - since).total_seconds()
     if left <= 0:
-        why = f" ({ask.message})" if ask is not None and ask.message else ""
+        why = f" ({said})" if said else ""
         return f"no checkpoint came within the grace period of {look.grace:g} s{why}"
-    return Wait(left if ask is None or ask.state in ("absent", "failed") else None)
+    return Wait(None if state == "running" else left)
 
 
 def close_suspended(look: Look, attempt: Attempt) -> Decision:
@@ -98,7 +106,8 @@ def close_suspended(look: Look, attempt: Attempt) -> Decision:
     if look.world.pods_of(attempt.number) and not _stuck(look, since):
         look = look.set("Suspended", "Unknown", "Stopping", "the pods are being stopped")
         return look.decide("Stopping", QUICK)
-    kept = f"at step {look.checkpoint.step}" if look.checkpoint else "before the first checkpoint"
+    checkpoint = look.status.checkpoint
+    kept = f"at step {checkpoint.step}" if checkpoint else "before the first checkpoint"
     look = end_attempt(look, Outcome(SUSPENDED, f"suspended {kept}"))
     if look.world.wants_suspend:
         return suspended(look)
@@ -107,7 +116,8 @@ def close_suspended(look: Look, attempt: Attempt) -> Decision:
 
 def suspended(look: Look) -> Decision:
     """Nothing runs, and nothing is to run."""
-    kept = f"; it goes on from step {look.checkpoint.step}" if look.checkpoint else ""
+    checkpoint = look.status.checkpoint
+    kept = f"; it goes on from step {checkpoint.step}" if checkpoint else ""
     look = look.at_rest().set("Suspended", "True", SUSPENDED, f"spec.suspend is true{kept}")
     if look.conditions.get("ClusterReady") is not None:
         look = look.set("ClusterReady", "False", SUSPENDED, "the run is suspended")

@@ -228,6 +228,23 @@ TABLE: list[tuple[str, list[Pod], list[Event], Ray | None, Effective, str, str, 
         "more than its memory limit of 1536Mi; raise sampler.resources.memory",
     ),
     (
+        "memory of the user's code",
+        [
+            make_pod(
+                "sampler",
+                ready=False,
+                containers=(Container("ray", ready=True), Container("user-code", ended="OOMKilled")),
+            )
+        ],
+        [],
+        None,
+        CPU_PLAN,
+        "OutOfMemory",
+        "sampler",
+        "container user-code, in which code of yours runs, of pod sums-1-sampler-0 was killed because it used more than its "
+        "memory limit; raise task.resources.memory",
+    ),
+    (
         "a crash loop",
         [waiting("learner", "CrashLoopBackOff", restarts=3, ended="Error", exit_code=1)],
         [],
@@ -340,6 +357,22 @@ def test_nothing_is_said_of_pods_that_run_or_belong_to_others() -> None:
     assert diagnose(World(run=make_run(), pods=pods, rays=(make_ray(),)), 1, CPU_PLAN) == []
 
 
+def test_a_head_whose_certificates_are_not_made_says_why_though_it_is_never_restarted() -> None:
+    said = "/opt/rltrain/bin/python: No module named rl_trainer.run.certificates\n"
+    first = Container("certificates", ended="Error", exit_code=1, ended_message=said)
+    head = make_pod("head", ready=False, phase="Failed", containers=(first, Container("ray")))
+    world = World(run=make_run(), pods=(head,), rays=(make_ray(),))
+    assert [(one.reason, one.message) for one in diagnose(world, 1, CPU_PLAN)] == [
+        (
+            "CrashLoop",
+            "head: container certificates of pod sums-1-head-0 ended with exit code 1; its last lines: "
+            + said.strip(),
+        )
+    ]
+    made = replace(first, ended="Completed", exit_code=0, ready=True)
+    assert diagnose(replace(world, pods=(replace(head, containers=(made,)),)), 1, CPU_PLAN) == []
+
+
 def test_what_kuberay_has_made_already_is_no_refusal() -> None:
     text = 'Failed to create RayCluster team/sums-1-abc: rayclusters.ray.io "sums-1-abc" already exists'
     event = Event("RayJob", "sums-1", "FailedToCreateRayCluster", text)
@@ -391,3 +424,7 @@ def test_failed_jobs(message: str, code: int | None, sentence: str) -> None:
 def test_long_texts_are_cut() -> None:
     assert len(one_line("word " * 1000)) == 600
     assert last_lines("\n".join("abcdef")) == "d | e | f"
+
+
+def test_what_others_say_acts_on_nothing_that_shows_it() -> None:
+    assert one_line("a\x1b[2Jb\n\u202ec\x00") == "a\ufffd[2Jb \ufffdc\ufffd"

@@ -12,6 +12,7 @@ from operator_worlds import (
     condition,
     deleted,
     failed_ray,
+    make_profile,
     make_ray,
     make_reading,
     running_ray,
@@ -45,6 +46,34 @@ def test_without_kueue_nobody_has_admitted_the_run() -> None:
     assert [note.reason for note in story.last.notes if story.last] == []
     decision = story.look(kueue=True)
     assert condition(decision, "Admitted") == ("False", "Queued", "the run waits in its queue for quota")
+
+
+def test_the_queue_of_a_profile_that_is_gone() -> None:
+    story = Story({"profile": "shared"}, [make_profile(queue="batch")])
+    story.begin()
+    story.train()
+    story.profiles = []
+    decision = story.look(rays=(running_ray(held=True),), pods=())
+    sentence = "the queue took the quota back; the run goes on from step 5 when it is admitted again"
+    assert condition(decision, "Admitted") == ("False", "Evicted", sentence)
+    decision = story.look(rays=(running_ray(),), pods=all_pods())
+    assert condition(decision, "Admitted") == ("True", "Admitted", "the queue has admitted the run")
+
+
+def test_what_a_queue_says_is_of_this_job_and_cut() -> None:
+    story = Story({"scheduling": {"queue": "team-a"}})
+    story.begin()
+    story.look(rays=(running_ray(),), pods=all_pods())
+    events = (
+        Event("RayJob", "sums-2", "Stopped", "of another"),
+        Event("RayJob", "sums-1", "Created", "of something else"),
+        Event("RayJob", "sums-1", "Stopped", "x" * 1000),
+    )
+    decision = story.look(rays=(running_ray(held=True),), pods=(), events=events)
+    sentence = (
+        f"queue team-a took the quota back ({'x' * 297}...); the run begins anew when it is admitted again"
+    )
+    assert condition(decision, "Admitted") == ("False", "Evicted", sentence)
 
 
 QUEUED: dict[str, Any] = {

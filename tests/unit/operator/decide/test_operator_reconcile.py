@@ -26,7 +26,7 @@ from rl_operator.plan.effective import plan
 def test_a_new_run_gets_everything_in_one_go() -> None:
     story = Story()
     decision = story.look()
-    assert kinds(decision) == ["Secret", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap", "RayJob"]
+    assert kinds(decision) == ["NetworkPolicy", "PodDisruptionBudget", "Secret", "ConfigMap", "RayJob"]
     assert decision.finalizer is True
     assert decision.status.phase == "Starting"
     assert condition(decision, "Accepted") == ("True", "Valid", "the run can be carried out")
@@ -203,11 +203,11 @@ class TestBlocked:
         story = Story({"profile": "shared"}, [make_profile(**port)])
         story.begin()
         rays = (running_ray(status_port=9000),)
-        assert story.look(rays=rays, pods=all_pods()).pull == Pull(1, rays[0].head_service, 9000)
+        assert story.look(rays=rays, pods=all_pods()).pull == Pull(1, "10.0.0.7", 9000)
         for profiles in ([make_profile(defaults={"server": {"port": 9100}})], []):
             story.profiles = profiles
             decision = story.look()
-            assert decision.pull == Pull(1, rays[0].head_service, 9000)
+            assert decision.pull == Pull(1, "10.0.0.7", 9000)
             assert decision.apply == (), "its network policy lets the operator in where it answers"
 
     @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ class TestAttemptKeeps:
 
 def test_nulls_of_a_run_whose_operator_died_before_it_could_write_what_it_had_begun() -> None:
     run = make_run({"checkpoint": None}) | {"nulls": ["checkpoint"]}
-    world = World(run=run, rays=(make_ray(),), token="t")
+    world = World(run=run, rays=(make_ray(),))
     status = reconcile(world, NOW, plan(run, [], Settings())).status
     assert ([one.number for one in status.attempts], status.nulls) == ([1], ["checkpoint"])
 

@@ -83,7 +83,8 @@ class TestDecision:
         sampler = decision.status.roles["sampler"]
         assert (sampler.ready, sampler.desired) == (2, 2)
         assert sampler.reason == (
-            "spec.sampler.replicas: found 9, allowed: at most 3, the limit of profile shared"
+            "spec.sampler.replicas: found 9, allowed: at most 3, the limit of profile shared. "
+            "Ask the platform team for more."
         )
         assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
 
@@ -157,6 +158,17 @@ class TestSurplus:
         for count in range(5):
             assert surplus(found, count) == tuple(names[:count])
         assert surplus(found, -1) == ()
+
+    def test_the_youngest_is_one_that_says_when_it_was_made(self) -> None:
+        found = [make_pod("sampler", index=0), make_pod("sampler", index=1, created=NOW)]
+        assert surplus(found, 1) == ("sums-1-sampler-1",)
+        alike = [make_pod("sampler", index=index, created=NOW) for index in (1, 0)]
+        assert surplus(alike, 1) == ("sums-1-sampler-0",)
+
+    def test_only_fewer_name_pods_and_only_samplers(self) -> None:
+        assert scale(group(2), 2, pods(3)) is None
+        assert scale(group(2), 4, pods(5)) == Scale(group(2), 4)
+        assert scale(group(2), 1, pods(2)) == Scale(group(2), 1, ("sums-1-sampler-0",))
 
     def test_pods_that_go_already_are_not_counted(self) -> None:
         found = (*pods(2), make_pod("sampler", index=2, deleting=NOW))

@@ -14,7 +14,7 @@ from operator_worlds import (
     running_ray,
 )
 
-from rl_operator.decide.status import known_status
+from rl_operator.decide.look import known_status
 
 
 def test_a_status_that_cannot_be_read_is_an_empty_one() -> None:
@@ -27,12 +27,12 @@ def test_training_is_shown() -> None:
     story.begin()
     decision = story.look(rays=(make_ray(),), pods=(make_pod("head"), make_pod("learner", ready=False)))
     assert condition(decision, "ClusterReady") == ("False", "Starting", "the pods are starting")
-    assert decision.pull is None
+    assert (decision.pull, decision.status.dashboard_url) == (None, None)
     decision = story.look(rays=(running_ray(),), pods=all_pods())
     assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
     assert condition(decision, "Training") == ("False", "Starting", "the driver has not answered yet")
     assert decision.pull is not None
-    assert (decision.pull.service, decision.pull.port) == ("sums-1-abcde-head-svc", 8090)
+    assert (decision.pull.address, decision.pull.port) == ("10.0.0.7", 8090)
     assert decision.status.dashboard_url == "http://sums-1-abcde-head-svc.team-a.svc:8265"
     decision = story.train()
     assert decision.status.phase == "Training"

@@ -9,7 +9,7 @@ import pytest
 from operator_worlds import NOW, make_plan, make_run
 
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.decide.unreadable import condition_patch, hands_off
+from rl_operator.decide.unreadable import condition_patch, hands_off, wrong_status
 from rl_operator.model.decision import Decision
 from rl_operator.model.seen import World
 
@@ -25,7 +25,7 @@ DONE = {
 
 def looked_at(status: Any, **metadata: Any) -> tuple[dict[str, Any], Decision]:
     run = make_run(**metadata) | {"status": status}
-    return run, reconcile(World(run=run, new_token="t"), NOW, make_plan())
+    return run, reconcile(World(run=run), NOW, make_plan())
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,64 @@ def test_a_run_without_a_status_can_be_told_of_trouble_too() -> None:
     run = make_run()
     (said,) = hands_off(run, NOW, "Unexpected", "division by zero").status.conditions
     assert applied(run, condition_patch(run, said))["status"]["conditions"][0]["reason"] == "Unexpected"
+
+
+def test_a_condition_keeps_its_time_while_it_says_the_same() -> None:
+    earlier = "2026-03-01T11:00:00Z"
+    for status, time in (("Unknown", NOW.replace(hour=11)), ("True", NOW)):
+        before = {"type": "Accepted", "status": status, "reason": "Any", "lastTransitionTime": earlier}
+        run = make_run() | {"status": {"conditions": [{"type": "Other", "status": "Unknown"}, before]}}
+        decision = hands_off(run, NOW, "Unexpected", "division by zero")
+        (said,) = decision.status.conditions
+        assert said.last_transition_time == time
+        assert (decision.unreadable, decision.requeue) == ("division by zero", 300.0)
+        assert said.message == (
+            "division by zero; nothing is done with this run: a newer version of the operator may have written it"
+        )
+
+
+def test_what_is_wrong_is_said_in_a_sentence_of_bounded_length() -> None:
+    assert wrong_status(make_run()) is None
+    assert wrong_status(make_run() | {"status": None}) is None
+    found = wrong_status(make_run() | {"status": {"conditions": [{"type": 1}], "phase": "Dreaming"}})
+    assert found is not None
+    assert found.startswith("the status cannot be read: status.")
+    long = wrong_status(make_run() | {"status": {"roles": {"x" * 500: 1}}})
+    assert long is not None
+    assert len(long) == 300
+
+
+@pytest.mark.parametrize(
+    ("status", "path"),
+    [
+        (None, "/status"),
+        ("text", "/status"),
+        ({}, "/status/conditions"),
+        ({"conditions": "text"}, "/status/conditions"),
+        ({"conditions": []}, "/status/conditions/-"),
+        ({"conditions": ["text", {"type": "Other"}]}, "/status/conditions/-"),
+    ],
+)
+def test_where_the_condition_is_written(status: object, path: str) -> None:
+    run = make_run() | {"status": status}
+    (said,) = hands_off(run, NOW, "Unexpected", "why").status.conditions
+    test, add = condition_patch(run, said)
+    assert test == {"op": "test", "path": "/metadata/uid", "value": "12345678-90ab"}
+    assert (add["op"], add["path"]) == ("add", path)
+
+
+def test_a_condition_that_is_there_is_replaced_where_it_is() -> None:
+    run = make_run() | {"status": {"conditions": [{"type": "Other"}, {"type": "Accepted", "status": "True"}]}}
+    (said,) = hands_off(run, NOW, "Unexpected", "why").status.conditions
+    assert condition_patch(run, said)[-1]["value"] == {
+        "type": "Accepted",
+        "status": "Unknown",
+        "reason": "Unexpected",
+        "message": said.message,
+        "lastTransitionTime": "2026-03-01T12:00:00Z",
+    }
+    assert [(step["op"], step["path"]) for step in condition_patch(run, said)] == [
+        ("test", "/metadata/uid"),
+        ("test", "/status/conditions/1/type"),
+        ("replace", "/status/conditions/1"),
+    ]

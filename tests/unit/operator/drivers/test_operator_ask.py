@@ -10,22 +10,22 @@ from async_work import run_async
 from operator_worlds import make_reading
 
 from rl_api.progress import CheckpointStatus
-from rl_operator.drivers.ask import Asks
 from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
+from rl_operator.drivers.talks import Talks
 from rl_operator.model.decision import Pull
 from rl_operator.model.seen import Ask
 from rl_operator.runtime.memory import Memory
 from rl_operator.runtime.metrics import Metrics
 
 KEY = ("team-a", "sums")
-PULL = Pull(3, "svc", 8090)
+PULL = Pull(3, "10.0.0.7", 8090)
 
 
 class OneDriver(Drivers):
     """A driver that answers when it is let."""
 
     def __init__(self, answer: CheckpointStatus | Exception | None) -> None:
-        super().__init__("http://{service}.{namespace}:{port}", Metrics())
+        super().__init__("http://{address}.{namespace}:{port}", Metrics().driver_called)
         self.answer, self.let = answer, asyncio.Event()
         self.asked: list[tuple[str, str, str, float]] = []
 
@@ -44,17 +44,17 @@ def ask(answer: CheckpointStatus | Exception | None) -> tuple[Memory, OneDriver]
 
     async def work() -> None:
         woken = asyncio.Event()
-        asks = Asks(driver, lambda key: woken.set(), pause=0.0)
+        talks = Talks(driver, lambda key, seconds: woken.set(), lambda old, new: None, pause=0.0)
         for _ in range(2):
-            asks.ask(KEY, PULL, "w", 60.0, memory)
+            talks.ask(KEY, PULL, "w", 60.0, memory)
             await asyncio.sleep(0)
             assert memory.ask == Ask("w", 3, "running")
         driver.let.set()
         await woken.wait()
-        asks.close()
+        talks.close()
 
     run_async(work)
-    assert driver.asked == [("http://svc.team-a:8090", "secret", "w", 60.0)]
+    assert driver.asked == [("http://10.0.0.7.team-a:8090", "secret", "w", 60.0)]
     return memory, driver
 
 
@@ -85,10 +85,10 @@ def test_a_run_that_is_gone_waits_for_nothing() -> None:
     woken: list[tuple[str, str]] = []
 
     async def work() -> None:
-        asks = Asks(driver, woken.append)
-        asks.ask(KEY, PULL, "w", 60.0, memory)
+        talks = Talks(driver, lambda key, seconds: woken.append(key), lambda old, new: None)
+        talks.ask(KEY, PULL, "w", 60.0, memory)
         await asyncio.sleep(0)
-        asks.leave(KEY)
+        talks.leave(KEY)
         driver.let.set()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -103,9 +103,9 @@ def test_another_wish_does_not_wait_for_the_answer_to_the_first() -> None:
 
     async def work() -> None:
         woken = asyncio.Event()
-        asks = Asks(driver, lambda key: woken.set(), pause=0.0)
+        talks = Talks(driver, lambda key, seconds: woken.set(), lambda old, new: None, pause=0.0)
         for wish in ("first", "second"):
-            asks.ask(KEY, PULL, wish, 60.0, memory)
+            talks.ask(KEY, PULL, wish, 60.0, memory)
             await asyncio.sleep(0)
         assert memory.ask == Ask("second", 3, "running")
         driver.let.set()
@@ -114,3 +114,21 @@ def test_another_wish_does_not_wait_for_the_answer_to_the_first() -> None:
     run_async(work)
     assert [wish for _, _, wish, _ in driver.asked] == ["first", "second"]
     assert memory.ask == Ask("second", 3, "done")
+
+
+def test_a_wish_that_never_has_its_turn_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_operator.drivers.talks._MARGIN", 0.0)
+    driver, memories = OneDriver(None), [Memory("u") for _ in range(256)]
+
+    async def work() -> None:
+        woken = asyncio.Event()
+        talks = Talks(driver, lambda key, seconds: woken.set(), lambda old, new: None, pause=0.0)
+        for number, memory in enumerate(memories):
+            talks.ask(("team-a", str(number)), PULL, "w", 0.05 if number == 255 else 60.0, memory)
+        await woken.wait()
+        talks.close()
+
+    run_async(work)
+    assert len(driver.asked) == 192
+    why = "other drivers of this namespace did not answer for 0.05 s, and it was not asked"
+    assert memories[-1].ask == Ask("w", 3, "failed", why)

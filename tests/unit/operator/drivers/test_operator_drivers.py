@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 from async_work import run_async
+from fake_driver import FakeDriver
 from prometheus_client import generate_latest
 
 from rl_api.progress import CheckpointStatus, Condition, Progress
 from rl_operator.drivers.client import DriverAbsent, DriverError, DriverRefused, Drivers
 from rl_operator.runtime.metrics import Metrics
-
-
-class FakeDriver:
-    """A status server that answers what it is told to."""
-
-    def __init__(self, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
-        self._answer = answer
-
-    async def __aenter__(self) -> str:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
 
 
 def answering(status: int, body: object) -> FakeDriver:
@@ -57,7 +40,7 @@ class TestDrivers:
             return web.json_response(body)
 
         async def work() -> None:
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with FakeDriver(answer) as url:
                 progress, checkpoint = await drivers.status(url, "secret")
             await drivers.close()
@@ -71,19 +54,78 @@ class TestDrivers:
     @pytest.mark.parametrize(
         ("status", "body", "sentence"),
         [
-            (401, {"error": "a bearer token is needed"}, "a bearer token is needed"),
-            (200, "[" * 5000, "its answer (status 200) is no JSON object"),
+            (
+                401,
+                {"error": "a bearer token is needed"},
+                "it does not take the operator's token: the Secret of the",
+            ),
+            (200, "[" * 5000, "its answer (status 200) is no JSON object that can be read"),
+            (
+                200,
+                '{"phase": ' + "[" * 900 + "]" * 900 + "}",
+                "its answer (status 200) is no JSON object that can be read",
+            ),
+            (
+                200,
+                '{"step": ' + "9" * 5000 + "}",
+                "its answer (status 200) is no JSON object that can be read",
+            ),
+            (500, {"error": "\x1b]0;\u202e\n" + "x" * 999}, "\ufffd]0;\ufffd x"),
             (200, "no json", "its answer (status 200) is no JSON object"),
             (200, {"phase": "Dreaming"}, "its answer has a wrong field"),
-            (200, '"' + "x" * 1_100_000 + '"', "its answer is longer than"),
+            (200, '"' + "x" * 66_000 + '"', "its answer is longer than 65536 bytes"),
         ],
     )
     def test_nonsense_is_a_sentence(self, status: int, body: object, sentence: str) -> None:
         async def work() -> None:
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with answering(status, body) as url:
-                with pytest.raises(DriverError, match="^" + sentence.replace("(", r"\(").replace(")", r"\)")):
+                with pytest.raises(
+                    DriverError,
+                    match="^" + sentence.replace("(", r"\(").replace(")", r"\)").replace("]", r"\]"),
+                ):
                     await drivers.status(url, "t")
+            await drivers.close()
+
+        run_async(work)
+
+    def test_an_address_of_either_kind(self) -> None:
+        drivers = Drivers("http://{address}:{port}", Metrics().driver_called)
+        assert drivers.url(("team-a", "sums"), "10.0.0.7", 8090) == "http://10.0.0.7:8090"
+        assert drivers.url(("team-a", "sums"), "fd00::7", 8090) == "http://[fd00::7]:8090"
+
+    def test_what_one_driver_leaves_behind_is_told_to_no_other(self) -> None:
+        """Cookies, which are kept by host name and address, and a redirect to somebody else."""
+        told: list[tuple[str, str | None]] = []
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            told.append((request.path, request.headers.get("Cookie")))
+            if request.path == "/a/status":
+                elsewhere = {"Location": "/elsewhere", "Set-Cookie": "spy=1; Path=/; Domain=localhost"}
+                return web.Response(status=302, headers=elsewhere, text="{}")
+            return web.json_response({"phase": "Training"}, headers={"Set-Cookie": "spy=2; Path=/"})
+
+        async def work() -> None:
+            drivers = Drivers("x", Metrics().driver_called)
+            async with FakeDriver(answer) as url:
+                local = url.replace("127.0.0.1", "localhost")
+                with pytest.raises(DriverError, match="status 302"):
+                    await drivers.status(f"{local}/a", "t")
+                await drivers.status(f"{local}/b", "t")
+                await drivers.status(f"{local}/c", "t")
+            await drivers.close()
+
+        run_async(work)
+        assert told == [("/a/status", None), ("/b/status", None), ("/c/status", None)]
+
+    def test_no_proxy_of_the_environment_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", "")
+
+        async def work() -> None:
+            drivers = Drivers("x", Metrics().driver_called)
+            async with answering(200, {"phase": "Training"}) as url:
+                assert (await drivers.status(url, "t"))[0].phase == "Training"
             await drivers.close()
 
         run_async(work)
@@ -91,9 +133,9 @@ class TestDrivers:
     def test_nobody_there(self) -> None:
         async def work() -> None:
             metrics = Metrics()
-            drivers = Drivers("http://127.0.0.1:1/{namespace}/{run}/{service}/{port}", metrics)
-            url = drivers.url(("team-a", "sums"), "svc", 8090)
-            assert url == "http://127.0.0.1:1/team-a/sums/svc/8090"
+            drivers = Drivers("http://127.0.0.1:1/{namespace}/{run}/{address}/{port}", metrics.driver_called)
+            url = drivers.url(("team-a", "sums"), "10.0.0.7", 8090)
+            assert url == "http://127.0.0.1:1/team-a/sums/10.0.0.7/8090"
             with pytest.raises(DriverAbsent, match="no connection"):
                 await drivers.status(url, "t")
             await drivers.close()
@@ -112,7 +154,7 @@ class TestDrivers:
             return web.json_response({"id": wish, "checkpoint": {"step": 4, "uri": "u"}})
 
         async def work() -> None:
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with FakeDriver(answer) as url:
                 found = await drivers.checkpoint(url, "t", "w", 30)
             async with answering(
@@ -146,7 +188,7 @@ class TestDrivers:
     )
     def test_a_figure_that_is_none_counts_as_not_said(self, figures: str) -> None:
         async def work() -> None:
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with answering(200, figures) as url:
                 progress, checkpoint = await drivers.status(url, "t")
             await drivers.close()
@@ -158,7 +200,7 @@ class TestDrivers:
     def test_a_checkpoint_keeps_its_step_where_its_time_is_none(self) -> None:
         async def work() -> None:
             body = {"checkpoint": {"step": 4, "uri": "u", "time": "2026-03-01T12:00:00"}}
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with answering(200, body) as url:
                 assert await drivers.checkpoint(url, "t", "w", 30) == CheckpointStatus(step=4, uri="u")
             await drivers.close()
@@ -167,7 +209,7 @@ class TestDrivers:
 
     def test_what_a_driver_says_can_be_stored(self) -> None:
         async def work() -> None:
-            drivers = Drivers("x", Metrics())
+            drivers = Drivers("x", Metrics().driver_called)
             async with answering(409, '{"error": "\\ud800' + "x" * 5000 + '"}') as url:
                 with pytest.raises(DriverRefused) as caught:
                     await drivers.checkpoint(url, "t", "w", 30)
@@ -176,3 +218,22 @@ class TestDrivers:
             assert len(str(caught.value)) == 300
 
         run_async(work)
+
+    def test_what_is_packed_is_not_unpacked(self) -> None:
+        asked: list[str | None] = []
+        packed = gzip.compress(b'{"phase": "Training", "new": "' + b"x" * 50_000_000 + b'"}')
+        assert len(packed) < 1 << 16
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            asked.append(request.headers.get("Accept-Encoding"))
+            return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+        async def work() -> None:
+            drivers = Drivers("x", Metrics().driver_called)
+            async with FakeDriver(answer) as url:
+                with pytest.raises(DriverError, match="no JSON object"):
+                    await drivers.status(url, "t")
+            await drivers.close()
+
+        run_async(work)
+        assert asked == ["identity"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
-from operator_worlds import KEY, OWNED, make_profile, make_run, stored
+from operator_worlds import KEY, OWNED, SETTINGS, make_profile, make_run, stored
 
 from rl_operator.kube import cache
+from rl_operator.kube.applied import LAST_APPLIED
 from rl_operator.kube.cache import Store
+from rl_operator.model.nesting import DEEPEST
+from rl_operator.plan.effective import plan
+from rl_operator.plan.refused import Refused
 
 
 class TestStore:
@@ -56,6 +62,41 @@ class TestStore:
         found = store.run(KEY)
         assert found is not None
         assert found["nulls"] == []
+
+    @pytest.mark.parametrize("suspend", [True, False])
+    def test_of_a_spec_that_is_too_large_no_more_is_kept_than_it_takes_to_end_its_attempt(
+        self, suspend: bool
+    ) -> None:
+        store = Store()
+        large = {"suspend": suspend, "task": {"args": {"a": "b" * 70_000}}}
+        run = make_run(large, resourceVersion="5") | {"status": {"nulls": ["checkpoint"]}}
+        assert store.put(run) == [KEY]
+        found = store.run(KEY)
+        assert found is not None
+        assert found["spec"] == {"suspend": suspend}
+        assert found["nulls"] == ["checkpoint"]
+        refused = plan(found, [], SETTINGS)
+        assert isinstance(refused, Refused)
+        assert refused.reason == "InvalidSpec"
+        assert refused.message.startswith("spec: found 70")
+        assert "bytes of JSON, allowed: at most 65536" in refused.message
+
+    @pytest.mark.parametrize("spec", [None, 5, [{"a": 1}], "text" * 40_000, {"a": "\ud800"}])
+    def test_a_spec_may_be_anything(self, spec: Any) -> None:
+        store = Store()
+        assert store.put(make_run(resourceVersion="5") | {"spec": spec}) == [KEY]
+        found = store.run(KEY)
+        assert found is not None
+        assert isinstance(plan(found, [], SETTINGS), Refused)
+
+    def test_a_profile_is_cut_where_it_is_too_deep(self) -> None:
+        deep: Any = 1
+        for _ in range(600):
+            deep = {"a": deep}
+        store = Store()
+        store.put(make_profile() | {"spec": deep})
+        (profile,) = store.profiles()
+        assert json.dumps(profile["spec"]).count("{") == DEEPEST - 1
 
     def test_what_was_deleted_does_not_come_back(self) -> None:
         store = Store()
@@ -141,3 +182,51 @@ class TestStore:
 
     def test_objects_without_our_label_concern_nobody(self) -> None:
         assert Store().put(stored("Pod", "p", 5, metadata={"labels": {}})) == []
+
+
+def test_a_run_in_store_takes_little_more_than_its_spec_as_text() -> None:
+    """Not its managed fields and annotations, and not the fifteenfold that a spec takes as objects of Python's."""
+    args = {f"key-{number}": ["value", {"a": number}] for number in range(2000)}
+    owned = {"manager": "kubectl", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in args}}}
+    said = {LAST_APPLIED: json.dumps(args)}
+    spec = len(json.dumps(make_run({"task": {"args": args}})["spec"]))
+    assert spec > 60_000
+    store, runs = Store(), 5
+    tracemalloc.start()
+    for number in range(runs):
+        name = f"run-{number}"
+        run = make_run(
+            {"suspend": True, "task": {"args": args}},
+            name=name,
+            uid=name,
+            resourceVersion="5",
+            labels={"app": "sums"},
+            managedFields=[owned],
+            annotations=said,
+        )
+        store.put(json.loads(json.dumps(run)))
+        del run
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < runs * 1.2 * spec + 50_000
+    found = store.run(("team-a", "run-0"))
+    assert found is not None
+    assert found["spec"]["task"]["args"] == args
+    assert set(found["metadata"]) == {
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+    }
+
+
+def test_whether_a_run_has_begun() -> None:
+    store = Store()
+    assert store.begun(KEY) is None
+    store.put(make_run(resourceVersion="1"))
+    assert store.begun(KEY) is False
+    store.put({**make_run(resourceVersion="2"), "status": {"phase": "Training", "attempts": [{"number": 1}]}})
+    assert store.begun(KEY) is True
+    assert store.phases() == {"Training": 1}

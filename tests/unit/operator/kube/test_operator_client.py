@@ -44,13 +44,13 @@ class Server:
         async def run() -> Any:
             app = web.Application()
             app.router.add_route("*", "/{path:.*}", self._answer)
-            runner = web.AppRunner(app)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             where = client.Configuration()
             where.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
             where.client_session_kwargs = {"trust_env": False}
-            api = Api(client.ApiClient(where), Metrics(), timeout)
+            api = Api(client.ApiClient(where), Metrics().api_called, timeout)
             try:
                 async with asyncio.timeout(20):
                     return await work(api)
@@ -84,9 +84,29 @@ def test_lists_are_read_page_by_page() -> None:
     found = server.ask(lambda api: api.list("Pod", "team-a", labels="x=y"))
     assert [(one["kind"], one["metadata"]["name"]) for one in found] == [("Pod", "a"), ("Pod", "b")]
     assert [dict(request.query) for request in server.requests] == [
-        {"limit": "500", "labelSelector": "x=y"},
-        {"limit": "500", "labelSelector": "x=y", "continue": "there"},
+        {"limit": "50", "labelSelector": "x=y"},
+        {"limit": "50", "labelSelector": "x=y", "continue": "there"},
     ]
+
+
+def test_what_stays_as_it_is_made_is_posted() -> None:
+    server = Server({"kind": "NetworkPolicy"})
+    assert server.ask(lambda api: api.create(POLICY)) == {"kind": "NetworkPolicy"}
+    (request,) = server.requests
+    assert (request.method, request.path) == ("POST", path("NetworkPolicy", "team-a"))
+    assert dict(request.query) == {"fieldManager": "rltrain-operator"}
+    assert server.bodies == [POLICY]
+
+
+def test_what_is_deleted_is_this_very_object() -> None:
+    server = Server({}, {"status": 409, "message": "the UID in the precondition differs"})
+
+    async def work(api: Api) -> None:
+        await api.delete("NetworkPolicy", "team-a", "sums", "u")
+        await api.delete("NetworkPolicy", "team-a", "sums", "of another one")
+
+    server.ask(work)
+    assert [one["preconditions"] for one in server.bodies] == [{"uid": "u"}, {"uid": "of another one"}]
 
 
 def test_what_is_new_is_applied_as_something_that_is_not_there() -> None:
@@ -142,7 +162,7 @@ def test_the_lease_is_asked_about_before_every_write_and_every_try_of_it() -> No
 
     async def work(api: Api) -> None:
         api.lease = lambda: left.pop(0)
-        for write in (api.apply(POLICY), api.delete("Pod", "team-a", "p")):
+        for write in (api.apply(POLICY), api.delete("Pod", "team-a", "p", "u")):
             with pytest.raises(ApiError, match="the lease has run out") as found:
                 await write
             assert found.value.reason == "LeaseLost"
@@ -223,7 +243,7 @@ def test_paths(where: tuple[str, ...], found: str) -> None:
     ("status", "text", "seconds"),
     [
         (429, "3", 3.0),
-        (503, "0", 0.0),
+        (503, "0", 0.2),
         (500, "3", None),
         (429, "", None),
         (429, "Wed, 21 Oct", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from rl_operator.kube import watch as module
 from rl_operator.kube.client import Api
 from rl_operator.kube.watch import Watch
-from rl_operator.kube.wire import ApiError
+from rl_operator.kube.wire import BREATH_SECONDS, ApiError
 
 GONE = ApiError(410, "Expired", "too old resource version")
 MISSING = ApiError(404, "NotFound", "no such kind")
@@ -104,6 +105,13 @@ def test_a_bookmark_moves_the_place_and_is_told_nobody() -> None:
     asked, said = follow([([], "7")], [("BOOKMARK", pod("", 90))])
     assert asked == ["list", "watch 7", "watch 90"]
     assert said == ["all [] 7"]
+
+
+def test_a_proxy_that_ends_every_watch_at_once_is_not_asked_without_a_pause() -> None:
+    began = time.monotonic()
+    asked, _ = follow([([], "7")], [], [], [])
+    assert asked == ["list", *["watch 7"] * 4]
+    assert time.monotonic() - began >= 3 * BREATH_SECONDS
 
 
 def test_a_connection_that_breaks_is_made_again_where_it_was() -> None:

@@ -18,6 +18,10 @@ class TestPatch:
             {"op": "add", "path": "/spec/workerGroupSpecs/1/maxReplicas", "value": 4},
         ]
 
+    def test_as_many_as_the_most_leave_it(self) -> None:
+        paths = [step["path"] for step in Scale(group(1, 2), 2).patch]
+        assert paths[-1] == "/spec/workerGroupSpecs/1/scaleStrategy"
+
     def test_fewer_names_the_pods(self) -> None:
         patch = Scale(group(3, 3), 1, ("b", "c")).patch
         assert patch[-1]["value"] == {"workersToDelete": ["b", "c"]}

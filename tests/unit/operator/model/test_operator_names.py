@@ -1,12 +1,21 @@
 from __future__ import annotations
 
-from rl_operator.model.names import attempt_name, folder_name, owned, pod_labels, secret_name, shorten
+from rl_operator.model.names import (
+    attempt_name,
+    earlier_secret_name,
+    folder_name,
+    labels_of,
+    owned,
+    secret_name,
+    shorten,
+)
 
 
 class TestNames:
     def test_short_ones_stay(self) -> None:
         assert attempt_name("quickstart", 12) == "quickstart-12"
-        assert secret_name("quickstart") == "quickstart-status"
+        assert secret_name("quickstart", "12345678-90ab", 12) == "quickstart-12-12345678"
+        assert earlier_secret_name("quickstart") == "quickstart-status"
 
     def test_long_ones_keep_apart(self) -> None:
         one, other = attempt_name("a" * 46 + "x", 1), attempt_name("a" * 46 + "y", 1)
@@ -14,6 +23,10 @@ class TestNames:
         assert one != other
         assert one.endswith("-1")
         assert attempt_name("a" * 47, 123)[-4:] == "-123"
+
+    def test_the_limit_itself_is_not_too_long(self) -> None:
+        assert shorten("a" * 17, 17) == "a" * 17
+        assert shorten("a" * 18, 17) == "a" * 10 + "-c926de"
 
     def test_no_hyphen_before_the_hash(self) -> None:
         assert "--" not in shorten("a" * 9 + "-" * 9, 17)
@@ -23,7 +36,7 @@ class TestNames:
 
 
 def test_what_every_object_of_a_run_carries() -> None:
-    labels = pod_labels("sums", 2, "learner")
+    labels = labels_of("sums", 2, "learner")
     assert labels == {
         "app.kubernetes.io/name": "rltrain",
         "app.kubernetes.io/managed-by": "rltrain-operator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -46,9 +47,16 @@ def test_everything_else_is_as_it_is() -> None:
         loads(b"[" * 5000)
 
 
-@pytest.mark.parametrize("levels", [DEEPEST, 300, 700])
-def test_data_is_cut_only_where_it_is_too_deep(levels: int) -> None:
-    value = {"a": [1, "x"], "deep": json.loads(nested(levels - 1))}
+def test_a_text_is_cut_as_its_bytes_are() -> None:
+    text = f'["é", {nested(20_000)}, "\ud800"]'
+    first, deep, last = loads(text)
+    assert (first, levels_of(deep), last) == ("é", DEEPEST - 1, "?")
+
+
+@pytest.mark.parametrize("kind", ["object", "list"])
+@pytest.mark.parametrize("levels", [DEEPEST, DEEPEST + 1, 300, 700])
+def test_data_is_cut_only_where_it_is_too_deep(levels: int, kind: str) -> None:
+    value = {"a": [1, "x"], "deep": json.loads(nested(levels - 1, kind))}
     cut = shallow(value)
     assert cut["a"] == [1, "x"]
     assert levels_of(cut["deep"]) == DEEPEST - 1
@@ -71,3 +79,18 @@ def test_a_cpu_that_no_node_has_is_refused_with_a_sentence() -> None:
     found = plan(make_run({"sampler": {"resources": {"cpu": 1e308}}}), [], SETTINGS)
     assert isinstance(found, Refused)
     assert found.message.startswith("spec.sampler.resources.cpu: found 1e+308, allowed: ")
+
+
+def test_odd_bytes_and_endless_numbers_do_not_take_the_others_along() -> None:
+    digits = "9" * 5_000
+    odd = (
+        b'{"items": [{"a": "\xff\xfe"}, {"a": '
+        + digits.encode()
+        + b'}, {"a": -'
+        + digits.encode()
+        + b'}, {"a": 12}]}'
+    )
+    with pytest.raises(ValueError, match="decode"):
+        json.loads(odd)
+    assert [one["a"] for one in loads(odd)["items"]] == ["\ufffd\ufffd", math.inf, -math.inf, 12]
+    assert loads(f"[{digits[:640]}]") == [int(digits[:640])]

@@ -8,7 +8,17 @@ from rl_operator.model.seen import World
 def test_what_a_world_knows_of_its_run() -> None:
     world = World(run=make_run({"suspend": True}, deletionTimestamp="2026-03-01T12:00:00Z"))
     assert (world.wants_suspend, world.generation, world.deleted) == (True, 1, NOW)
-    assert World(run={"metadata": {}, "spec": 5}).spec == {}
+    assert (world.metadata["name"], world.spec["suspend"]) == ("sums", True)
+    assert (world.nulls, world.late_nulls) == ([], ())
+    told = World(run=make_run() | {"nulls": ["image"], "lateNulls": ["seed"]})
+    assert (told.nulls, told.late_nulls) == (["image"], ["seed"])
+    bare = World(run={"metadata": {}, "spec": 5})
+    assert (bare.spec, bare.wants_suspend, bare.generation, bare.deleted) == ({}, False, 0, None)
+
+
+def test_what_is_taken_for_granted_of_a_cluster_until_it_is_known() -> None:
+    world = World(run=make_run())
+    assert (world.kuberay, world.kueue, world.claim_exists, world.live) == (True, True, None, {})
 
 
 def test_the_head_of_an_attempt_is_one_that_stays() -> None:
@@ -36,3 +46,10 @@ def test_when_a_ray_cluster_answers_and_works() -> None:
     world = World(run=make_run(), rays=(cluster, make_ray(2)))
     assert world.ray(2) == make_ray(2)
     assert world.ray(3) is None
+
+
+def test_what_would_end_an_attempt_is_worth_another_look() -> None:
+    assert World(run=make_run()).unsure(1), "no RayJob"
+    assert World(run=make_run(), rays=(running_ray(),)).unsure(1), "no head"
+    assert not World(run=make_run(), rays=(running_ray(),), pods=(make_pod("head"),)).unsure(1)
+    assert not World(run=make_run(), rays=(make_ray(),)).unsure(1), "it has not begun"

@@ -13,6 +13,7 @@ from rl_operator.model.times import parse_time
     [
         ("2026-03-01T12:00:00Z", NOW),
         ("2026-03-01T12:00:00", NOW),
+        ("2026-03-01T14:00:00+02:00", NOW),
         ("2026-03-01T12:00:00.000000Z", NOW),
         ("soon", None),
         (None, None),

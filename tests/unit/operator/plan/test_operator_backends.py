@@ -9,6 +9,7 @@ import pytest
 from operator_worlds import (
     GPU_POOLS,
     SETTINGS,
+    VERL,
     Story,
     condition,
     make_plan,
@@ -19,24 +20,13 @@ from operator_worlds import (
     running_ray,
 )
 
+from rl_operator.plan.backends import backend_of
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
 from rl_operator.render.budget import disruption_budget
 from rl_operator.render.rayjob import ENTRYPOINT, ray_job
 
 COMMAND: dict[str, Any] = {"kind": "command", "command": ["python", "train.py"]}
-VERL: dict[str, Any] = {
-    "trainer": {"kind": "verl"},
-    "model": {"source": "org/model"},
-    "task": {
-        "environment": "prompts",
-        "file": "train.parquet",
-        "name": None,
-        "rewards": [{"rule": "function", "function": "rewards:score"}],
-    },
-    "sampler": {"engine": "vllm", "replicas": 1},
-    "learner": {"pools": ["h100"]},
-}
 PROFILE = make_profile(default=True, pools=GPU_POOLS)
 
 
@@ -63,7 +53,8 @@ def test_the_program_is_alone_on_the_head() -> None:
     assert disruption_budget(effective)["spec"]["minAvailable"] == 1
     assert not effective.elastic
     # Head, storage, token and status are those of every run.
-    own, ours = spec["headGroupSpec"], cluster(make_plan({}, PROFILE))["headGroupSpec"]
+    small = {"learner": {"pools": ["cpu"]}, "sampler": {"pools": ["cpu"]}}
+    own, ours = spec["headGroupSpec"], cluster(make_plan(small, PROFILE))["headGroupSpec"]
     assert own == ours
 
 
@@ -81,7 +72,8 @@ def test_pool_and_size_of_its_pod() -> None:
     spec = cluster(program({"pools": ["h100"], "resources": asked}))["headGroupSpec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["resources"]["requests"] == {"cpu": "7500m", "memory": "200Gi", "nvidia.com/gpu": "4"}
+    requests = {"cpu": "7500m", "memory": "200Gi", "nvidia.com/gpu": "4", "ephemeral-storage": "256Mi"}
+    assert container["resources"]["requests"] == requests
     assert container["image"].endswith("-gpu")
     assert pod["nodeSelector"] == {"gpu": "h100"}
     assert (spec["rayStartParams"]["num-gpus"], spec["rayStartParams"]["num-cpus"]) == ("4", "8")
@@ -143,6 +135,25 @@ def test_how_many_steps_it_has_done_is_its_own_to_know() -> None:
 )
 def test_a_pod_that_fits_nowhere_is_refused(trainer: dict[str, Any], sentence: str) -> None:
     assert sentence in refused(COMMAND | trainer)
+
+
+def test_what_differs_by_trainer() -> None:
+    specs = {"rltrain": {}, "command": {"trainer": COMMAND}, "verl": VERL}
+    backends = {kind: backend_of(make_plan(spec, PROFILE).spec) for kind, spec in specs.items()}
+    differs = {
+        kind: (backend.follows_stop, backend.workers_write, backend.workers_need_secrets)
+        for kind, backend in backends.items()
+    }
+    assert differs == {
+        "rltrain": (True, False, False),
+        "command": (False, False, True),
+        "verl": (True, True, True),
+    }
+
+
+def test_verl_in_a_pool_that_does_not_say_what_its_nodes_have() -> None:
+    spot = make_plan({**VERL, "learner": {"pools": ["spot"]}}, PROFILE)
+    assert spot.role("learner").accelerators == 1
 
 
 def test_verl_trains_on_gpus_only() -> None:

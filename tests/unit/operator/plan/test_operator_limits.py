@@ -3,7 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operator_worlds import GPU_POOLS, make_profile, refused
+from operator_worlds import GPU_POOLS, make_plan, make_profile, refused
+
+from rl_api.profile import RLTrainingProfile
+from rl_operator.model.needs import Needs
+from rl_operator.plan.limits import needs_of
 
 LIMITED = make_profile(
     default=True,
@@ -41,8 +45,81 @@ def test_limits(spec: dict[str, Any], sentences: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "pool", "spec", "sentence"),
+    [
+        ({"maxSamplers": 1}, {}, {"sampler": {"replicas": 2}}, "spec.sampler.replicas: found 2, allowed: at most 1"),
+        ({"maxLearners": 1}, {}, {"learner": {"replicas": 2}}, "spec.learner.replicas: found 2, allowed: at most 1"),
+        ({"maxAccelerators": 2}, {}, {"sampler": {"replicas": 2}}, "spec: found 3 accelerators"),
+        ({}, {"maxReplicas": 1}, {"learner": {"replicas": 2}}, "spec.learner.replicas: found 2, allowed: at most 1"),
+        ({}, {"maxAccelerators": 2}, {"sampler": {"replicas": 2}}, "spec: found 3 accelerators of pool h100"),
+    ],
+)  # fmt: skip
+def test_a_limit_itself_is_allowed(
+    limits: dict[str, int], pool: dict[str, int], spec: dict[str, Any], sentence: str
+) -> None:
+    profile = make_profile(
+        default=True, limits=limits, pools=[GPU_POOLS[0] | {"limits": pool}, {"name": "cpu"}]
+    )
+    one = {"sampler": {"replicas": 1, "minReplicas": 1}}
+    assert make_plan(one, profile).role("sampler").accelerators == 1
+    found = refused({**one, **spec}, profile)
+    assert found.reason == "LimitExceeded"
+    assert found.message.startswith(sentence)
+    assert ";" not in found.message
+
+
+def test_what_a_pool_has_of_other_roles_does_not_count_there() -> None:
+    pools = [
+        GPU_POOLS[0] | {"limits": {"maxReplicas": 0, "maxAccelerators": 0}},
+        GPU_POOLS[2],
+        {"name": "cpu"},
+    ]
+    profile = make_profile(default=True, pools=pools)
+    elsewhere = {
+        "sampler": {"pools": ["spot"]},
+        "learner": {"pools": ["cpu"]},
+        "trainer": {"kind": "rltrain"},
+    }
+    assert make_plan(elsewhere, profile).role("sampler").replicas == 2
+    assert (
+        "at most 0, the limit of pool h100"
+        in refused({**elsewhere, "learner": {"pools": ["h100"]}}, profile).message
+    )
+
+
+def test_no_limit_of_replicas_holds_for_the_head() -> None:
+    pools = [GPU_POOLS[0], {"name": "cpu", "limits": {"maxReplicas": 0}}]
+    head = make_plan({}, make_profile(default=True, pools=pools)).role("head")
+    assert (head.pool.name, head.replicas) == ("cpu", 1)
+
+
+def test_a_limit_of_samplers_holds_for_runs_that_have_some() -> None:
+    profile = make_profile(default=True, limits={"maxSamplers": 1, "maxLearners": 1})
+    program = {"kind": "command", "command": ["python"], "workers": ["learner"]}
+    assert [role.name for role in make_plan({"trainer": program}, profile).roles] == ["head", "learner"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "accelerators"),
+    [
+        ({"tensorParallelSize": 8}, 8),
+        ({"engine": "vllm"}, 1),
+        ({"engine": "vllm", "pools": ["cpu"]}, 0),
+        ({"resources": {"accelerators": 8}, "tensorParallelSize": 4}, 8),
+    ],
+)
+def test_what_fits(sampler: dict[str, Any], accelerators: int) -> None:
+    profile = make_profile(default=True, pools=GPU_POOLS)
+    assert make_plan({"sampler": sampler}, profile).role("sampler").accelerators == accelerators
+
+
+@pytest.mark.parametrize(
     ("spec", "sentence"),
     [
+        (
+            {"sampler": {"tensorParallelSize": 9, "resources": {"cpu": 2}}},
+            "spec.sampler.tensorParallelSize: found 9, allowed: at most 8, what a node of pool h100 has",
+        ),
         (
             {"sampler": {"pools": ["tpu"]}},
             "spec.sampler.pools[0]: found 'tpu', allowed: a pool of profile shared: h100, cpu",
@@ -68,3 +145,85 @@ def test_what_cannot_be_placed(spec: dict[str, Any], sentence: str) -> None:
     found = refused(spec, make_profile(default=True, pools=GPU_POOLS))
     assert found.reason == "InvalidSpec"
     assert sentence in found.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "sentence"),
+    [
+        (
+            {"maxDuration": "6h"},
+            {"stop": {"maxDuration": "7h"}},
+            "spec.stop.maxDuration: found 7h, allowed: at most 6h, the limit of profile shared",
+        ),
+        (
+            {"maxEphemeralStorage": "30Gi"},
+            {"sampler": {"resources": {"ephemeralStorage": "31Gi"}}},
+            "spec: found 31Gi of disk for a pod of the sampler, allowed: at most 30Gi, the limit of profile shared",
+        ),
+        (
+            {"maxEphemeralStorage": "20Gi"},
+            {"task": {"isolation": "strict"}},
+            "spec: found 21Gi of disk for a pod of the head, allowed: at most 20Gi, the limit of profile shared; spec: "
+            "found 21Gi of disk for a pod of the sampler, allowed: at most 20Gi, the limit of profile shared",
+        ),
+        (
+            {"perNamespace": {"maxAccelerators": 2}},
+            {"sampler": {"replicas": 2, "pools": ["h100"]}, "learner": {"pools": ["h100"]}},
+            "spec: found 3 accelerators, allowed: at most 2, the limit of profile shared for a namespace",
+        ),
+        (
+            {"perNamespace": {"maxEphemeralStorage": "79Gi"}},
+            {},
+            "spec: found 80Gi of disk, allowed: at most 79Gi, the limit of profile shared for a namespace",
+        ),
+        (
+            {"perNamespace": {"maxSamplers": 1, "maxLearners": 1}},
+            {"sampler": {"replicas": 2}},
+            "spec: found 2 samplers, allowed: at most 1, the limit of profile shared for a namespace",
+        ),
+    ],
+)
+def test_limits_of_time_disk_and_namespaces(
+    limits: dict[str, Any], spec: dict[str, Any], sentence: str
+) -> None:
+    profile = make_profile(default=True, limits=limits, pools=[{"name": "cpu"}, GPU_POOLS[0]])
+    found = refused(spec, profile)
+    assert (found.reason, found.profile_name) == ("LimitExceeded", "shared")
+    assert found.message == f"{sentence}. Ask the platform team for more."
+    assert found.limits == RLTrainingProfile.model_validate(profile).spec.limits
+
+
+def test_what_keeps_the_limits_of_time_disk_and_namespaces() -> None:
+    limits = {
+        "maxDuration": "6h",
+        "maxEphemeralStorage": "100Gi",
+        "perNamespace": {
+            "maxRuns": 1,
+            "maxSamplers": 2,
+            "maxLearners": 1,
+            "maxAccelerators": 3,
+            "maxEphemeralStorage": "400Gi",
+        },
+    }
+    pools = [GPU_POOLS[0], {"name": "cpu"}]
+    effective = make_plan({}, make_profile(default=True, limits=limits, pools=pools))
+    assert needs_of(effective.roles) == Needs(
+        runs=1, samplers=2, learners=1, accelerators=3, storage=400 * 2**30
+    )
+    assert str(effective.spec.stop.max_duration) == "6h", "of a run that says nothing"
+    own = make_plan({"stop": {"maxDuration": "5h"}}, make_profile(default=True, limits=limits, pools=pools))
+    assert str(own.spec.stop.max_duration) == "5h"
+
+
+@pytest.mark.parametrize(
+    ("spec", "pool", "expected"),
+    [
+        ({}, {}, "20Gi"),
+        ({}, {"acceleratorResource": "nvidia.com/gpu"}, "100Gi"),
+        ({}, {"ephemeralStorage": "7Gi"}, "7Gi"),
+        ({"sampler": {"resources": {"ephemeralStorage": "9Gi"}}}, {"ephemeralStorage": "7Gi"}, "9Gi"),
+    ],
+)
+def test_every_pod_has_a_limit_of_disk(spec: dict[str, Any], pool: dict[str, Any], expected: str) -> None:
+    profile = make_profile(default=True, pools=[{"name": "own"} | pool, {"name": "cpu"}])
+    assert make_plan(spec, profile).role("sampler").ephemeral_storage == expected

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from operator_worlds import GPU_POOLS, container, groups, make_plan, make_profile, refused
 
+from rl_api.profile import PoolSpec
+from rl_operator.plan.pools import pod_placement, where
+
 _TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 LIKE_POOLS: list[dict[str, Any]] = [
     {
@@ -31,6 +34,10 @@ LIKE_POOLS: list[dict[str, Any]] = [
 ]
 
 
+LIMITS = {"cpu": "8", "memory": "16Gi", "ephemeral-storage": "100Gi"}
+"""Of a pod with one thread in a run with accelerators."""
+
+
 class TestPools:
     def test_each_role_goes_to_its_pool(self) -> None:
         spec = {"sampler": {"pools": ["spot"]}, "learner": {"pools": ["h100"]}}
@@ -44,7 +51,7 @@ class TestPools:
         }
         assert found["sampler"]["template"]["spec"]["runtimeClassName"] == "nvidia"
         assert container(found["sampler"])["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
-        assert container(found["learner"])["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
+        assert container(found["learner"])["resources"]["limits"] == LIMITS | {"nvidia.com/gpu": "1"}
         assert found["learner"]["rayStartParams"]["num-gpus"] == "1"
         assert container(found["head"])["image"].endswith("-cpu")
         assert container(found["learner"])["image"].endswith("-gpu")
@@ -70,7 +77,7 @@ class TestPools:
         assert effective.role("sampler").accelerators == 1
 
     def test_several_pools_are_taken_in_their_order(self) -> None:
-        profile = make_profile(default=True, pools=LIKE_POOLS)
+        profile = make_profile(default=True, pools=[*LIKE_POOLS, {"name": "cpu"}])
         spec = {"sampler": {"pools": ["spot", "owned", "cloud"]}, "learner": {"pools": ["owned"]}}
         found = groups(make_plan(spec, profile))
         assert set(found) == {"head", "learner", "sampler"}, "one worker group, whatever the number of pools"
@@ -98,7 +105,7 @@ class TestPools:
         assert container(found["sampler"])["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
     def test_the_trainer_reads_which_pools_were_chosen(self) -> None:
-        profile = make_profile(default=True, pools=LIKE_POOLS)
+        profile = make_profile(default=True, pools=[*LIKE_POOLS, {"name": "cpu"}])
         effective = make_plan({"sampler": {"pools": ["owned", "spot"]}}, profile)
         assert effective.document["spec"]["sampler"]["pools"] == ["owned", "spot"]
         assert effective.document["spec"]["learner"]["pools"] == ["owned"], "the profile's first"
@@ -109,6 +116,10 @@ class TestPools:
             (
                 ["owned", "mine"],
                 "spec.sampler.pools[1]: found 'mine', allowed: a pool of profile shared: owned, spot",
+            ),
+            (
+                ["mine", "owned"],
+                "spec.sampler.pools[0]: found 'mine', allowed: a pool of profile shared: owned, spot",
             ),
             (
                 ["owned", "slices"],
@@ -126,9 +137,11 @@ class TestPools:
         found = refused({"sampler": {"pools": names}}, make_profile(default=True, pools=LIKE_POOLS))
         assert found.reason == "InvalidSpec"
         assert sentence in found.message
+        assert ";" not in found.message
 
     def test_each_of_several_pools_must_be_able_to_take_all(self) -> None:
-        pools = [LIKE_POOLS[0], LIKE_POOLS[1] | {"limits": {"maxReplicas": 2}, "acceleratorsPerNode": 4}]
+        spot = LIKE_POOLS[1] | {"limits": {"maxReplicas": 2}, "acceleratorsPerNode": 4}
+        pools = [LIKE_POOLS[0], spot, {"name": "cpu"}]
         profile = make_profile(default=True, pools=pools)
         spec = {"sampler": {"pools": ["owned", "spot"], "replicas": 3}}
         assert (
@@ -140,6 +153,34 @@ class TestPools:
             "spec.sampler.tensorParallelSize: found 8, allowed: at most 4, what a node of pool spot has"
             in refused(spec, profile).message
         )
+
+    def test_however_many_pools_there_are_an_earlier_one_weighs_no_less(self) -> None:
+        pools = [PoolSpec(name=f"p{number}", node_selector={"n": str(number)}) for number in range(402)]
+        preferred = pod_placement(pools)["affinity"]["nodeAffinity"][
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        ]
+        weights = [term["weight"] for term in preferred]
+        assert (len(weights), weights[0], weights[-1]) == (401, 100, 1)
+        assert weights == sorted(weights, reverse=True)
+
+    def test_the_first_of_two_pools_is_preferred(self) -> None:
+        pools = [PoolSpec(name=name, node_selector={"n": name}) for name in "ab"]
+        affinity = pod_placement(pools)["affinity"]["nodeAffinity"]
+        terms = [{"matchExpressions": [{"key": "n", "operator": "In", "values": [name]}]} for name in "ab"]
+        assert affinity == {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": terms[0]}],
+        }
+
+    def test_pools_in_sentences(self) -> None:
+        one, other = PoolSpec(name="a"), PoolSpec(name="b")
+        assert (where([one]), where([one, other])) == ("pool a", "pools a, b")
+
+    def test_no_accelerators_are_asked_for_where_none_are_wanted(self) -> None:
+        pools = [GPU_POOLS[0] | {"withoutAccelerators": True}]
+        profile = make_profile(default=True, pools=pools)
+        found = groups(make_plan({"sampler": {"pools": ["h100"], "resources": {"accelerators": 0}}}, profile))
+        assert container(found["sampler"])["resources"]["limits"] == LIMITS
 
     def test_the_head_avoids_spot_nodes(self) -> None:
         pools = [{"name": "a", "spot": True}, {"name": "b"}]
@@ -154,11 +195,15 @@ class TestPools:
     def test_cpu_and_memory(self) -> None:
         effective = make_plan({"sampler": {"resources": {"cpu": 1.5, "memory": "3Gi"}, "threads": 2}})
         sampler = groups(effective)["sampler"]
-        assert container(sampler)["resources"]["requests"] == {"cpu": "1500m", "memory": "3Gi"}
+        assert container(sampler)["resources"]["requests"] == {
+            "cpu": "1500m",
+            "memory": "3Gi",
+            "ephemeral-storage": "256Mi",
+        }
         assert sampler["rayStartParams"]["num-cpus"] == "2"
         learner = groups(make_plan({"learner": {"threads": 2}}))["learner"]
         assert container(learner)["resources"] == {
-            "requests": {"cpu": "200m", "memory": "1536Mi"},
-            "limits": {"memory": "1536Mi"},
+            "requests": {"cpu": "200m", "memory": "1536Mi", "ephemeral-storage": "256Mi"},
+            "limits": {"cpu": "16", "memory": "1536Mi", "ephemeral-storage": "20Gi"},
         }
         assert learner["rayStartParams"]["num-cpus"] == "2"

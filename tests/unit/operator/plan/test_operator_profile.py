@@ -45,6 +45,19 @@ class TestProfiles:
             ),
             ({"profile": "none"}, [], "ProfileMissing", "(there are: none)"),
             ({"profile": 5}, [], "ProfileMissing", "found 5"),
+            ({"profile": {"a": 1}}, [make_profile("a")], "ProfileMissing", "(there are: a)"),
+            (
+                {"profile": "a"},
+                [{"metadata": {"name": "a"}}],
+                "ProfileInvalid",
+                "RLTrainingProfile a: spec: ",
+            ),
+            (
+                {"profile": "a"},
+                [make_profile("a") | {"kind": "RLTrainingRun"}],
+                "ProfileInvalid",
+                "RLTrainingProfile a: ",
+            ),
             (
                 {},
                 [make_profile("b", default=True), make_profile("a", default=True)],
@@ -65,6 +78,25 @@ class TestProfiles:
         found = refused(spec, *profiles)
         assert found.reason == reason
         assert sentence in found.message
+
+    def test_profiles_that_cannot_be_read_disturb_nobody_else(self) -> None:
+        broken: list[dict[str, Any]] = [
+            {},
+            {"metadata": None, "spec": None},
+            make_profile("odd", default="yes"),
+        ]
+        assert make_plan({}).spec.profile is None
+        found = plan(make_run(), [*broken, make_profile("b"), make_profile("a", default=True)], SETTINGS)
+        assert isinstance(found, Effective)
+        assert found.spec.profile == "a"
+
+    def test_the_built_in_profile_has_one_pool_without_limits(self) -> None:
+        effective = make_plan()
+        assert [role.where for role in effective.roles] == ["pool default"] * 3
+        assert (
+            "spec.sampler.pools[0]: found 'x', allowed: a pool of the built-in profile: default"
+            in refused({"sampler": {"pools": ["x"]}}).message
+        )
 
     def test_the_hash_follows_the_spec_and_not_the_wish_to_suspend(self) -> None:
         assert make_plan().digest == make_plan({"suspend": True}).digest

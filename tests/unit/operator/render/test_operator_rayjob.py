@@ -26,6 +26,8 @@ class TestSnapshot:
             "learner": {"pools": ["h100"], "threads": 4},
             "scheduling": {"queue": "team-a", "priorityClass": "research"},
         }
-        effective = make_plan(spec, make_profile(default=True, pools=GPU_POOLS))
+        effective = make_plan(
+            spec, make_profile(default=True, pools=GPU_POOLS, allow={"priorityClasses": ["research"]})
+        )
         text = yaml.safe_dump(ray_job(effective, 3), sort_keys=False, width=110)
         assert text == (DATA / "rayjob.yaml").read_text()

@@ -38,3 +38,13 @@ def test_a_null_that_is_applied_changes_the_plan_though_the_generation_stays() -
     assert planned(3, {**run["spec"], "checkpoint": None, "seed": 0}) is found, (
         "made anew only when something changed"
     )
+
+
+def test_a_plan_that_would_take_much_memory_is_made_anew() -> None:
+    memory, cluster = Memory("12345678-90ab"), Cluster(cast(Api, None), Store(), SETTINGS)
+    small, large = make_run(), make_run({"task": {"args": {"text": "x" * 9000}}})
+    assert cluster.plan(small, memory) is cluster.plan(small, memory) is memory.plan
+    found = cluster.plan(large, memory)
+    assert isinstance(found, Effective)
+    assert memory.plan is None
+    assert cluster.plan(large, memory) == found

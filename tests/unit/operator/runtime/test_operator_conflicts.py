@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -32,8 +33,8 @@ class Server:
         self.found.append(f"{kind} {name}")
         return self.run
 
-    async def list(self, kind: str, namespace: str, *, fields: str) -> list[dict[str, Any]]:
-        return []
+    async def pages(self, kind: str, namespace: str, *, fields: str) -> AsyncIterator[tuple[list[Any], str]]:
+        yield [], "1"
 
 
 def stored(version: int, uid: str = "12345678-90ab") -> dict[str, Any]:
@@ -86,7 +87,7 @@ def test_events_of_namespaces_without_runs_are_forgotten(monkeypatch: pytest.Mon
         for number in range(50):
             await cluster._events(f"team-{number}", "type=Warning")
             now += 1.0
-        assert len(cluster._known_events) <= 7
+        assert len(cluster._known.answers) <= 7
 
     asyncio.run(work())
 
@@ -119,7 +120,10 @@ class Refusing(Server):
         self.written.append((manifest["kind"], subresource))
         return manifest | {"metadata": manifest["metadata"] | {"resourceVersion": "99", "uid": "u"}}
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        return await self.apply(manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         self.written.append((kind, "deleted"))
 
 
@@ -137,9 +141,22 @@ def test_a_run_can_be_suspended_though_an_object_of_it_is_refused() -> None:
         job = ray_job(make_plan(), 1)
         job["metadata"] |= {"uid": "r", "resourceVersion": "6"}
         controller.seen("RayJob", "ADDED", job)
-        controller._memory_of(KEY, "12345678-90ab").token = "t"
         await controller.attend(KEY)
         assert server.written[-2:] == [("RayJob", "deleted"), ("RLTrainingRun", "status")]
+        controller.queue.forget(KEY)
+
+    asyncio.run(work())
+
+
+def test_no_plan_is_kept_of_a_run_at_which_nobody_looks_for_long() -> None:
+    async def work() -> None:
+        controller = Controller(cast(Api, Refusing()), Settings(), Metrics())
+        kept = {"checkpoint": {"storage": {"persistentVolumeClaim": None, "path": "kept"}}}
+        for version, suspend in ((5, False), (600, True)):
+            run = make_run({"suspend": suspend, **kept}, resourceVersion=str(version))
+            controller.seen("RLTrainingRun", "ADDED", run)
+            await controller.attend(KEY)
+            assert (controller._memory[KEY].plan is None) is suspend
         controller.queue.forget(KEY)
 
     asyncio.run(work())

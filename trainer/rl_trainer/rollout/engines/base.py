@@ -1,5 +1,4 @@
-"""The interface every inference engine has: requests in, finished sequences out, new weights between two
-steps.
+"""The interface every inference engine has: requests in, finished sequences out, new weights between two steps.
 
 An engine keeps up to `slots` sequences in flight and advances all of them by one token per `step()`. It knows
 nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top.
@@ -8,8 +7,10 @@ nothing of groups, rewards or Ray; `rl_trainer.rollout.loop` builds those on top
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -60,6 +61,11 @@ class GenerationRequest:
     params: SamplingParams
     seed: int = 0
 
+    @cached_property
+    def prompt_bytes(self) -> bytes:
+        """What requests with the same prompt have in common."""
+        return np.ascontiguousarray(self.prompt, np.int32).tobytes()
+
 
 @dataclass
 class GenerationResult:
@@ -88,14 +94,14 @@ class Engine(ABC):
         context: most tokens of a sequence, its prompt included.
     """
 
-    def __init__(self, slots: int, vocab_size: int, context: int, max_length: int | None = None) -> None:
-        """`context`: the model's; `max_length`: a lower bound of sequences, where there is one."""
+    def __init__(self, slots: int, vocab_size: int, context: int) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
         self.slots = slots
         self.version = 0
         self.vocab_size = vocab_size
-        self.context = min(max_length or context, context)
+        self.context = context
+        self._waiting: deque[GenerationRequest] = deque()
 
     @property
     @abstractmethod
@@ -103,9 +109,9 @@ class Engine(ABC):
         """Sequences in flight now."""
 
     @property
-    @abstractmethod
     def waiting(self) -> int:
         """Requests that have no slot yet."""
+        return len(self._waiting)
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, first in first out.
@@ -114,12 +120,24 @@ class Engine(ABC):
         token in the model's context; then none of `requests` is queued.
         """
         for request in requests:
-            check_request(request, self.vocab_size, self.context)
-        self._queue_up(requests)
+            self._check_request(request)
+        self._waiting.extend(requests)
 
-    @abstractmethod
-    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
-        """Let checked requests wait."""
+    def _check_request(self, request: GenerationRequest) -> None:
+        prompt = request.prompt
+        if len(prompt) == 0:
+            raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
+        lowest, highest = int(prompt.min()), int(prompt.max())
+        if lowest < 0 or highest >= self.vocab_size:
+            raise TaskError(
+                f"request {request.id}: the prompt holds token id {lowest if lowest < 0 else highest}; the model knows "
+                f"0 to {self.vocab_size - 1}"
+            )
+        if len(prompt) >= self.context:
+            raise TaskError(
+                f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {self.context} with at "
+                "least one new token; shorten the prompt or take a model with a longer context"
+            )
 
     @abstractmethod
     def step(self) -> list[GenerationResult]:
@@ -127,31 +145,13 @@ class Engine(ABC):
 
     @abstractmethod
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry
-        `version`.
+        """Copy weights (Hugging Face names) in place, between two steps; tokens sampled from now on carry `version`.
 
-        Raises ModelError when a tensor is missing, unknown or of another shape; then the weights are as
-        before.
+        Sequences in flight go on with the keys and values they have. Raises ModelError when a tensor is missing, unknown or
+        of another shape; then the weights are as before.
         """
 
-    @abstractmethod
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""
-
-
-def check_request(request: GenerationRequest, vocab_size: int, context: int) -> None:
-    """Raise TaskError when a prompt is empty, has unknown ids, or leaves no room for a token in the context."""
-    prompt = request.prompt
-    if len(prompt) == 0:
-        raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")
-    lowest, highest = int(prompt.min()), int(prompt.max())
-    if lowest < 0 or highest >= vocab_size:
-        found = lowest if lowest < 0 else highest
-        raise TaskError(
-            f"request {request.id}: the prompt holds token id {found}; the model knows 0 to {vocab_size - 1}"
-        )
-    if len(prompt) >= context:
-        raise TaskError(
-            f"request {request.id}: the prompt has {len(prompt)} tokens, but the context holds {context} with at least "
-            "one new token; shorten the prompt or take a model with a longer context"
-        )
+        unwanted = set(ids)
+        self._waiting = deque(request for request in self._waiting if request.id not in unwanted)

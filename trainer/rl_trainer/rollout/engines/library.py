@@ -7,9 +7,7 @@ stopping mean the same in both engines.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,57 +21,28 @@ from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
 class LibraryEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine` with `generate`."""
 
-    def __init__(self, model: LibraryModel, *, slots: int, max_length: int | None = None) -> None:
-        """`slots` sequences per batch, each of at most `max_length` tokens with its prompt."""
-        super().__init__(slots, model.vocab_size, model.max_positions, max_length)
+    def __init__(self, model: LibraryModel, slots: int) -> None:
+        super().__init__(slots, model.vocab_size, model.max_positions)
         from transformers import GenerationConfig
 
         self._model = model.requires_grad_(False).eval()
-        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters
-        # say.
+        # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters say.
         model.model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-        self._queue: deque[GenerationRequest] = deque()
-
-    @classmethod
-    def open(
-        cls,
-        folder: str | Path,
-        *,
-        slots: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        max_length: int | None = None,
-    ) -> LibraryEngine:
-        """An engine for a folder of any family the library knows; ModelError when it cannot be loaded."""
-        return cls(LibraryModel.open(folder, dtype, device), slots=slots, max_length=max_length)
 
     @property
     def active(self) -> int:
         """Always 0 between steps: a batch ends in the step that began it."""
         return 0
 
-    @property
-    def waiting(self) -> int:
-        """Requests that have not been generated yet."""
-        return len(self._queue)
-
-    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
-        self._queue.extend(requests)
-
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Copy weights in place; see `Engine.load_weights`."""
         self._model.load_hf_state_dict(tensors, where=f"weights of version {version}")
         self.version = version
 
-    def abort(self, ids: Sequence[Hashable]) -> None:
-        """Forget waiting requests."""
-        unwanted = set(ids)
-        self._queue = deque(request for request in self._queue if request.id not in unwanted)
-
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         """Generate the next batch to its end."""
-        batch = [self._queue.popleft() for _ in range(min(self.slots, len(self._queue)))]
+        batch = [self._waiting.popleft() for _ in range(min(self.slots, self.waiting))]
         if not batch:
             return []
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList

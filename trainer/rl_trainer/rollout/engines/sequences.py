@@ -1,7 +1,7 @@
 """What an engine knows of its sequences when their keys, values and tokens live elsewhere. Pure.
 
-Requests wait first in, first out until one of `slots` is free. From then on a sequence has a key, a text that no other
-sequence ever had, and collects what was sampled for it.
+Once one of `slots` is free for its request, a sequence has a key, a text that no other sequence ever had, and collects what
+was sampled for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ class _Sequence:
 
 
 class Sequences:
-    """The sequences of one engine, waiting and in flight."""
+    """The sequences of one engine that are in flight."""
 
     def __init__(self, slots: int) -> None:
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; an engine needs at least 1")
         self.slots = slots
-        self._waiting: deque[GenerationRequest] = deque()
         self._active: dict[str, _Sequence] = {}
         self._keys = itertools.count()
 
@@ -40,20 +37,11 @@ class Sequences:
         """Sequences in flight."""
         return len(self._active)
 
-    @property
-    def waiting(self) -> int:
-        """Requests that have no slot yet."""
-        return len(self._waiting)
-
-    def queue(self, requests: Sequence[GenerationRequest]) -> None:
-        """Let requests wait behind those that do."""
-        self._waiting.extend(requests)
-
-    def admit(self) -> list[tuple[str, GenerationRequest]]:
+    def admit(self, waiting: deque[GenerationRequest]) -> list[tuple[str, GenerationRequest]]:
         """Give free slots to the first that wait; their keys."""
         admitted = []
-        for _ in range(min(self.slots - len(self._active), len(self._waiting))):
-            key, request = f"sequence-{next(self._keys)}", self._waiting.popleft()
+        for _ in range(min(self.slots - len(self._active), len(waiting))):
+            key, request = f"sequence-{next(self._keys)}", waiting.popleft()
             self._active[key] = _Sequence(request)
             admitted.append((key, request))
         return admitted
@@ -80,14 +68,13 @@ class Sequences:
     def abort(self, ids: Sequence[Hashable]) -> list[str]:
         """Forget sequences by their requests' ids; the keys of those that were in flight."""
         unwanted = set(ids)
-        self._waiting = deque(request for request in self._waiting if request.id not in unwanted)
         keys = [key for key, sequence in self._active.items() if sequence.request.id in unwanted]
         for key in keys:
             del self._active[key]
         return keys
 
-    def take_back(self) -> list[str]:
+    def take_back(self, waiting: deque[GenerationRequest]) -> list[str]:
         """Let those in flight that have no token yet wait again, before all others; the keys that they had."""
         keys = [key for key, sequence in self._active.items() if not sequence.tokens]
-        self._waiting.extendleft([self._active.pop(key).request for key in reversed(keys)])
+        waiting.extendleft([self._active.pop(key).request for key in reversed(keys)])
         return keys

@@ -1,5 +1,4 @@
-"""The PyTorch engine: continuous batching on our own decoder, made for CPUs and small models, correct
-everywhere.
+"""The PyTorch engine: continuous batching on our own decoder, made for CPUs and small models, correct everywhere.
 
 Sequences in flight occupy the first slots of the cache without gaps. A finished sequence leaves a hole;
 before the next step holes are filled from the queue, or, when that is empty, with the last sequences. Prompts
@@ -10,15 +9,14 @@ loop, so each token, the first included, comes from the same code.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from rl_trainer.model.decoder import Decoder, load_decoder
+from rl_trainer.model.decoder import Decoder
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
@@ -28,12 +26,6 @@ from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
 # Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
 # lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    request: GenerationRequest
-    key: bytes
 
 
 @dataclass(frozen=True)
@@ -47,10 +39,9 @@ class _Prefix:
 class TorchEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
 
-    def __init__(self, decoder: Decoder, *, slots: int, max_length: int | None = None) -> None:
-        """`slots` sequences at once, each of at most `max_length` tokens with its prompt (default: the model's context)."""
+    def __init__(self, decoder: Decoder, slots: int) -> None:
         config = decoder.config
-        super().__init__(slots, config.vocab_size, config.max_positions, max_length)
+        super().__init__(slots, config.vocab_size, config.max_positions)
         self._decoder = decoder.requires_grad_(False).eval()
         self._device = decoder.embed.device
         self._cache = KVCache(config, slots, decoder.embed.dtype, self._device)
@@ -58,12 +49,10 @@ class TorchEngine(Engine):
         self.steps = 0
 
         self._prefill_tokens = PREFILL_TOKENS.get(self._device.type, 1024)
-        self._queue: deque[_Waiting] = deque()
         self._wanted: Counter[bytes] = Counter()
         self._prefixes: dict[bytes, _Prefix] = {}
 
-        # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at
-        # zero.
+        # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at zero.
         rows = self._cache.slots
         self._used = 0
         self._holes: list[int] = []
@@ -86,37 +75,18 @@ class TorchEngine(Engine):
         self._tainted = False
         self._sampling = BatchSampling()
 
-    @classmethod
-    def open(
-        cls,
-        folder: str | Path,
-        *,
-        slots: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        max_length: int | None = None,
-    ) -> TorchEngine:
-        """An engine for a Hugging Face folder; ModelError when it cannot be loaded."""
-        return cls(load_decoder(folder, dtype, device), slots=slots, max_length=max_length)
-
     @property
     def active(self) -> int:
         """Sequences in flight now."""
         return self._used - len(self._holes)
 
-    @property
-    def waiting(self) -> int:
-        """Requests that have no slot yet."""
-        return len(self._queue)
-
-    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
-            waiting = _Waiting(request, np.ascontiguousarray(request.prompt, np.int32).tobytes())
-            self._queue.append(waiting)
-            self._wanted[waiting.key] += 1
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """See `Engine.add`."""
+        super().add(requests)
+        self._wanted.update(request.prompt_bytes for request in requests)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copy weights in place; sequences in flight go on with the keys and values they have."""
+        """See `Engine.load_weights`."""
         self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
         self.version = version
         self._prefixes.clear()
@@ -125,13 +95,11 @@ class TorchEngine(Engine):
             self._tainted = False
 
     def abort(self, ids: Sequence[Hashable]) -> None:
-        """Forget sequences, in flight or waiting."""
+        """See `Engine.abort`."""
+        super().abort(ids)
+        self._wanted = Counter(request.prompt_bytes for request in self._waiting)
+        self._prefixes = {key: value for key, value in self._prefixes.items() if key in self._wanted}
         unwanted = set(ids)
-        kept = [item for item in self._queue if item.request.id not in unwanted]
-        if len(kept) < len(self._queue):
-            self._queue = deque(kept)
-            self._wanted = Counter(item.key for item in kept)
-            self._prefixes = {key: value for key, value in self._prefixes.items() if key in self._wanted}
         for slot, request in enumerate(self._requests[: self._used]):
             if request is not None and request.id in unwanted:
                 self._free(slot)
@@ -197,7 +165,7 @@ class TorchEngine(Engine):
         """
         changed = bool(self._holes)
         admitted: list[tuple[int, _Prefix]] = []
-        count = min(len(self._queue), self.slots - self.active)
+        count = min(self.waiting, self.slots - self.active)
         if count:
             changed = True
             beyond = range(self._used, self._used + max(0, count - len(self._holes)))
@@ -219,19 +187,19 @@ class TorchEngine(Engine):
 
     def _admit(self, targets: list[int]) -> list[tuple[int, _Prefix]]:
         """Start the first waiting requests in slots `targets`; see `_refill`."""
-        items = [self._queue.popleft() for _ in targets]
-        self._make_room(items)
-        self._prepare(items)
+        requests = [self._waiting.popleft() for _ in targets]
+        self._make_room(requests)
+        self._prepare(requests)
         admitted = []
-        for slot, item in zip(targets, items, strict=True):
-            self._start(slot, item.request)
-            prefix = self._prefixes.get(item.key)
-            if prefix is not None:
-                admitted.append((slot, prefix))
-            self._wanted[item.key] -= 1
-            if not self._wanted[item.key]:
-                del self._wanted[item.key]
-                self._prefixes.pop(item.key, None)
+        for slot, request in zip(targets, requests, strict=True):
+            self._start(slot, request)
+            key = request.prompt_bytes
+            if key in self._prefixes:
+                admitted.append((slot, self._prefixes[key]))
+            self._wanted[key] -= 1
+            if not self._wanted[key]:
+                del self._wanted[key]
+                self._prefixes.pop(key, None)
         return admitted
 
     def _store(self, admitted: list[tuple[int, _Prefix]]) -> None:
@@ -250,7 +218,7 @@ class TorchEngine(Engine):
         self._tokens[slot] = request.prompt[-1]
         self._positions[slot] = length - 1
         self._counts[slot] = 0
-        self._limits[slot] = min(params.max_new_tokens, self.context - length)
+        self._limits[slot] = self._limit(request)
         self._seeds[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
         self._temperatures[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -258,20 +226,18 @@ class TorchEngine(Engine):
         self._stops[slot] = -1
         self._stops[slot, : len(params.stop_token_ids)] = sorted(params.stop_token_ids)
 
-    def _make_room(self, admitted: list[_Waiting]) -> None:
+    def _limit(self, request: GenerationRequest) -> int:
+        """Most tokens that may be sampled for it."""
+        return min(request.params.max_new_tokens, self.context - len(request.prompt))
+
+    def _make_room(self, admitted: list[GenerationRequest]) -> None:
         """Grow the cache and the output arrays to the longest admitted sequence."""
-        lengths = [len(item.request.prompt) for item in admitted]
-        limits = [
-            min(item.request.params.max_new_tokens, self.context - length)
-            for item, length in zip(admitted, lengths, strict=True)
-        ]
-        longest = max(length + limit for length, limit in zip(lengths, limits, strict=True))
-        self._cache.reserve(longest)
-        width = max(limits)
+        self._cache.reserve(max(len(request.prompt) + self._limit(request) for request in admitted))
+        width = max(map(self._limit, admitted))
         if width > self._out_tokens.shape[1]:
             for name in ("_out_tokens", "_out_logprobs", "_out_versions"):
                 setattr(self, name, _widen(getattr(self, name), width, 0))
-        stops = max(len(item.request.params.stop_token_ids) for item in admitted)
+        stops = max(len(request.params.stop_token_ids) for request in admitted)
         if stops > self._stops.shape[1]:
             self._stops = _widen(self._stops, stops, -1)
 
@@ -297,28 +263,28 @@ class TorchEngine(Engine):
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def _prepare(self, admitted: list[_Waiting]) -> None:
-        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts
-        along with it.
+    def _prepare(self, admitted: list[GenerationRequest]) -> None:
+        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts along with it.
 
         All but the last token of a prompt are its prefix; a prompt of one token has none.
         """
         needed = {
-            item.key: item.request.prompt
-            for item in admitted
-            if len(item.request.prompt) > 1 and item.key not in self._prefixes
+            request.prompt_bytes: request.prompt
+            for request in admitted
+            if len(request.prompt) > 1 and request.prompt_bytes not in self._prefixes
         }
         if not needed:
             return
         budget = self._prefill_tokens - sum(round_up(len(prompt) - 1) for prompt in needed.values())
-        for item in self._queue:
+        for request in self._waiting:
             if budget <= 0:
                 break
-            if item.key in needed or item.key in self._prefixes or len(item.request.prompt) < 2:
+            key, prompt = request.prompt_bytes, request.prompt
+            if key in needed or key in self._prefixes or len(prompt) < 2:
                 continue
-            budget -= round_up(len(item.request.prompt) - 1)
+            budget -= round_up(len(prompt) - 1)
             if budget >= 0:
-                needed[item.key] = item.request.prompt
+                needed[key] = prompt
         # Prompts of like length share a batch: little padding, and the memory of one batch stays bounded.
         ordered = sorted(needed.items(), key=lambda pair: len(pair[1]))
         while ordered:

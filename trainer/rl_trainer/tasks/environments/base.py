@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol
 
 from rl_trainer.tasks.types import Message, StepResult
 
-Turns: TypeAlias = Sequence[str]
-"""What a perfect model writes, turn by turn."""
 
-
-@runtime_checkable
 class EnvironmentClass(Protocol):
     """One dialogue. `item` is what it is about, `args` is `task.args`.
 
@@ -37,13 +32,4 @@ class EnvironmentClass(Protocol):
 
     def step(self, completion: str) -> StepResult:
         """The answer to one turn of the model. What the model wrote may be anything: never raise on it."""
-        ...
-
-
-class Generates(Protocol):
-    """A class that makes its own items."""
-
-    @staticmethod
-    def generate(rng: random.Random, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A new item."""
         ...

@@ -44,11 +44,7 @@ class Calculator:
 
     @staticmethod
     def generate(rng: random.Random, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A question that has an answer (nothing is divided by zero).
-
-        Raises:
-            TaskError: wrong arguments.
-        """
+        """A question that has an answer (nothing is divided by zero). TaskError: wrong arguments."""
         options = _options(args)
         for _ in range(_TRIES):
             count = rng.randint(options["min_operands"], options["max_operands"])

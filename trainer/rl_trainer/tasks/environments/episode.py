@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from rl_api.errors import RewardError, TaskError
-from rl_trainer.tasks.killable import CallError, Target
+from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.killable import Target
 from rl_trainer.tasks.prompts import check_messages
 from rl_trainer.tasks.split import derive_seed
 from rl_trainer.tasks.types import Message, Prompt, Score, StepResult
@@ -69,11 +70,7 @@ class EnvironmentMaker:
         return number, self.call("reset", where, error, number)
 
     def opening(self, item: Mapping[str, Any], where: str) -> str | tuple[Message, ...]:
-        """The question about an item, as the class's `reset` gives it.
-
-        Raises:
-            TaskError: it raised, hung or gave neither text nor messages.
-        """
+        """The question about an item, as the class's `reset` gives it. TaskError: it failed, or gave no text or messages."""
         _, question = self.begin(lambda: None, item, where, TaskError)
         if isinstance(question, str) and question.strip():
             return question
@@ -85,11 +82,7 @@ class EnvironmentMaker:
         )
 
     def generate(self, seed: int, where: str) -> dict[str, Any]:
-        """A new item of a class that makes its own.
-
-        Raises:
-            TaskError: it raised, hung or gave no dict.
-        """
+        """A new item of a class that makes its own. TaskError: it raised, hung or gave no dict."""
         item = self.call("generate", where, TaskError, seed, self.args)
         if not isinstance(item, dict):
             raise TaskError(
@@ -97,9 +90,27 @@ class EnvironmentMaker:
             )
         return item
 
+    def solution(self, item: Mapping[str, Any], where: str) -> list[str]:
+        """The turns of a perfect model. TaskError: it raised, hung or gave no list of text."""
+        turns = self.call("solution", where, TaskError, item, self.args)
+        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+            raise TaskError(
+                f"environment {self.name}: solution returned {turns!r:.60}, allowed: a list of text, at {where}"
+            )
+        return turns
+
+    def step(self, number: int, completion: str, where: str) -> StepResult:
+        """The answer to one turn of a dialogue. RewardError: it raised, hung or gave no StepResult."""
+        result = self.call("step", where, RewardError, number, completion)
+        if not isinstance(result, StepResult):
+            raise RewardError(
+                f"environment {self.name}: step returned {result!r:.60}, allowed: a StepResult, at {where}"
+            )
+        return result
+
 
 class Episode:
-    """One dialogue; see `rl_trainer.tasks.types.Environment`.
+    """One dialogue of several turns, as `Task.environment` hands it out.
 
     Args:
         maker: the class to talk to.
@@ -134,11 +145,7 @@ class Episode:
         return self._prompt.content
 
     def step(self, completion: str) -> StepResult:
-        """One turn of the model.
-
-        Raises:
-            RewardError: the environment or a reward raised, hung or gave no number.
-        """
+        """Takes one turn of the model. RewardError: the environment or a reward raised, hung or gave no number."""
         if self._number is None:
             self.reset()
         elif self._epoch != self._maker.epoch:
@@ -168,9 +175,8 @@ class Episode:
         self._epoch = self._maker.epoch
 
     def _step(self, completion: str, turn: int) -> StepResult:
-        where = f"turn {turn} of {self._where}"
-        result: StepResult = self._maker.call("step", where, RewardError, self._number, completion)
-        return result
+        assert self._number is not None, "it has begun"
+        return self._maker.step(self._number, completion, f"turn {turn} of {self._where}")
 
     def _play_again(self) -> None:
         """The process was replaced, since another dialogue hung in it: this one is led to where it was."""

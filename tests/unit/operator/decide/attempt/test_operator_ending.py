@@ -22,6 +22,8 @@ from operator_worlds import (
     running_ray,
 )
 
+from rl_operator.model.decision import Note
+
 USER_ERROR = (
     "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 chars):\n"
     "rltrain: spec.model.source: found '/models/missing', there is no such folder\n"
@@ -65,15 +67,24 @@ def test_failures_are_retried_with_back_off_up_to_the_limit() -> None:
         assert deleted(decision) == [("RayJob", f"sums-{attempt}")]
         found = condition(decision, "ClusterReady")
         assert found is not None
-        assert found[1] == "Retrying"
-        assert "learner 0 died" in found[2]
+        due = story.now + timedelta(seconds=decision.requeue)
+        assert found[1:] == (
+            "Retrying",
+            f"attempt {attempt} failed: learner 0 died; the next one begins at {due:%H:%M:%S} UTC",
+        )
+        assert decision.notes[-1] == Note("Warning", "AppFailed", f"attempt {attempt} failed: learner 0 died")
         waits.append(decision.requeue)
-        assert story.look(rays=()).create == (), "not before the back-off is over"
-        story.wait(decision.requeue)
+        story.wait(decision.requeue - 1)
+        last = story.look(rays=())
+        assert (last.create, last.requeue) == ((), 1.0), "not before the back-off is over"
+        story.wait(1)
         decision = story.look()
-        assert kinds(decision) == ["ConfigMap", "RayJob"]
+        assert kinds(decision) == ["Secret", "ConfigMap", "RayJob"]
         assert decision.create[-1]["metadata"]["name"] == f"sums-{attempt + 1}"
         assert decision.status.attempts[-1].from_step == 5
+        assert deleted(decision) == [("ConfigMap", f"sums-{attempt}")], (
+            "one copy of the spec is kept of a run"
+        )
     assert waits == [10.0, 20.0]
     assert condition(decision, "Failed") == (
         "True",
@@ -115,8 +126,10 @@ def test_no_attempt_begins_while_something_of_the_last_one_is_there() -> None:
         "Stopping",
         "waiting for sums-1-head-0 to be gone",
     )
-    story.wait(181)  # its node is dead: it will never be gone
-    assert kinds(story.look()) == ["ConfigMap", "RayJob"]
+    story.wait(179)
+    assert story.look().create == ()
+    story.wait(1)  # its node is dead: it will never be gone
+    assert kinds(story.look()) == ["Secret", "ConfigMap", "RayJob"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +177,7 @@ def test_out_of_memory_twice_is_the_end() -> None:
         decision = story.look(rays=(failed_ray(CRASH, attempt=attempt),), pods=(pod,))
         if attempt == 1:
             story.wait(10)
-            assert kinds(story.look(rays=(), pods=())) == ["ConfigMap", "RayJob"]
+            assert kinds(story.look(rays=(), pods=())) == ["Secret", "ConfigMap", "RayJob"]
     found = condition(decision, "Failed")
     assert found is not None
     assert found[1] == "OutOfMemory"
@@ -174,9 +187,12 @@ def test_out_of_memory_twice_is_the_end() -> None:
 
 def test_attempts_of_an_operator_that_died_are_adopted() -> None:
     story = Story()
-    decision = story.look(rays=(make_ray(created=NOW - timedelta(seconds=5)),), token="known")
+    began = {"image": "trainer:7", "profile_hash": "p", "spec_hash": "s"}
+    decision = story.look(rays=(make_ray(created=NOW - timedelta(seconds=5), began=began),))
     assert [(one.number, one.ray_job) for one in decision.status.attempts] == [(1, "sums-1")]
-    assert decision.status.attempts[0].start_time == NOW - timedelta(seconds=5)
+    first = decision.status.attempts[0]
+    assert first.start_time == NOW - timedelta(seconds=5)
+    assert (first.image, first.profile_hash, first.spec_hash) == ("trainer:7", "p", "s")
     assert "RayJob" not in kinds(decision)
     begun = Story().begin()
     assert decision.notes[0] == begun.notes[0], (
@@ -226,14 +242,18 @@ def test_objects_go_when_their_time_has_come() -> None:
     story.wait(30)
     decision = story.look()
     assert (decision.delete, decision.requeue) == ((), 30.0)
-    story.wait(30)
+    story.wait(29)
+    decision = story.look()
+    assert (decision.delete, decision.requeue) == ((), 1.0)
+    story.wait(1)
     assert deleted(story.look()) == [
         ("ConfigMap", "sums-1"),
-        ("Secret", "sums-status"),
         ("NetworkPolicy", "sums"),
         ("PodDisruptionBudget", "sums"),
         ("RayJob", "sums-1"),
     ]
+    assert ("ConfigMap", "sums-1") in deleted(story.look(rays=())), "as long as anything is there"
+    assert deleted(story.look(rays=(done,), live={}))[-1] == ("RayJob", "sums-1")
     assert story.look(rays=(), live={}).delete == ()
     story.set({"cleanup": {"ttlAfterFinished": "soon"}})
     assert story.look(rays=(done,)).delete == ()
@@ -247,3 +267,34 @@ def test_the_ttl_of_a_profile_counts() -> None:
     story.look(rays=(done,))
     story.wait(61)
     assert ("RayJob", "sums-1") in deleted(story.look())
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "goes"),
+    [({"ttlAfterFinished": "1m"}, True), ({"ttlAfterFinished": "soon"}, False), ("x", False)],
+)
+def test_what_a_run_says_itself_of_its_end_needs_no_profile(cleanup: object, goes: bool) -> None:
+    story = Story({"profile": "shared"}, [make_profile()])
+    story.begin()
+    done = make_ray(deployment_status="Complete", job_status="SUCCEEDED")
+    story.look(rays=(done,))
+    story.profiles = []
+    story.run = {**story.run, "spec": {**story.run["spec"], "cleanup": cleanup}}
+    story.wait(600)
+    decision = story.look()
+    assert ((("RayJob", "sums-1") in deleted(decision)), decision.requeue) == (goes, 300.0)
+
+
+def test_attempts_of_a_run_whose_profile_is_gone_are_counted_all_the_same() -> None:
+    story = Story({"profile": "shared"}, [make_profile()])
+    story.begin()
+    for attempt in (1, 2, 3, 4):
+        story.train(attempt)
+        profiles, story.profiles = story.profiles, []
+        decision = story.fail(CRASH.replace("learner 0", f"learner {attempt}"), attempt)
+        story.profiles = profiles
+        story.wait(300)
+        story.look(rays=())
+    found = condition(decision, "Failed")
+    assert found is not None
+    assert found[2].endswith("(it was the last of 4 attempts)")

@@ -14,7 +14,8 @@ from operator_worlds import (
     training,
 )
 
-from rl_operator.decide.attempt.outcome import back_off, outcome
+from rl_api.progress import Attempt, RunStatus
+from rl_operator.decide.attempt.outcome import Outcome, back_off, code_of, failures, final_word, outcome
 from rl_operator.model.seen import Container, World
 
 KILLED = (Container("ray", ended="OOMKilled", exit_code=137),)
@@ -58,6 +59,16 @@ EXIT = "Job entrypoint command failed with exit code {}, last available logs:\nr
             "HeadLost",
             "the driver died with its head: The job supervisor actor died.",
             True,
+        ),
+        (failed_ray("no word"), (), "AppFailed", "no word", True),
+        (failed_ray(EXIT.format(1) + "supervisor"), (), "AppFailed", "said so", True),
+        (failed_ray(EXIT.format(1), reason=""), (), "AppFailed", "said so", True),
+        (
+            make_ray(deployment_status="ValidationFailed", message="too many characters"),
+            (),
+            "Refused",
+            "KubeRay refuses the RayJob: too many characters",
+            False,
         ),
         (
             failed_ray(EXIT.format(1)),
@@ -146,6 +157,73 @@ def test_a_lost_sampler_explains_only_an_end_that_is_about_samplers(says: str, r
         rays=(failed_ray(message),), pods=(make_pod("sampler", gone=True, containers=killed),)
     )
     assert str(decision.status.attempts[0].reason).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "ray",
+    [
+        failed_ray(EXIT.format(2)),
+        make_ray(deployment_status="Complete", job_status="STOPPED"),
+    ],
+)
+def test_what_ends_while_its_queue_holds_it_has_lost_its_quota(ray: Any) -> None:
+    found = outcome(World(run=make_run(), rays=(replace(ray, held=True),)), 1)
+    assert found is not None
+    assert (found.code, found.mendable) == ("QuotaTaken", True)
+    assert found.sentence == "it was suspended by its queue, or by somebody, and ended by that"
+
+
+def ended(*reasons: str | None, step: int = 5) -> list[Attempt]:
+    return [
+        Attempt(number=number, reason=reason, to_step=step, end_time=None if reason is None else NOW)
+        for number, reason in enumerate(reasons, 1)
+    ]
+
+
+def test_which_attempts_have_failed() -> None:
+    attempts = ended("AppFailed: a", "Suspended: b", "QuotaTaken: c", "HeadLost: d", "Succeeded: e", None)
+    assert [attempt.number for attempt in failures(attempts)] == [1, 4]
+    assert [code_of(attempt) for attempt in attempts[3:]] == ["HeadLost", "Succeeded", ""]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "limit", "word"),
+    [
+        (["AppFailed: a"], 1, None),
+        (["AppFailed: a"], 0, "spec.retry.limit is 0"),
+        (["AppFailed: a", "AppFailed: b"], 1, "it was the last of 2 attempts"),
+        (["AppFailed: a", "AppFailed: b"], 2, None),
+        (["AppFailed: a", "AppFailed: a"], 2, "it failed twice in the same way at the same step"),
+        (["AppFailed: a", "AppFailed: b", "AppFailed: a"], 9, None),
+        (
+            ["AppFailed: b", "AppFailed: a", "AppFailed: a"],
+            9,
+            "it failed twice in the same way at the same step",
+        ),
+        (
+            ["AppFailed: a", "Suspended: b", "AppFailed: a"],
+            9,
+            "it failed twice in the same way at the same step",
+        ),
+        (["HeadLost: a", "HeadLost: a"], 9, None),
+        (["OutOfMemory: a", "OutOfMemory: b"], 9, "it ran out of memory twice"),
+        (["OutOfMemory: a", "AppFailed: b", "OutOfMemory: a"], 9, None),
+        (["OutOfMemory: a", "AppFailed: b"], 9, None),
+    ],
+)
+def test_whether_there_is_another_attempt(reasons: list[str], limit: int, word: str | None) -> None:
+    attempts = ended(*reasons)
+    end = Outcome(code_of(attempts[-1]), "")
+    assert final_word(RunStatus(attempts=attempts), end, limit) == word
+    assert (
+        final_word(RunStatus(attempts=attempts), replace(end, mendable=False), limit)
+        == "another attempt would end the same way"
+    )
+
+
+def test_the_same_failure_at_another_step_may_be_another() -> None:
+    attempts = [*ended("AppFailed: a", step=5), *ended("AppFailed: a", step=6)]
+    assert final_word(RunStatus(attempts=attempts), Outcome("AppFailed", "a"), 9) is None
 
 
 def test_back_off_grows_to_five_minutes() -> None:

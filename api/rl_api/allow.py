@@ -1,0 +1,171 @@
+"""What runs may ask for besides their size: `allow` of a profile.
+
+Nothing is allowed by default that reaches beyond a run's own namespace and pods; everything else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from rl_api.base import Allowed, LabelValue, Model, ObjectName, ResourceName
+from rl_api.egress import EgressSpec
+from rl_api.paths import Path
+from rl_api.problems import Problem
+
+Pattern = Annotated[
+    str,
+    # None of these characters but '.' and '*' means anything to a regular expression: CEL makes one of it.
+    Field(pattern=r"^[A-Za-z0-9._:/@=~*-]+$", max_length=253),
+    Allowed("letters, digits and . _ : / @ = ~ -, with * for any text"),
+]
+"""A text in which `*` stands for any text."""
+
+DEVICE_VARIABLES: Final = (
+    "NVIDIA_*",
+    "AMD_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_DEVICES",
+    "ASCEND_VISIBLE_DEVICES",
+    "MTHREADS_VISIBLE_DEVICES",
+)
+"""Variables by which container runtimes hand out devices: only a profile that lists them lets a run set them."""
+
+DIGEST: Final = "@sha256:[0-9a-f]{64}$"
+"""The end of an image that is named by its digest."""
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether `pattern` stands for `text`; in time that grows with their lengths, whoever wrote them."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == first
+    *middle, last = rest
+    at, end = len(first), len(text) - len(last)
+    if end < at or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in middle:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def any_matches(patterns: Sequence[str], text: str) -> bool:
+    """Whether one of the patterns stands for `text`."""
+    return any(matches(pattern, text) for pattern in patterns)
+
+
+def place_matches(patterns: Sequence[str], place: str) -> bool:
+    """Whether one of the patterns stands for a folder or an address, which may end with `/` and must not climb out."""
+    climbs = ".." in place.split("/")
+    return not climbs and (any_matches(patterns, place) or any_matches(patterns, f"{place}/"))
+
+
+class RequirementSpec(Model):
+    """What a label must be, as in a label selector of Kubernetes."""
+
+    key: ResourceName
+    """Name of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How the label is compared with the values."""
+    values: tuple[LabelValue, ...] = Field(default=(), strict=False)
+    """Values, for operator In or NotIn."""
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether the labels are so."""
+        if self.operator in ("Exists", "DoesNotExist"):
+            return (self.key in labels) == (self.operator == "Exists")
+        return (labels.get(self.key) in self.values) == (self.operator == "In")
+
+    def __str__(self) -> str:
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
+
+
+class SelectorSpec(Model):
+    """Namespaces by their labels; a namespace has all that is listed."""
+
+    match_labels: dict[ResourceName, LabelValue] = Field(default_factory=dict)
+    """Labels with their values; kubernetes.io/metadata.name is the namespace's name."""
+    match_expressions: tuple[RequirementSpec, ...] = Field(default=(), strict=False)
+    """What else labels must be."""
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is selected."""
+        same = all(labels.get(key) == value for key, value in self.match_labels.items())
+        return same and all(one.matches(labels) for one in self.match_expressions)
+
+    def __str__(self) -> str:
+        labels = [f"{key}={value}" for key, value in sorted(self.match_labels.items())]
+        return ", ".join([*labels, *map(str, self.match_expressions)])
+
+
+class ImageRulesSpec(Model):
+    """Images that a run may name; those of the profile are always allowed."""
+
+    patterns: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Images, such as registry.example/team-a/*; null: any; empty: none."""
+    digest_required: bool = False
+    """true: a run names its image by digest, so that it is the same in each attempt."""
+    always_pull: bool = False
+    """true: pods of a run that names its image always ask the registry for it, so that an image which is on the node for
+    others is not lent to those who may not pull it."""
+
+
+class StorageRulesSpec(Model):
+    """Where a run may keep its checkpoints; what the profile's defaults say is always allowed."""
+
+    s3: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Places in object stores, such as s3://bucket/team-a/*; null: any; empty: none."""
+    claim_classes: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Storage classes of PersistentVolumeClaims; null: any; empty: none."""
+
+
+class EnvironmentRulesSpec(Model):
+    """What a run may put into the environment of its processes."""
+
+    names: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Names that trainer.env may set; null: any but those by which container runtimes hand out devices."""
+    secrets: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Secrets that a run may name; null: any of its namespace; empty: none."""
+
+
+class AllowSpec(Model):
+    """What runs may ask for beyond their own pods. No field lets a run have anything of a node: there is none in a run."""
+
+    egress: tuple[EgressSpec, ...] = Field(default=(), max_length=64, strict=False)
+    """What pods may reach besides each other and DNS, such as an object store or a model hub; empty: nothing."""
+    namespaces: SelectorSpec | None = None
+    """Namespaces whose runs may use the profile; null: all."""
+    images: ImageRulesSpec = ImageRulesSpec()
+    """Images that a run may name."""
+    priority_classes: tuple[ObjectName, ...] = Field(default=(), strict=False)
+    """PriorityClasses that a run may name; empty: none, as their pods may displace others'."""
+    queues: tuple[ObjectName, ...] | None = Field(default=None, strict=False)
+    """Queues that a run may name; null: any of its namespace; empty: none."""
+    model_sources: tuple[Pattern, ...] | None = Field(default=None, strict=False)
+    """Models, such as tiny, Qwen/*, /models/* or s3://models/*; null: any; empty: none."""
+    storage: StorageRulesSpec = StorageRulesSpec()
+    """Where a run may keep its checkpoints."""
+    environment: EnvironmentRulesSpec = EnvironmentRulesSpec()
+    """What a run may put into the environment of its processes."""
+    isolation: Literal["shared", "strict"] = "shared"
+    """Least of task.isolation: with strict, code of the user's has a container of its own, and programs of the user's own
+    (trainer.kind command and verl), for which there is none, are refused."""
+
+
+def allow_problems(allow: AllowSpec, where: Path) -> Iterator[Problem]:
+    """What is wrong across the fields of `allow`, which stands at `where`."""
+    selector = allow.namespaces
+    for index, one in enumerate(selector.match_expressions if selector is not None else ()):
+        path: Path = (*where, "namespaces", "matchExpressions", index)
+        if (one.operator in ("In", "NotIn")) != bool(one.values):
+            words = "one or more" if not one.values else "none"
+            yield Problem(
+                (*path, "values"),
+                f"found {len(one.values)}, allowed: {words} with operator {one.operator}",
+                (path,),
+            )

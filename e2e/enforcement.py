@@ -1,0 +1,69 @@
+"""NetworkPolicies bite in every scenario: the network plug-in enforces them, or the fixture in cluster/policies does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster_client import Cluster, wait_for
+from connections import PORT, address, answering_pod, settles
+
+CONTROLLER = Path(__file__).parent / "cluster" / "policies" / "policy_controller.py"
+_NAMESPACE = "e2e-enforcement"
+
+
+@contextmanager
+def enforced_policies(cluster: Cluster, image: str, log: Path) -> Iterator[str]:
+    """Enforced for as long as the context is open; gives by whom, in words.
+
+    Args:
+        cluster: where.
+        image: one with Python, for the pods that measure it.
+        log: what the fixture writes, where it is needed.
+
+    Raises:
+        AssertionError: nothing enforces them.
+    """
+    # What an earlier fixture has left, that was killed with all it had started, enforces what nobody wants any more.
+    subprocess.run([sys.executable, str(CONTROLLER), "--clear"], capture_output=True, timeout=60, check=False)
+    if _enforced(cluster, image):
+        yield "the cluster's network plug-in"
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        # It ends with its standard input: also when this process is killed.
+        fixture = subprocess.Popen(
+            [sys.executable, str(CONTROLLER)], stdin=subprocess.PIPE, stdout=output, stderr=output
+        )
+        try:
+            wait_for(
+                "the fixture enforces network policies, or says why not",
+                lambda: "enforcing" in log.read_text() or fixture.poll() is not None,
+                90,
+                log.read_text,
+            )
+            assert fixture.poll() is None, f"network policies cannot be enforced here: {log.read_text()}"
+            assert _enforced(cluster, image), f"network policies do not bite; see {log}"
+            yield "the fixture in e2e/cluster/policies"
+        finally:
+            fixture.communicate(timeout=60)
+
+
+def _enforced(cluster: Cluster, image: str) -> bool:
+    """Measured: what a policy forbids does not come about, and what none forbids does."""
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+    denied = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "denied", "namespace": _NAMESPACE},
+        "spec": {"podSelector": {"matchLabels": {"app": "denied"}}},
+    }
+    cluster.apply(denied, *(answering_pod(_NAMESPACE, each, image) for each in ("denied", "open")))
+    try:
+        targets = [(address(cluster, _NAMESPACE, name), PORT) for name in ("open", "denied")]
+        return settles(cluster, _NAMESPACE, "open", [True, False], *targets)
+    finally:
+        cluster.kubectl("delete", "namespace", _NAMESPACE, "--timeout=60s")

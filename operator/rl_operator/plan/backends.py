@@ -1,0 +1,86 @@
+"""What differs by `trainer.kind`, the program that trains: the one place of the operator that asks for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rl_api.problems import Problem
+from rl_api.profile import PoolSpec
+from rl_api.run import RunSpec
+from rl_operator.model.names import LEARNER, SAMPLER
+from rl_operator.plan.pools import where
+
+
+class Backend:
+    """rltrain's own trainer: learners and samplers, each with one process to a pod. Others differ from it."""
+
+    follows_stop = True
+    """Whether it does the steps that `spec.stop` says."""
+    workers_write = False
+    """Whether not the head alone writes checkpoints."""
+    workers_need_secrets = False
+    """Whether workers get the Secrets of the run: they read models, data and object stores themselves."""
+
+    def workers(self, spec: RunSpec) -> tuple[str, ...]:
+        """The roles besides the head."""
+        return (LEARNER, SAMPLER)
+
+    def learner_accelerators(self, pool: PoolSpec) -> int:
+        """Accelerators of a learner's pod in a pool that has some."""
+        return 1
+
+    def misplaced(self, pools: Mapping[str, Sequence[PoolSpec]]) -> Iterator[Problem]:
+        """What is wrong with the pools of the roles."""
+        return iter(())
+
+    def environment(self, learner_accelerators: int) -> dict[str, str]:
+        """What the head's process is told besides; a learner's pod may have no accelerators."""
+        return {}
+
+
+class Command(Backend):
+    """A program of the user's: it knows for itself how many steps it does, and may do without workers."""
+
+    follows_stop = False
+    workers_need_secrets = True
+
+    def workers(self, spec: RunSpec) -> tuple[str, ...]:
+        """Those that it names."""
+        return spec.trainer.workers
+
+
+class Verl(Backend):
+    """verl: it samples where it learns, with all accelerators of a node in one pod, which writes checkpoints itself."""
+
+    workers_write = True
+    workers_need_secrets = True
+
+    def workers(self, spec: RunSpec) -> tuple[str, ...]:
+        """Learners alone."""
+        return (LEARNER,)
+
+    def learner_accelerators(self, pool: PoolSpec) -> int:
+        """All of a node."""
+        return pool.accelerators_per_node or 1
+
+    def misplaced(self, pools: Mapping[str, Sequence[PoolSpec]]) -> Iterator[Problem]:
+        """It trains on GPUs only."""
+        if pools[LEARNER][0].accelerator_resource is None:
+            yield Problem(
+                ("spec", "learner", "pools"),
+                f"found {where(pools[LEARNER])}, without accelerators, allowed with trainer.kind verl: pools with "
+                "accelerators, as verl trains on GPUs only",
+            )
+
+    def environment(self, learner_accelerators: int) -> dict[str, str]:
+        """How many accelerators a node has."""
+        return {"RLTRAIN_ACCELERATORS": str(learner_accelerators)}
+
+
+_BACKENDS: Final[Mapping[str, Backend]] = {"rltrain": Backend(), "command": Command(), "verl": Verl()}
+
+
+def backend_of(spec: RunSpec) -> Backend:
+    """What follows from the trainer of a run."""
+    return _BACKENDS[spec.trainer.kind]

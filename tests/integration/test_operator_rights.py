@@ -1,0 +1,391 @@
+"""The operator with the rights of the chart does all that it can do; an API server's audit log says which of them it used.
+
+A server of its own, as the log is: whoever else works with one would be in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube import KubeApi, find_binaries, kuberay_definitions
+from operator_inside import run
+from operator_process import OperatorProcess
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "rltrain-system"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:rltrain"
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "users": [ACCOUNT]}, {"level": "None"}],
+}
+ADMISSION = {("runs", "rltrain.dev", "rltrainingruns/finalizers", "", "update")}
+"""Not asked for in a request: an admission plug-in asks whether the operator might. Tried on its own."""
+
+Right = tuple[str, str, str, str, str]
+"""Where (runs: where runs are; system: beside the operator), API group, resource, name if it matters, verb."""
+
+
+class Cluster:
+    """An API server that keeps an audit log, with the chart, and an operator with the chart's rights."""
+
+    def __init__(self, kube: KubeApi, log: Path, folder: Path) -> None:
+        self.kube, self.log = kube, log
+        token = kube.kubectl("create", "token", "rltrain", "-n", SYSTEM).stdout.strip()
+        config = yaml.safe_load(kube.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token}
+        (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+        options = ("--all-namespaces", "--leader-elect", f"--operator-namespace={SYSTEM}")
+        self.operator = OperatorProcess(folder / "kubeconfig", folder / "operator.log", *options)
+        self.namespace = kube.new_namespace("team")
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        self.kube.apply(*documents, namespace=self.namespace)
+
+    def train(self, name: str, **spec: Any) -> None:
+        self.apply(run(name, **({"profile": None} | spec)))
+
+    def there(self, what: str, name: str) -> dict[str, Any]:
+        done = self.kube.kubectl("get", what, name, "-n", self.namespace, "--ignore-not-found", "-o", "json")
+        found: dict[str, Any] = json.loads(done.stdout or "{}")
+        return found
+
+    def reasons(self, name: str) -> list[str]:
+        status = self.there("rlrun", name).get("status", {})
+        return [one["reason"] for one in status.get("conditions", ())]
+
+    def change(self, what: str, name: str, change: dict[str, Any], *more: str) -> None:
+        where = (what, name, "-n", self.namespace, "--type=merge", "-p", json.dumps(change))
+        self.kube.kubectl("patch", *where, *more)
+
+    def status(self, what: str, name: str, **status: Any) -> None:
+        self.change(what, name, {"status": status}, "--subresource=status")
+
+    def delete(self, what: str, name: str) -> None:
+        self.kube.kubectl("delete", what, name, "-n", self.namespace, "--wait=false")
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        return self.operator.until(condition, what, 90.0)
+
+    def cluster_of(self, job: str) -> str:
+        """KubeRay has made the RayCluster of a RayJob, and its head; returns its name."""
+        made = self.until(lambda: self.there("rayjob", job), f"{job} is made")
+        spec, labels, name = made["spec"]["rayClusterSpec"], made["metadata"]["labels"], f"{job}-abcde"
+
+        def owner(of: dict[str, Any]) -> list[dict[str, Any]]:
+            reference = {"apiVersion": "ray.io/v1", "kind": of["kind"], "controller": True}
+            return [reference | {part: of["metadata"][part] for part in ("name", "uid")}]
+
+        metadata = {"name": name, "labels": labels, "ownerReferences": owner(made)}
+        self.apply({"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec})
+        template = spec["headGroupSpec"]["template"]
+        metadata = template["metadata"] | {"name": f"{name}-head"}
+        metadata["ownerReferences"] = owner(self.there("raycluster", name))
+        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+        self.status("rayjob", job, rayClusterName=name, jobDeploymentStatus="Initializing")
+        return name
+
+    def used(self) -> set[Right]:
+        """Rights that the operator has used."""
+        return {right for event in self.events() for right in rights_of(event)}
+
+    def events(self) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
+        assert {event["user"]["username"] for event in found} == {ACCOUNT}
+        return found
+
+    def granted(self) -> set[Right]:
+        """Rights that the roles of the chart give."""
+        found: set[Right] = set()
+        for where, role in (
+            ("runs", "rltrain-cluster"),
+            ("runs", "rltrain-runs"),
+            ("system", "rltrain-leader"),
+        ):
+            kind = ("clusterrole", role) if where == "runs" else ("role", role, "-n", SYSTEM)
+            for rule in self.kube.get(*kind)["rules"]:
+                names = rule.get("resourceNames", [""])
+                found |= {
+                    (where, group, resource, name, verb)
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                    for name in names
+                    for verb in rule["verbs"]
+                }
+        return found
+
+
+def rights_of(event: dict[str, Any]) -> Iterator[Right]:
+    """What a request needed. One that applies what was not there needs two."""
+    about = event.get("objectRef")
+    if about is None or "resource" not in about:
+        return  # what the server can do: everybody may ask
+    where = "system" if about.get("namespace") == SYSTEM else "runs"
+    part = f"/{about['subresource']}" if about.get("subresource") else ""
+    named = about["name"] if (where, about["resource"], event["verb"]) == ("system", "secrets", "get") else ""
+    resource = f"{about['resource']}{part}"
+    yield where, about.get("apiGroup", ""), resource, named, event["verb"]
+    if event["verb"] == "patch" and event["responseStatus"]["code"] == 201:
+        yield where, about.get("apiGroup", ""), resource, named, "create"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    tmp_path = tmp_path_factory.mktemp("rights")
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip(
+            "no kube-apiserver here: scripts/tools apiserver builds it, or KUBEBUILDER_ASSETS names it"
+        )
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+    folder, log = tmp_path / "kube", tmp_path / "audit.log"
+    folder.mkdir()
+    kube = KubeApi(
+        folder,
+        binaries,
+        f"--audit-policy-file={tmp_path / 'policy.yaml'}",
+        f"--audit-log-path={log}",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+    )
+    made: Cluster | None = None
+    try:
+        kube.start()
+        kube.install_definitions(*sorted((ROOT / "charts/rltrain/templates/crds").glob("*.yaml")))
+        kube.install_definitions(*kuberay_definitions())
+        kube.kubectl("apply", "-f", str(ROOT / "manifests/rltrain.yaml"))
+        made = Cluster(kube, log, tmp_path)
+        made.operator.start()
+        made.operator.until_works()
+        yield made
+    finally:
+        if made is not None:
+            made.operator.kill()
+        kube.stop()
+
+
+@contextlib.contextmanager
+def restless(cluster: Cluster, name: str) -> Iterator[None]:
+    """A run that somebody changes all the time, so that what was decided about it is old when it is written."""
+    kube, stop = cluster.kube, threading.Event()
+    path = f"/apis/rltrain.dev/v1alpha1/namespaces/{cluster.namespace}/rltrainingruns/{name}"
+    context = ssl.create_default_context(cafile=str(kube.certificate))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    headers = {"Authorization": f"Bearer {kube.token}", "Content-Type": "application/merge-patch+json"}
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            body = json.dumps({"metadata": {"annotations": {"restless": str(number)}}}).encode()
+            request = urllib.request.Request(kube.server + path, body, headers, method="PATCH")
+            with opener.open(request, timeout=30) as answer:
+                answer.read()
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_granted(cluster: Cluster) -> None:
+    names_that_are_taken(cluster)
+    a_run_that_goes_on_with_more_samplers_and_is_suspended(cluster)
+    a_run_whose_time_has_come(cluster)
+    a_cluster_to_work_in(cluster)
+    a_conflict(cluster)
+    cluster.operator.kill()
+    cluster.operator.start()  # finds lease and key
+    cluster.operator.until_works()
+
+    a_profile_of_other_namespaces(cluster)
+    refused = [event for event in cluster.events() if event["responseStatus"]["code"] in (401, 403)]
+    assert [(event["verb"], event["requestURI"]) for event in refused] == []
+    used, granted = cluster.used(), cluster.granted()
+    assert used - granted == set(), "used, and not granted by a role of the chart"
+    assert granted - used == ADMISSION, "granted, and used by nothing above"
+    assert "Traceback" not in cluster.operator.log.read_text()
+
+
+def a_profile_of_other_namespaces(cluster: Cluster) -> None:
+    """A profile that goes by the labels of namespaces: those of the run's are read. The API server alone would let it in."""
+    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+        cluster.kube.kubectl("delete", kind, "rltrain-profiles")
+    profile = {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingProfile",
+        "metadata": {"name": "others"},
+        "spec": {
+            "pools": [{"name": "cpu"}],
+            "allow": {"namespaces": {"matchLabels": {"tenant": "others"}}},
+        },
+    }
+    cluster.kube.apply(profile)
+    cluster.until(lambda: cluster.kube.get("rlprofile", "others"), "the profile is there")
+
+    def refused() -> bool:
+        with contextlib.suppress(AssertionError):  # while the policy is not gone yet
+            cluster.train("elsewhere", profile="others")
+        return "NotAllowed" in cluster.reasons("elsewhere")
+
+    cluster.until(refused, "a run of another namespace is refused")
+    conditions = cluster.there("rlrun", "elsewhere")["status"]["conditions"]
+    assert conditions[0]["message"] == (
+        f"metadata.namespace: found '{cluster.namespace}', allowed by profile others: namespaces with the labels "
+        "tenant=others. Ask the platform team for more."
+    )
+    assert cluster.there("rayjob", "elsewhere-1") == {}
+    cluster.delete("rlrun", "elsewhere")
+
+
+def names_that_are_taken(cluster: Cluster) -> None:
+    """Whose an object is that has a name which is needed: it is read."""
+    spec = {"podSelector": {}}
+    taken = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken-1"}},
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "taken"},
+            "spec": spec,
+        },
+        {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "taken"}, "spec": {}},
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayJob",
+            "metadata": {"name": "taken-job-1"},
+            "spec": {"entrypoint": "true"},
+        },
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": "taken-cluster-1"},
+            "spec": {"headGroupSpec": {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}},
+        },
+    ]
+    cluster.apply(*taken)
+    cluster.train("taken")
+    cluster.train("taken-job")
+    cluster.train("taken-cluster", workload="Cluster")
+    for name in ("taken", "taken-job", "taken-cluster"):
+        cluster.until(lambda name=name: "ObjectRefused" in cluster.reasons(name), f"{name} is refused")
+        cluster.delete("rlrun", name)
+
+
+def a_run_that_goes_on_with_more_samplers_and_is_suspended(cluster: Cluster) -> None:
+    claim = {"storage": {"persistentVolumeClaim": "checkpoints"}}
+    cluster.train("elastic", checkpoint=claim, sampler={"replicas": 3, "minReplicas": 1})
+    cluster.until(lambda: "ClaimMissing" in cluster.reasons("elastic"), "its claim is looked for")
+    storage = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": "checkpoints"}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": storage}
+    )
+    name = cluster.cluster_of("elastic-1")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    container = {
+        "name": "ray",
+        "image": "i",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 3,
+        "state": waiting,
+    }
+    cluster.status("pod", f"{name}-head", phase="Running", containerStatuses=[container])
+    cluster.until(lambda: "CrashLoop" in cluster.reasons("elastic"), "what it wrote last is asked for")
+    cluster.status(
+        "pod", f"{name}-head", containerStatuses=[], conditions=[{"type": "Ready", "status": "True"}]
+    )
+    cluster.status("rayjob", "elastic-1", jobStatus="RUNNING", jobDeploymentStatus="Running")
+
+    def samplers() -> int:
+        groups = cluster.there("raycluster", name)["spec"]["workerGroupSpecs"]
+        return next(int(one["replicas"]) for one in groups if one["groupName"] == "sampler")
+
+    cluster.until(lambda: samplers() == 3, "KubeRay is asked for more samplers")
+    cluster.change("pdb", "elastic", {"spec": {"minAvailable": 0}})
+    cluster.until(lambda: cluster.there("pdb", "elastic")["spec"]["minAvailable"] != 0, "it is put right")
+    cluster.change("networkpolicy", "elastic", {"spec": {"ingress": None}})
+    cluster.until(lambda: cluster.there("networkpolicy", "elastic")["spec"].get("ingress"), "it is put right")
+    cluster.change("rlrun", "elastic", {"spec": {"suspend": True}})
+    cluster.until(lambda: not cluster.there("rayjob", "elastic-1"), "its RayJob is deleted")
+    cluster.delete("raycluster", name)
+    cluster.delete("pod", f"{name}-head")
+    cluster.until(lambda: "Suspended" in cluster.reasons("elastic"), "it is suspended")
+    cluster.change("rlrun", "elastic", {"spec": {"suspend": False}})
+    cluster.until(lambda: cluster.there("rayjob", "elastic-2"), "it is resumed")
+
+
+def a_run_whose_time_has_come(cluster: Cluster) -> None:
+    cluster.train("short", cleanup={"ttlAfterFinished": "1s"})
+    cluster.until(lambda: cluster.there("rayjob", "short-1"), "it begins")
+    cluster.status("rayjob", "short-1", jobStatus="SUCCEEDED", jobDeploymentStatus="Complete")
+    for what, name in (
+        ("rayjob", "short-1"),
+        ("configmap", "short-1"),
+        ("networkpolicy", "short"),
+        ("pdb", "short"),
+    ):
+        cluster.until(lambda what=what, name=name: not cluster.there(what, name), f"{what} {name} goes")
+
+
+def a_cluster_to_work_in(cluster: Cluster) -> None:
+    cluster.train("hand", workload="Cluster")
+    cluster.until(lambda: cluster.there("raycluster", "hand-1"), "it begins")
+    cluster.change("rlrun", "hand", {"spec": {"suspend": True}})
+    cluster.until(lambda: not cluster.there("raycluster", "hand-1"), "its RayCluster is deleted")
+
+
+def a_conflict(cluster: Cluster) -> None:
+    """After one the run is read as it is."""
+    right: Right = ("runs", "rltrain.dev", "rltrainingruns", "", "get")
+    cluster.train("restless", suspend=True)
+    cluster.until(lambda: "Suspended" in cluster.reasons("restless"), "it is seen")
+    with restless(cluster, "restless"):
+        for suspend in (False, True) * 10:
+            cluster.change("rlrun", "restless", {"spec": {"suspend": suspend}})
+            if right in cluster.used():
+                break
+        cluster.until(lambda: right in cluster.used(), "it is read anew")
+
+
+def test_owner_references_that_block_need_the_right_to_finalizers(cluster: Cluster) -> None:
+    """Where that is checked, as here, a write of the operator is refused without it."""
+    rules = cluster.kube.get("clusterrole", "rltrain-runs")["rules"]
+    fewer = [rule for rule in rules if "rltrainingruns/finalizers" not in rule["resources"]]
+    assert len(fewer) == len(rules) - 1
+    kind, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
+    reference = {"apiGroup": group, "kind": "ClusterRole", "name": "fewer"}
+    subject = {"apiGroup": group, "kind": "User", "name": "fewer"}
+    cluster.kube.apply(
+        {"apiVersion": kind, "kind": "ClusterRole", "metadata": {"name": "fewer"}, "rules": fewer},
+        {
+            "apiVersion": kind,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "fewer"},
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    )
+    cluster.train("owner")
+    config = cluster.until(lambda: cluster.there("configmap", "owner-1"), "it begins")
+    metadata = {"name": "copy", "ownerReferences": config["metadata"]["ownerReferences"]}
+    copy = json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    create = ("create", "--dry-run=server", "-n", cluster.namespace, "-f", "-")
+    assert cluster.kube.kubectl(*create, f"--as={ACCOUNT}", stdin=copy).returncode == 0
+    refused = cluster.kube.kubectl(*create, "--as=fewer", stdin=copy, check=False)
+    assert "cannot set blockOwnerDeletion" in refused.stderr

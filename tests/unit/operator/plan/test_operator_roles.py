@@ -1,0 +1,60 @@
+"""Sizes of the pods: what is asked of Kubernetes, and what Ray may hand out on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from operator_worlds import GPU_POOLS, make_plan, make_profile
+
+PROFILE = make_profile(default=True, pools=GPU_POOLS)
+PROGRAM = {"kind": "command", "command": ["python", "train.py"]}
+
+
+def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
+    role = make_plan(spec, PROFILE).role(name)
+    return role.cpu, role.ray_cpus, role.memory, role.accelerators
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "size"),
+    [
+        ({}, "head", ("200m", 1, "2Gi", 0)),
+        ({"trainer": PROGRAM | {"pools": ["cpu"]}}, "head", ("200m", 1, "1536Mi", 0)),
+        (
+            {"trainer": PROGRAM | {"pools": ["h100"], "resources": {"accelerators": 1}}},
+            "head",
+            ("200m", 1, "16Gi", 1),
+        ),
+        ({"trainer": PROGRAM | {"resources": {"cpu": 0.5, "memory": "3Gi"}}}, "head", ("500m", 1, "3Gi", 0)),
+        ({"trainer": PROGRAM | {"resources": {"cpu": 2.5}}}, "head", ("2500m", 3, "2Gi", 0)),
+        ({"learner": {"threads": 3}}, "learner", ("3", 3, "16Gi", 1)),
+        ({"learner": {"threads": 3, "pools": ["cpu"]}}, "learner", ("200m", 3, "1536Mi", 0)),
+        ({"sampler": {"threads": 3}}, "sampler", ("3", 3, "16Gi", 1)),
+        ({"sampler": {"threads": 3, "pools": ["cpu"]}}, "sampler", ("200m", 3, "1536Mi", 0)),
+        ({"sampler": {"threads": 3, "resources": {"cpu": 0.25}}}, "sampler", ("250m", 3, "16Gi", 1)),
+        ({"sampler": {"resources": {"cpu": 3.2, "memory": "9Gi"}}}, "sampler", ("3200m", 4, "9Gi", 1)),
+        ({"sampler": {"tensorParallelSize": 2}}, "sampler", ("1", 1, "16Gi", 2)),
+    ],
+)
+def test_size_of_a_pod(spec: dict[str, Any], role: str, size: tuple[str, int, str, int]) -> None:
+    assert sizes(spec, role) == size
+
+
+@pytest.mark.parametrize(
+    ("spec", "at_start"),
+    [
+        ({"sampler": {"replicas": 5}}, 1),
+        ({"sampler": {"replicas": 5, "minReplicas": 3}}, 3),
+        ({"sampler": {"replicas": 5}, "scheduling": {"queue": "q"}}, 5),
+    ],
+)
+def test_pods_that_an_attempt_begins_with(spec: dict[str, Any], at_start: int) -> None:
+    effective = make_plan(spec | {"learner": {"replicas": 2}})
+    assert effective.role("sampler").at_start == at_start
+    assert effective.elastic is (at_start < 5)
+    assert (effective.role("learner").at_start, effective.role("head").at_start) == (2, 1)
+
+
+def test_the_queue_of_a_profile_fixes_the_number_of_pods_too() -> None:
+    assert not make_plan({}, make_profile(default=True, queue="batch")).elastic
