@@ -297,14 +297,17 @@ def test_a_signal_ends_it_at_any_time(kube: KubeApi, tmp_path: Path, stage: str)
     assert holder == ("somebody" if stage == "waits for the lease" else ""), "the next one need not wait"
 
 
-def test_kuberay_comes_and_goes_and_a_signal_in_between_is_heard(kube: KubeApi, tmp_path: Path) -> None:
+def test_kuberay_comes_and_goes_and_a_signal_in_between_is_heard(
+    kube: KubeApi, place: Operator, tmp_path: Path
+) -> None:
+    place.kill()  # of its own only the profile is needed
     operator = Operator(kube, kube.new_namespace("kuberay"), tmp_path)
     definitions = [file for file in kuberay_definitions() if "rayjobs" in file.name]
     assert definitions
     try:
         kube.kubectl("delete", "crd", "rayjobs.ray.io")
         operator.start()
-        operator.apply("early", profile=None)
+        operator.apply("early")
 
         def waiting() -> bool:
             return "KubeRay" in json.dumps(operator.status("early").get("conditions", ""))

@@ -222,7 +222,10 @@ def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_grante
 
 
 def a_profile_of_other_namespaces(cluster: Cluster) -> None:
-    """A profile that goes by the labels of namespaces: those of the run's are read. The API server alone would let it in."""
+    """A profile that goes by the labels of namespaces: those of the run's are read. The API server alone would let it in.
+
+    And nobody gets past it by naming none.
+    """
     for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
         cluster.kube.kubectl("delete", kind, "rltrain-profiles")
     profile = {
@@ -250,6 +253,12 @@ def a_profile_of_other_namespaces(cluster: Cluster) -> None:
     )
     assert cluster.there("rayjob", "elsewhere-1") == {}
     cluster.delete("rlrun", "elsewhere")
+    cluster.train("nameless")
+    cluster.until(
+        lambda: "ProfileMissing" in cluster.reasons("nameless"), "who names no profile gets round none"
+    )
+    cluster.delete("rlrun", "nameless")
+    cluster.kube.kubectl("delete", "rlprofile", "others")
 
 
 def names_that_are_taken(cluster: Cluster) -> None:

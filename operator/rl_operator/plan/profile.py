@@ -11,20 +11,29 @@ from rl_api.validation import check_document
 from rl_operator.plan.refused import Refused
 
 BUILT_IN: Final = ProfileSpec(pools=(PoolSpec(name="default"),))
-"""What runs get where no profile is marked default: one pool without accelerators, on any node."""
+"""What runs get where there is no profile at all: one pool without accelerators, on any node."""
 
 
 def choose_profile(
     name: object, profiles: Sequence[Mapping[str, Any]]
 ) -> tuple[str | None, ProfileSpec] | Refused:
-    """Name and spec of the profile called `name`, else of the default one, else of the built-in one (no name)."""
+    """Name and spec of the profile called `name`, else of the default one; the built-in one (no name) where there is none.
+
+    Where there are profiles and none is marked default, a run must name one: it would escape the limits of all of them.
+    """
     by_name = {str((profile.get("metadata") or {}).get("name")): profile for profile in profiles}
     if name is None:
         marked = sorted(
             key for key, profile in by_name.items() if (profile.get("spec") or {}).get("default") is True
         )
-        if not marked:
+        if not by_name:
             return None, BUILT_IN
+        if not marked:
+            return Refused(
+                "ProfileMissing",
+                "spec.profile: missing, required as no profile is marked default "
+                f"(there are: {', '.join(sorted(by_name))}); name one of them or ask your platform team",
+            )
         if len(marked) > 1:
             return Refused(
                 "ProfileMissing",

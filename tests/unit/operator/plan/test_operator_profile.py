@@ -65,6 +65,12 @@ class TestProfiles:
                 "a, b",
             ),
             (
+                {},
+                [make_profile("b"), make_profile("a")],
+                "ProfileMissing",
+                "spec.profile: missing, required as no profile is marked default (there are: a, b); name one of them",
+            ),
+            (
                 {"profile": "a"},
                 [make_profile("a", pools=[])],
                 "ProfileInvalid",
