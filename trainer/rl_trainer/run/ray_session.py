@@ -23,6 +23,7 @@ from rl_trainer.run.local_ray.processes import (
     START_SECONDS,
     fork_server,
     forked_workers,
+    known_ports,
     only_needed_processes,
     patient,
     quick_start,
@@ -118,8 +119,8 @@ def _start(cpus: float, debug: bool, dashboard: bool, leave: Callable[[], None] 
                 stack.enter_context(_ending_at_once(before, leave))
             stack.enter_context(_muted(debug))
             changes = [patient] if debug else [patient, forked_workers]
-            if not debug and not dashboard:  # whose pages are also about agents and logs
-                changes.append(only_needed_processes)
+            # Ray's own agents are there for those who look: a dashboard's pages are also about them.
+            changes.append(known_ports if debug or dashboard else only_needed_processes)
             stack.enter_context(quick_start(*changes))
             cores = max(os.cpu_count() or 1, math.ceil(cpus))
             # "local": never a cluster that somebody else has started on this machine.

@@ -33,6 +33,7 @@ _AGENTS = {
     "--dashboard_agent_command=": ("dashboard", "dashboard/agent.py"),
     "--runtime_env_agent_command=": ("runtime_env", "_private/runtime_env/agent/main.py"),
 }
+_AGENTS_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _HERE = Path(__file__).parent
 
 
@@ -81,6 +82,26 @@ def patient() -> Iterator[None]:
         return get_node
 
     with _replaced(services, "get_node", patient):
+        yield
+
+
+@contextmanager
+def known_ports() -> Iterator[None]:
+    """Ray gives a node's agents 15 seconds to say at which ports they serve, fixed in its code, then the node ends: too few
+    on a machine under load. So they are told their ports, and what they would write about them is there before they are.
+    """
+    from ray._private.node import Node
+
+    def start(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
+        def start_raylet_with_ports(node: Any, *arguments: Any, **named: Any) -> Any:
+            for name, port in zip(_AGENTS_PORTS, _free_ports(len(_AGENTS_PORTS)), strict=True):
+                setattr(node._ray_params, name, port)
+                Path(node._session_dir, f"{name}_{node._node_id}").write_text(str(port))
+            return start_raylet(node, *arguments, **named)
+
+        return start_raylet_with_ports
+
+    with _replaced(Node, "start_raylet", start):
         yield
 
 
@@ -160,6 +181,15 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _nothing(original: Any) -> Callable[..., None]:
