@@ -33,7 +33,12 @@ _AGENTS = {
     "--dashboard_agent_command=": ("dashboard", "dashboard/agent.py"),
     "--runtime_env_agent_command=": ("runtime_env", "_private/runtime_env/agent/main.py"),
 }
-_AGENTS_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_AGENTS_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
 _HERE = Path(__file__).parent
 
 
