@@ -218,7 +218,7 @@ def test_a_payload_that_does_not_arrive_is_a_sentence():
     with pytest.raises(DeadlineExceeded, match=late):
         fetch_payloads([b"here", missing], timeout=0.1)
     ray.cancel(missing, force=True)
-    with pytest.raises(RLTrainError, match=r"a group of a batch was lost .* --resume"):
+    with pytest.raises(ActorDied, match=r"a group of a batch was lost .* --resume"):
         fetch_payloads([missing], timeout=30.0)
 
 

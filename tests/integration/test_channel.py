@@ -42,6 +42,7 @@ class Producer:
             assert self.channel._sender._condition.wait_for(
                 lambda: not self.channel._sender._unacknowledged, 30
             )
+        return [ray.put(np.zeros(size, np.uint8))]  # another of its objects, lost as that one is
 
 
 @ray.remote(num_cpus=0)
@@ -76,6 +77,22 @@ def kill(actor):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actor.pid.remote(), timeout=30)
+
+
+@ray.remote(num_cpus=0, max_calls=1)  # each look from a new process, as a new consumer's is
+def is_lost(refs):
+    try:
+        ray.get(refs[0], timeout=30)
+    except ray.exceptions.ObjectLostError:
+        return True
+    return False
+
+
+def await_loss(refs):
+    """Ray takes a moment to lose what a killed process owned; till then it can still be fetched."""
+    deadline = time.monotonic() + 60
+    while not ray.get(is_lost.remote(refs), timeout=60):
+        assert time.monotonic() < deadline
 
 
 def expected(name, count, first=0):
@@ -163,8 +180,9 @@ def leased_by_hand(channel, progress):
 def test_what_a_killed_producer_had_not_flushed_is_counted_not_awaited():
     channel = Channel.create("unflushed", capacity=256)
     producer = Producer.remote(channel)
-    ray.get(producer.put_one_after_the_window_is_empty.remote(BIG))
+    refs = ray.get(producer.put_one_after_the_window_is_empty.remote(BIG))
     kill(producer)
+    await_loss(refs)
     other = Producer.remote(channel, "q")
     ray.get(other.put.remote(3))
     channel.close()

@@ -10,10 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_api import load_run
-from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_api.errors import (
+    ActorDied,
+    CheckpointError,
+    DeadlineExceeded,
+    Interrupted,
+    InvalidConfig,
+    RLTrainError,
+)
 from rl_api.printable import printable_lines
 from rl_trainer.checkpoint.inspection import inspect_folder, inspect_remote, table, told
-from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE
+from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE, first_line
 from rl_trainer.run.stopping import StopRequest
 from rl_trainer.storage.remote_folder import RemoteFolder
 
@@ -169,12 +176,16 @@ def _run(args: argparse.Namespace) -> int:
 
         try:
             train(run, folder, console, stop, debug=args.debug, dashboard=args.dashboard)
-        except (ActorDied, DeadlineExceeded) as error:
+        except Interrupted:
+            raise
+        except Exception as error:
             if not stop.requested:
                 raise
             # A signal to the process group, as `timeout` sends it, ends Ray as well.
+            with_ray = isinstance(error, ActorDied | DeadlineExceeded)
+            why = ", as Ray was stopped too" if with_ray else f": {first_line(error)}"
             raise stop.interrupted(
-                f"stopped before the step's checkpoint could be written, as Ray was stopped too; {RESUME_HINT}"
+                f"stopped before the step's checkpoint could be written{why}; {RESUME_HINT}"
             ) from error
     return 0
 

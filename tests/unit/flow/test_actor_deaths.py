@@ -6,7 +6,15 @@ import traceback
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectReconstructionFailedError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
 
 from rl_api.errors import ActorDied, ModelError, RLTrainError
 from rl_trainer.flow.calls import answer, answers
@@ -24,6 +32,27 @@ def test_deaths_that_are_no_actor_errors_of_ray(
 ) -> None:
     with pytest.raises(ActorDied, match=f"^sampler 0 died while sampling: {why}; "):
         answered(error, monkeypatch)
+
+
+LOST = ObjectReconstructionFailedError("00ff", None, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LOST,
+        LocalRayletDiedError(),
+        RayTaskError("update", "Traceback ...", LOST, proctitle="ray", ip="10.0.0.1"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_goes_with_a_node_or_with_ray_itself(error: RayError, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ActorDied,
+        match=r"^sampler 0 was cut off while sampling: Ray lost an object or a process of its own \(",
+    ) as raised:
+        answered(error, monkeypatch)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

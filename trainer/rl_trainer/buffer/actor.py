@@ -18,7 +18,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.error_text import RESUME_HINT, first_line
@@ -59,7 +59,7 @@ def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> 
 
     Raises:
         DeadlineExceeded: not all of them arrived within `timeout` seconds.
-        RLTrainError: one was lost.
+        ActorDied: one was lost with the process or the node that held it.
     """
     refs = [payload for payload in payloads if isinstance(payload, ray.ObjectRef)]
     try:
@@ -70,7 +70,7 @@ def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> 
             f"{timeout:.0f} s; look at the network between the two, then {RESUME_HINT}"
         ) from None
     except RayError as error:
-        raise RLTrainError(f"a group of a batch was lost ({first_line(error)}); {RESUME_HINT}") from None
+        raise ActorDied(f"a group of a batch was lost ({first_line(error)}); {RESUME_HINT}") from None
     return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
 
 

@@ -31,7 +31,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
     """The result of one actor call, waited for at most `timeout` seconds (None: the caller keeps the deadline).
 
     Raises:
-        ActorDied: the process behind the call is gone.
+        ActorDied: the process behind the call, or the node that held its answer, is gone.
         DeadlineExceeded: no result in time.
         RLTrainError: what the actor itself said, or what it failed with.
     """
@@ -47,9 +47,13 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
+        if isinstance(error.cause, RayError):
+            raise _lost(error.cause, actor, phase) from error
         raise RLTrainError(
             f"{actor} failed while {phase}: {_one_line(error.cause)}; --debug shows the traceback"
         ) from error
+    except RayError as error:
+        raise _lost(error, actor, phase) from error
 
 
 def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeout: float) -> list[Any]:
@@ -91,6 +95,14 @@ def _raise_death(
 def _death(error: RayError, actor: str, phase: str) -> RLTrainError:
     died = ActorDied(f"{actor} died while {phase}: {_why(error)}; {RESUME_HINT}")
     return _said_at_its_start(error) or died
+
+
+def _lost(error: RayError, actor: str, phase: str) -> ActorDied:
+    """What it needed or answered went with the process or the node that held it, or Ray itself is going."""
+    return ActorDied(
+        f"{actor} was cut off while {phase}: Ray lost an object or a process of its own ({type(error).__name__}); "
+        f"{RESUME_HINT}"
+    )
 
 
 def _said_at_its_start(error: RayError) -> RLTrainError | None:
