@@ -25,6 +25,7 @@ from rl_trainer.run.local_ray.processes import (
     forked_workers,
     known_ports,
     only_needed_processes,
+    own_group,
     patient,
     quick_start,
     silent_deaths,
@@ -118,7 +119,7 @@ def _start(cpus: float, debug: bool, dashboard: bool, leave: Callable[[], None] 
             if leave is not None:
                 stack.enter_context(_ending_at_once(before, leave))
             stack.enter_context(_muted(debug))
-            changes = [patient] if debug else [patient, forked_workers]
+            changes = [patient, own_group] if debug else [patient, own_group, forked_workers]
             # Ray's own agents are there for those who look: a dashboard's pages are also about them.
             changes.append(known_ports if debug or dashboard else only_needed_processes)
             stack.enter_context(quick_start(*changes))

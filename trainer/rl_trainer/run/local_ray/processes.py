@@ -6,6 +6,7 @@ All of it changes private parts of Ray, so it goes through `quick_start`, which 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -91,6 +92,20 @@ def patient() -> Iterator[None]:
 
 
 @contextmanager
+def own_group() -> Iterator[None]:
+    """Ray's processes are not in our process group: a signal to that, from a terminal or `timeout`, is for us alone, and
+    Ray stays until the step at hand has ended. (A kill of ours ends them all the same: they share our fate.)
+    """
+    from ray._private import services
+
+    def grouped(popen: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(popen, process_group=0)
+
+    with _replaced(services, "ConsolePopen", grouped):
+        yield
+
+
+@contextmanager
 def known_ports() -> Iterator[None]:
     """Ray gives a node's agents 15 seconds to say at which ports they serve, fixed in its code, then the node ends: too few
     on a machine under load. So they are told their ports, and what they would write about them is there before they are.
@@ -135,6 +150,7 @@ def fork_server() -> Iterator[None]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
+            process_group=0,  # as the rest of Ray, see `own_group`
         )
         listener.close()  # who asks hears at once when it has died
         os.environ[start_worker.SOCKET] = path
