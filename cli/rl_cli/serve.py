@@ -29,7 +29,9 @@ _NEEDED = ("torch", "ray", "fastapi", "starlette", "uvicorn")
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = new_parser(subparsers, "serve", _serve, _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("path", metavar="PATH", help="run folder, checkpoint, model folder, hub id or s3://...")
+    parser.add_argument(
+        "path", metavar="PATH", help="run folder, checkpoint, model folder, hub id or s3://..."
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=_whole(0, 65535), default=8000, help="port (default: 8000; 0: one that is free)"
@@ -73,7 +75,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "--model-name", default="", metavar="NAME", help="the model's name for clients (default: from PATH)"
     )
     parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="file with API keys, one on each line (default: none)"
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with API keys, one on each line (default: none)",
     )
 
 

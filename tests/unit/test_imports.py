@@ -34,6 +34,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_api.printable",
             "rl_cli.cluster",
             "rl_cli.screen",
+            "rl_serve.local",
             "rl_trainer.cli",
             "rl_trainer.observe.console",
             "rl_trainer.observe.page",
@@ -55,6 +56,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         },
         "rl_trainer.run.local_ray.processes": {"ray"},
         "rl_trainer.run.ray_session": {"ray"},
+        "rl_serve.local": {"ray", "rl_serve.deployment"},
     },
     "an optional package": {
         "rl_trainer.rollout.engines.vllm": {"vllm"},

@@ -172,7 +172,10 @@ class Generator:
                 for one in request.prompts
             ]
         except ModelError as error:
-            raise ApiError(str(error), param="messages" if request.chat else "prompt") from None
+            name = "messages" if request.chat else "prompt"
+            # Its first words are the folder's path, which is the server's business.
+            sentence = str(error).removeprefix(f"{self.tokenizer.where}: ")
+            raise ApiError(f"{name}: {sentence}", param=name) from None
 
     def _checked(self, name: str, ids: Sequence[int]) -> np.ndarray:
         if not ids:

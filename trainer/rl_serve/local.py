@@ -85,11 +85,11 @@ def _serve(options: Options) -> None:
     name = options.model_name or policy.name
     _tell("starting Ray")
     with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
-        if not options.debug:
-            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         # Only now: Ray reads its settings from the environment when it is imported.
         from rl_serve.deployment import Setup, failure, running_replicas, start
 
+        if not options.debug:
+            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         _tell("starting Ray Serve")
         setup = Setup(
             folder=policy.folder.resolve(),

@@ -67,7 +67,8 @@ def _of_run(run: Path, tell: Callable[[str], None]) -> Policy:
     newest = max(store.list(), key=lambda one: one.step, default=None)
     if (final / "config.json").is_file() and not (newest and _is_newer(newest, final)):
         return _of_final(final, name, newest, tell)
-    tell(f"verifying the newest checkpoint in {checkpoints}")
+    if newest:
+        tell(f"verifying {newest.path}")
     found = store.load_latest()
     if found is None:
         raise ModelError(
@@ -85,9 +86,7 @@ def _is_newer(checkpoint: Checkpoint, final: Path) -> bool:
         return False
 
 
-def _of_final(
-    final: Path, run: str, newest: Checkpoint | None, tell: Callable[[str], None]
-) -> Policy:
+def _of_final(final: Path, run: str, newest: Checkpoint | None, tell: Callable[[str], None]) -> Policy:
     """The final policy has no manifest of its own: where the last checkpoint's says the same of the weights, it is that step."""
     policy = _of_folder(final, run, str(final), tell)
     if newest is None:
@@ -124,5 +123,7 @@ def _of_folder(folder: Path, name: str, told: str, tell: Callable[[str], None]) 
         for file in [folder / "config.json", *weight_files(folder)]:
             digest.update(sha256_of(file).encode())
     except OSError as error:
-        raise ModelError(f"model folder {folder}: {error.filename} cannot be read ({reason(error)})") from None
+        raise ModelError(
+            f"model folder {folder}: {error.filename} cannot be read ({reason(error)})"
+        ) from None
     return Policy(folder, name, f"weights-{digest.hexdigest()[:_DIGITS]}", told)
