@@ -1,4 +1,4 @@
-"""From a request to the text of its answers: places, deadline, tokens to text, and an end for all of it when the client goes.
+"""From a request to the text of its answers: places, deadline, tokens to text, and an end of it all when the client goes.
 
 All of it runs on one event loop; only the engine has a thread of its own.
 """
@@ -115,12 +115,16 @@ class Generator:
         limits: what a request may ask for; its `context` is at most the engine's.
         admission: the places.
         timeout: seconds from a request's arrival to the end of its answers.
+
+    Attributes:
+        tokens: how many were sampled so far, for all requests.
     """
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, limits: Limits, admission: Admission, timeout: float
     ) -> None:
         self.tokenizer, self.limits, self.admission, self.timeout = tokenizer, limits, admission, timeout
+        self.tokens = 0
         self._vocab_size = engine.vocab_size
         self._events = asyncio.get_running_loop()
         self._jobs: dict[int, Job] = {}
@@ -228,6 +232,7 @@ class Generator:
     def _dispatch(self, updates: list[Update]) -> None:
         early: list[Hashable] = []
         for update in updates:
+            self.tokens += len(update.tokens)
             number, index = update.id  # type: ignore[misc]
             job = self._jobs.get(number)
             if job is not None and job.take(index, update, self.tokenizer.stop_ids):

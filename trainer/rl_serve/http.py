@@ -95,6 +95,7 @@ class Api:
             "policy_version": self.version,
             "running": min(admission.taken, admission.slots),
             "waiting": max(0, admission.taken - admission.slots),
+            "tokens": self.generator.tokens,
         }
         return self._json(state, 503 if sentence else 200)
 

@@ -87,7 +87,7 @@ def _is_newer(checkpoint: Checkpoint, final: Path) -> bool:
 
 
 def _of_final(final: Path, run: str, newest: Checkpoint | None, tell: Callable[[str], None]) -> Policy:
-    """The final policy has no manifest of its own: where the last checkpoint's says the same of the weights, it is that step."""
+    """It has no manifest of its own: where that of the last checkpoint says the same of the weights, it is that step."""
     policy = _of_folder(final, run, str(final), tell)
     if newest is None:
         return policy
