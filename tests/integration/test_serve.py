@@ -58,13 +58,12 @@ class Server:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        self.lines += [] if self.process.stdout is None else []
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
 
     def wait(self) -> None:
         def ready() -> bool:
-            assert self.process.poll() is None, (self.lines, self.process.communicate()[1])
+            assert self.process.poll() is None, (self.lines, self._errors())
             return any(line.startswith("serving ") for line in self.lines)
 
         until(ready, f"the server is not ready: {self.lines}")
@@ -80,8 +79,11 @@ class Server:
         with pytest.raises(requests.ConnectionError):
             requests.get(f"{self.url}/healthz", timeout=30)
         self._reader.join(30)
+        return code, self._errors()
+
+    def _errors(self) -> str:
         assert self.process.stderr is not None
-        return code, self.process.stderr.read()
+        return self.process.stderr.read()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -94,7 +96,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with one checkpoint, of a small random model that knows no end: an answer has as many tokens as asked for."""
+    """A run folder with one checkpoint, of a small random model that knows no end: answers are as long as they may be."""
     base = tmp_path_factory.mktemp("serve")
     shape = TinyModelSpec(hidden_size=64, layers=2, heads=4, kv_heads=1, max_positions=4096)
     model = write_tiny(base / "model", shape, seed=3)
@@ -302,9 +304,9 @@ def test_what_is_no_json_and_who_has_no_key(server: Server) -> None:
     assert form.status_code == 415
     assert requests.get(place, headers={"Authorization": f"Bearer {KEY}"}, timeout=60).status_code == 405
     assert requests.get(f"{server.url}/v1/models", timeout=60).status_code == 401
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="other", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError, match="a key that is not known"):
-            stranger.models.list()
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="other", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError, match="a key that is not known"):
+        stranger.models.list()
 
 
 def test_a_full_queue_refuses_and_a_client_that_goes_frees_its_places(
@@ -360,7 +362,7 @@ def test_ctrl_c_ends_it_at_once_with_nothing_left(server: Server, client: openai
         began = time.monotonic()
         assert server.stop(signal.SIGINT) == (130, "rltrain: stopped\n")
         assert time.monotonic() - began < 30
-        with pytest.raises((openai.APIError, OSError, Exception)):
+        with pytest.raises(openai.APIError):
             list(stream)
 
 
@@ -368,17 +370,18 @@ def test_replicas_share_requests_and_sigterm_ends_them(folder: Path) -> None:
     server = Server(folder, "model", "--replicas", "2", "--model-name", "small")
     try:
         server.wait()
+        # Fifteen answers of the same length: two replicas that share them have not written the same number of tokens.
         body = {"prompt": "ab", "max_tokens": 400}
         with ThreadPoolExecutor(16) as pool:
             jobs = [
                 pool.submit(requests.post, f"{server.url}/v1/completions", json=body, timeout=SECONDS)
-                for _ in range(16)
+                for _ in range(15)
             ]
             answers = [job.result() for job in jobs]
         assert {answer.status_code for answer in answers} == {200}
         assert {answer.json()["model"] for answer in answers} == {"small"}
-        # Each replica counts its own.
-        assert len({health(server)["tokens"] for _ in range(20)}) == 2
+        counted = {health(server)["tokens"] for _ in range(20)}
+        assert (len(counted), sum(counted)) == (2, 15 * 400)
         assert server.stop(signal.SIGTERM) == (143, "rltrain: stopped\n")
     finally:
         server.kill()
