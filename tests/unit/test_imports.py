@@ -1,4 +1,4 @@
-"""The imports of our four packages: no circle, and every lazy import has its reason here.
+"""The imports of our five packages: no circle, and every lazy import has its reason here.
 
 Read from the source, so that imports inside functions and under `TYPE_CHECKING` count like any other. That a submodule's
 import also runs the `__init__` of its package is left out: these only gather names.

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -233,7 +234,7 @@ class Generator:
         early: list[Hashable] = []
         for update in updates:
             self.tokens += len(update.tokens)
-            number, index = update.id  # type: ignore[misc]
+            number, index = cast(tuple[int, int], update.id)
             job = self._jobs.get(number)
             if job is not None and job.take(index, update, self.tokenizer.stop_ids):
                 early.append(update.id)
