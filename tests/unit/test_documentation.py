@@ -58,7 +58,9 @@ def commands() -> Iterator[Any]:
     """Every `rltrain ...` line of a code block, and those in comments of the examples."""
     for page in [*PAGES, *EXAMPLES]:
         for line in text_of(page).splitlines():
-            if found := re.match(r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|chat|validate|report) .*)", line):
+            if found := re.match(
+                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|chat|validate|report) .*)", line
+            ):
                 yield pytest.param(found[1], id=f"{page.name}: {found[1]}")
 
 
@@ -92,7 +94,10 @@ def test_paths_of_the_architecture_page_exist() -> None:
     paths = [
         word for word in code(text_of(ROOT / "docs/architecture.md")) if "/" in word or word.endswith(".py")
     ]
-    roots = [ROOT, *(path.parent for side in (OPERATOR, SERVING, TRAINER) for path in side.rglob("__init__.py"))]
+    roots = [
+        ROOT,
+        *(path.parent for side in (OPERATOR, SERVING, TRAINER) for path in side.rglob("__init__.py")),
+    ]
     written_by_runs = ("model/", "rng/", "initial/", "/status", "/metrics", "/healthz")
     missing = [
         word
