@@ -22,7 +22,7 @@ from rl_serve.keys import read_keys
 from rl_serve.policy import Policy, find_policy
 from rl_trainer.error_text import first_line
 from rl_trainer.run.ray_session import ray_address, ray_session
-from rl_trainer.run.stopping import StopNow, StopRequest
+from rl_trainer.run.stopping import StopRequest
 
 # Loading a large model from a slow disk takes minutes.
 START_SECONDS: Final = 900.0
@@ -62,16 +62,12 @@ def serve_here(options: Options) -> int:
     with StopRequest() as stop:
         try:
             _serve(options)
-        except StopNow as asked:
-            print("rltrain: stopped", file=sys.stderr)
-            return asked.exit_code
-        except Exception:
-            # What a signal interrupts inside Ray may come out as another error.
+        except (KeyboardInterrupt, Exception):
+            # What a signal interrupts inside Ray may come out as another error, or as a KeyboardInterrupt of Ray's own.
             if stop.signal is None:
                 raise
-            print("rltrain: stopped", file=sys.stderr)
-            return stop.exit_code
-    return 0
+        print("rltrain: stopped", file=sys.stderr)
+        return stop.exit_code
 
 
 def _serve(options: Options) -> None:
