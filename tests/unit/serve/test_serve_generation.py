@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -145,6 +146,47 @@ def test_prompts_that_the_model_cannot_take(folder: Path) -> None:
             assert generator.tokens == 0
             await text_of(generator, prompt="a" * 2000, max_tokens=48)
             assert generator.tokens == 48
+
+    run(work())
+
+
+def test_a_chat_goes_through_the_models_template(folder: Path, tmp_path: Path) -> None:
+    templated = shutil.copytree(folder, tmp_path / "model")
+    (templated / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    )
+
+    async def work() -> None:
+        async with generator_of(templated) as generator:
+            client = Client(Api(generator, "step-7", frozenset()))
+            messages = [{"role": "developer", "content": "add"}, {"role": "user", "content": "2+2="}]
+            body = {"messages": messages, "temperature": 0, "max_tokens": 5}
+            _, _, answer = await client.whole("/v1/chat/completions", body)
+            prompt = "[system]add[user]2+2=[assistant]"
+            assert answer["usage"]["prompt_tokens"] == len(prompt)
+            plain = await text_of(generator, prompt=prompt, temperature=0, max_tokens=5)
+            assert [answer["choices"][0]["message"]["content"]] == plain
+            messages.append({"role": "tool", "content": "4"})
+            status, _, refused = await client.whole("/v1/chat/completions", body)
+            assert status == 400
+            assert refused["error"]["message"].startswith(
+                "messages: the chat template refuses messages of roles"
+            )
+
+    run(work())
+
+
+def test_a_family_of_the_librarys_comes_in_one_piece(family_folder: Callable[[str], Path]) -> None:
+    async def work() -> None:
+        async with generator_of(family_folder("gpt2")) as generator:
+            body = {"prompt": [[5, 6], [7]], "n": 2, "temperature": 0, "max_tokens": 9, "stream": True}
+            job = generator.start(parse_completion(json.dumps(body).encode(), generator.limits))
+            deltas = [delta async for delta in job.deltas()]
+            job.close()
+            assert sorted(delta.index for delta in deltas) == [0, 1, 2, 3]
+            assert (job.usage.prompt, job.usage.completion) == (3, 36), "a prompt counts once"
+            assert all(len(delta.text.split()) == 9 for delta in deltas)
 
     run(work())
 
