@@ -30,6 +30,8 @@ class Command(NamedTuple):
 
 HERE: Final = (
     Command("run", "train a run on this machine, or on the Ray cluster at RAY_ADDRESS", ""),
+    Command("serve", "serve a policy on this machine, with OpenAI's interface", "rl_cli.serve"),
+    Command("chat", "talk to a policy that is served, in the terminal", "rl_cli.chat"),
     Command("validate", "check run and profile files", "rl_cli.validate"),
     Command("verify", "check every byte of a checkpoint, and show where it comes from", ""),
 )
@@ -51,6 +53,7 @@ CLUSTER: Final = (
 _EXAMPLES: Final = """\
 examples:
   rltrain run examples/quickstart.yaml                  # here
+  rltrain serve runs/quickstart
   rltrain apply examples/quickstart-cluster.yaml -n team-a
   rltrain watch quickstart-cluster -n team-a
   rltrain suspend quickstart-cluster -n team-a
@@ -58,7 +61,12 @@ examples:
 `rltrain COMMAND --help` has the options and examples of each. `kubectl rltrain` is the same command.
 """
 
-_OWN: Final = ("rl_api", "rl_cli", "rl_operator", "rl_trainer")
+_OWN: Final = ("rl_api", "rl_cli", "rl_operator", "rl_serve", "rl_trainer")
+# Package -> the extra that installs it, where that is not `trainer`.
+_EXTRAS: Final = {
+    **dict.fromkeys(("kubernetes", "websocket"), "cluster"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "trainer,serve"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +139,7 @@ def split(words: list[str]) -> tuple[list[str], bool, list[str]]:
 
 
 def _lacks(package: str, command: str) -> str:
-    extra = "cluster" if package in ("kubernetes", "websocket") else "trainer"
+    extra = _EXTRAS.get(package, "trainer")
     return f"{command} needs the package {package}, which is not installed: pip install 'rltrain[{extra}]'"
 
 

@@ -23,6 +23,7 @@ from rl_trainer.observe.metrics import FIELDS
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "trainer" / "rl_trainer"
+SERVING = ROOT / "trainer" / "rl_serve"
 OPERATOR = ROOT / "operator" / "rl_operator"
 
 PAGES = [
@@ -31,6 +32,7 @@ PAGES = [
         "README.md",
         "docs/architecture.md",
         "docs/training.md",
+        "docs/serving.md",
         "docs/algorithms.md",
         "examples/README.md",
     )
@@ -56,7 +58,9 @@ def commands() -> Iterator[Any]:
     """Every `rltrain ...` line of a code block, and those in comments of the examples."""
     for page in [*PAGES, *EXAMPLES]:
         for line in text_of(page).splitlines():
-            if found := re.match(r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|validate|report) .*)", line):
+            if found := re.match(
+                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|chat|validate|report) .*)", line
+            ):
                 yield pytest.param(found[1], id=f"{page.name}: {found[1]}")
 
 
@@ -90,7 +94,10 @@ def test_paths_of_the_architecture_page_exist() -> None:
     paths = [
         word for word in code(text_of(ROOT / "docs/architecture.md")) if "/" in word or word.endswith(".py")
     ]
-    roots = [ROOT, *(path.parent for side in (OPERATOR, TRAINER) for path in side.rglob("__init__.py"))]
+    roots = [
+        ROOT,
+        *(path.parent for side in (OPERATOR, SERVING, TRAINER) for path in side.rglob("__init__.py")),
+    ]
     written_by_runs = ("model/", "rng/", "initial/", "/status", "/metrics", "/healthz")
     missing = [
         word
@@ -105,10 +112,10 @@ def test_paths_of_the_architecture_page_exist() -> None:
 
 def test_every_folder_is_on_the_architecture_page() -> None:
     words = set(code(text_of(ROOT / "docs/architecture.md")))
-    for package in (OPERATOR, TRAINER):
+    for package in (OPERATOR, SERVING, TRAINER):
         names = [path.name for path in package.glob("*.py") if not path.stem.startswith("__")]
         folders = [path.parent.relative_to(package).as_posix() for path in package.rglob("*/__init__.py")]
-        assert len(folders) > 6
+        assert len(names + folders) > 6
         assert [name for name in sorted(names + folders) if name not in words] == []
 
 

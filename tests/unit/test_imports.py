@@ -1,4 +1,4 @@
-"""The imports of our four packages: no circle, and every lazy import has its reason here.
+"""The imports of our five packages: no circle, and every lazy import has its reason here.
 
 Read from the source, so that imports inside functions and under `TYPE_CHECKING` count like any other. That a submodule's
 import also runs the `__init__` of its package is left out: these only gather names.
@@ -34,6 +34,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_api.printable",
             "rl_cli.cluster",
             "rl_cli.screen",
+            "rl_serve.local",
             "rl_trainer.cli",
             "rl_trainer.observe.console",
             "rl_trainer.observe.page",
@@ -55,6 +56,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         },
         "rl_trainer.run.local_ray.processes": {"ray"},
         "rl_trainer.run.ray_session": {"ray"},
+        "rl_serve.local": {"ray", "rl_serve.deployment"},
     },
     "an optional package": {
         "rl_trainer.rollout.engines.vllm": {"vllm"},

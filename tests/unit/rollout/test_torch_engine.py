@@ -375,3 +375,37 @@ def test_sampling_parameters_have_ranges(change, words):
         SamplingParams(**{"max_new_tokens": 1, **change})
     with pytest.raises(ValueError, match="slots is 0"):
         TorchEngine(decoder(), slots=0)
+
+
+def test_progress_says_what_sequences_in_flight_have_so_far():
+    engine = TorchEngine(decoder(), slots=3)
+    texts = prompts(5)
+    engine.add(requests(texts, [12, 3, 9, 7, 5], temperature=1.0))
+    assert engine.progress({0: 0, 1: 0}) == []
+    seen = {index: ([], []) for index in range(5)}
+    results = {}
+    while engine.active or engine.waiting:
+        results.update({result.id: result for result in engine.step()})
+        known = {index: len(tokens) for index, (tokens, _) in seen.items() if index not in results}
+        for progress in engine.progress(known):
+            seen[progress.id][0].extend(progress.tokens.tolist())
+            seen[progress.id][1].extend(progress.logprobs.tolist())
+        assert engine.progress({index: len(tokens) for index, (tokens, _) in seen.items()}) == []
+    for index, result in results.items():
+        tokens, logprobs = seen[index]
+        # The last token ends the sequence, which is not in flight any more then.
+        assert tokens == result.tokens[:-1].tolist()
+        assert logprobs == result.logprobs[:-1].tolist()
+
+
+def test_progress_leaves_out_who_is_not_asked_for_or_was_aborted():
+    engine = TorchEngine(decoder(), slots=3)
+    engine.add(requests(prompts(3), [20, 20, 20]))
+    engine.step()
+    engine.step()
+    assert [(one.id, len(one.tokens)) for one in engine.progress({0: 1, 2: 0, "never": 0})] == [
+        (0, 1),
+        (2, 2),
+    ]
+    engine.abort([0])
+    assert [one.id for one in engine.progress({0: 0, 1: 0})] == [1]

@@ -20,7 +20,7 @@ class Tokenizer:
 
     `stop_ids` are the ids that end a completion (from generation_config.json, config.json and
     tokenizer_config.json), `pad_id` fills padded batches, `vocab_size` counts the ids the tokenizer knows (a
-    model's may be larger).
+    model's may be larger), `where` begins the sentences of its errors.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
-        self._where = where
+        self.where = where
         self.stop_ids = stop_ids
         self.pad_id = pad_id
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -56,13 +56,13 @@ class Tokenizer:
             for character in text:
                 if not self._missing_bytes.isdisjoint(character.encode("utf-8", "replace")):
                     raise ModelError(
-                        f"{self._where}: there is no token for the character {character!r} (U+{ord(character):04X}); "
+                        f"{self.where}: there is no token for the character {character!r} (U+{ord(character):04X}); "
                         "take it out of the text or use a model that knows it"
                     )
         try:
             return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
         except Exception as error:  # the tokenizers package raises plain Exception
-            raise ModelError(f"{self._where}: the text {text[:40]!r} cannot be encoded ({error})") from None
+            raise ModelError(f"{self.where}: the text {text[:40]!r} cannot be encoded ({error})") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens (end of text, padding) left out."""
@@ -95,11 +95,11 @@ class Tokenizer:
                 )
             )
         except TemplateSyntaxError as error:
-            raise ModelError(f"{self._where}: the chat template does not compile ({error})") from None
+            raise ModelError(f"{self.where}: the chat template does not compile ({error})") from None
         except Exception as error:  # whatever a template does with what it is given
             roles = [message.get("role") for message in messages]
             raise ModelError(
-                f"{self._where}: the chat template refuses messages of roles {roles} ({error})"
+                f"{self.where}: the chat template refuses messages of roles {roles} ({error})"
             ) from None
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:

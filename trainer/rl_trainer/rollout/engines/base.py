@@ -84,6 +84,15 @@ class GenerationResult:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True)
+class GenerationProgress:
+    """The newest T tokens of a sequence that is still in flight; arrays as in `GenerationResult`."""
+
+    id: Hashable
+    tokens: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+
 class Engine(ABC):
     """What a sampler needs of an inference engine.
 
@@ -150,6 +159,12 @@ class Engine(ABC):
         Sequences in flight go on with the keys and values they have. Raises ModelError when a tensor is missing, unknown or
         of another shape; then the weights are as before.
         """
+
+    def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
+        """What sequences in flight have beyond their first `known[id]` tokens; those without anything new, or that `known`
+        does not name, are left out. An engine that cannot tell says nothing: its sequences come whole, when they end.
+        """
+        return []
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""

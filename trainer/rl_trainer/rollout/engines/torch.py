@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import Engine, GenerationProgress, GenerationRequest, GenerationResult
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prefill import prefill
@@ -93,6 +93,18 @@ class TorchEngine(Engine):
         if self._tainted:
             self._cache.clear()
             self._tainted = False
+
+    def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
+        """See `Engine.progress`."""
+        found = []
+        for slot, request in enumerate(self._requests[: self._used]):
+            if request is None or request.id not in known:
+                continue
+            new = slice(known[request.id], int(self._counts[slot]))
+            if new.start < new.stop:
+                tokens, logprobs = self._out_tokens[slot, new].copy(), self._out_logprobs[slot, new].copy()
+                found.append(GenerationProgress(request.id, tokens, logprobs))
+        return found
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """See `Engine.abort`."""

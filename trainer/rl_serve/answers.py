@@ -1,0 +1,164 @@
+"""Answers as OpenAI's clients read them: objects, the events of a stream, log-probabilities, usage. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rl_serve.detokenize import TextToken
+from rl_serve.errors import ApiError
+
+DONE: Final = b"data: [DONE]\n\n"
+# How a token is written that is a part of a character.
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What came for one answer: its index, text, tokens, and at the end why it ended (`stop` or `length`)."""
+
+    index: int
+    text: str
+    tokens: tuple[TextToken, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request: of its prompts, and of all its answers."""
+
+    prompt: int
+    completion: int
+
+    def body(self) -> dict[str, int]:
+        """The answer's `usage`."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the answers to one request are written.
+
+    Attributes:
+        id: the request's.
+        created: seconds since 1970.
+        model: its name.
+        version: of the policy.
+        chat: a chat; else a completion.
+        logprobs: with log-probabilities.
+        decode: one token's text.
+    """
+
+    id: str
+    created: int
+    model: str
+    version: str
+    chat: bool
+    logprobs: bool
+    decode: Callable[[int], str]
+
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+        """The answer that is not streamed; `deltas`: one for each answer, whole."""
+        choices = []
+        for delta in deltas:
+            said: dict[str, Any] = (
+                {"message": {"role": "assistant", "content": delta.text, "refusal": None}}
+                if self.chat
+                else {"text": delta.text}
+            )
+            choices.append(self._choice(delta, said))
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._head(kind) | {"choices": choices, "usage": usage.body()}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """The first event of an answer of a chat: who speaks."""
+        return self._chunk([self._choice(Delta(index, ""), {"delta": {"role": "assistant", "content": ""}})])
+
+    def event(self, delta: Delta) -> dict[str, Any]:
+        """A piece of an answer."""
+        said = {"delta": {"content": delta.text} if delta.text else {}} if self.chat else {"text": delta.text}
+        return self._chunk([self._choice(delta, said)])
+
+    def closing(self, usage: Usage) -> dict[str, Any]:
+        """The last event, which counts tokens."""
+        return self._chunk([]) | {"usage": usage.body()}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return self._head(kind) | {"choices": choices}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.version,
+            "policy_version": self.version,
+        }
+
+    def _choice(self, delta: Delta, said: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            **said,
+            "logprobs": self._logprobs(delta) if self.logprobs and (delta.tokens or delta.text) else None,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        texts = [self.decode(token.id) for token in delta.tokens]
+        if self.chat:
+            content = [
+                {
+                    "token": text,
+                    "logprob": token.logprob,
+                    "bytes": None if _INCOMPLETE in text else list(text.encode()),
+                    "top_logprobs": [],
+                }
+                for text, token in zip(texts, delta.tokens, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in delta.tokens],
+            "top_logprobs": None,
+            "text_offset": [token.start for token in delta.tokens],
+        }
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """One server-sent event. JSON has no line end outside of escapes, so it is one line."""
+    return b"data: " + dumps(content) + b"\n\n"
+
+
+def failure(error: ApiError) -> bytes:
+    """The event that ends a stream which cannot go on; no [DONE] follows."""
+    return event(error.body())
+
+
+def dumps(content: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8; a number that is none would be no JSON, so it raises ValueError."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def models(name: str, version: str, created: int, context: int) -> dict[str, Any]:
+    """What /v1/models answers."""
+    return {"object": "list", "data": [model(name, version, created, context)]}
+
+
+def model(name: str, version: str, created: int, context: int) -> dict[str, Any]:
+    """What /v1/models/NAME answers; `context`: most tokens of a prompt with its answer."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "rltrain",
+        "policy_version": version,
+        "max_model_len": context,
+    }

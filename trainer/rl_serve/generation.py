@@ -1,0 +1,279 @@
+"""From a request to the text of its answers: places, deadline, tokens to text, and an end of it all when the client goes.
+
+All of it runs on one event loop; only the engine has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from rl_api.errors import ModelError
+from rl_serve.admission import Admission
+from rl_serve.answers import Delta, Usage
+from rl_serve.detokenize import Piece, TextStream
+from rl_serve.engine_loop import EngineLoop, Update
+from rl_serve.errors import TOO_LONG, ApiError
+from rl_serve.requests import Limits, Request
+from rl_trainer.model.tokenizer import Tokenizer
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, SamplingParams
+
+# OpenAI's own default; a chat goes on as long as there is room.
+COMPLETION_TOKENS = 16
+# A log-probability that JSON has no number for.
+_LOWEST = -9999.0
+
+
+@dataclass
+class _Answer:
+    """One answer that is being written."""
+
+    text: TextStream
+    done: bool = False
+
+
+class Job:
+    """One request under way; get one from `Generator.start`, and `close` it whatever happens."""
+
+    def __init__(self, answers: list[_Answer], prompt_tokens: int, close: Callable[[], None]) -> None:
+        self._answers = answers
+        self._prompt_tokens = prompt_tokens
+        self._close = close
+        self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """The answers, piece by piece, until all have ended.
+
+        Raises:
+            ApiError: they cannot be ended: the deadline has passed, or the engine has failed.
+        """
+        left = len(self._answers)
+        while left:
+            found = await self._inbox.get()
+            if isinstance(found, ApiError):
+                raise found
+            left -= found.finish_reason is not None
+            yield found
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(self._prompt_tokens, sum(answer.text.used for answer in self._answers))
+
+    def close(self) -> None:
+        """Give the places back, and let the engine forget what has not ended. A second time does nothing."""
+        self._close()
+
+    def fail(self, error: ApiError) -> None:
+        """End it with `error`, for whoever reads `deltas`."""
+        self._inbox.put_nowait(error)
+        self._close()
+
+    def take(self, number: int, update: Update, stop_ids: frozenset[int]) -> bool:
+        """What the engine says about the answer `number`; True: its text has ended before its tokens have."""
+        answer = self._answers[number]
+        if answer.done:
+            return False
+        if any(math.isnan(logprob) for _, logprob in update.tokens):
+            self.fail(
+                ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
+            )
+            return False
+        reason = update.finish_reason
+        tokens = [(token, max(logprob, _LOWEST)) for token, logprob in update.tokens]
+        # The token that ends a sequence is counted, but it is no text.
+        last = tokens.pop() if reason == "stop" and tokens and tokens[-1][0] in stop_ids else None
+        piece = answer.text.add(tokens)
+        early = answer.text.stopped and reason is None
+        if answer.text.stopped:
+            reason = "stop"
+        elif reason is not None:
+            rest = answer.text.finish()
+            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+            reason = "stop" if answer.text.stopped else reason
+            answer.text.used += last is not None
+        answer.done = reason is not None
+        if piece.text or piece.tokens or answer.done:
+            self._inbox.put_nowait(Delta(number, piece.text, piece.tokens, reason))
+        return early
+
+
+class Generator:
+    """All requests of one replica; made and used on a running event loop.
+
+    Args:
+        engine: belongs to this from now on.
+        tokenizer: of its model.
+        limits: what a request may ask for; its `context` is at most the engine's.
+        admission: the places.
+        timeout: seconds from a request's arrival to the end of its answers.
+
+    Attributes:
+        tokens: how many were sampled so far, for all requests.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, limits: Limits, admission: Admission, timeout: float
+    ) -> None:
+        self.tokenizer, self.limits, self.admission, self.timeout = tokenizer, limits, admission, timeout
+        self.tokens = 0
+        self._vocab_size = engine.vocab_size
+        self._events = asyncio.get_running_loop()
+        self._jobs: dict[int, Job] = {}
+        self._numbers = itertools.count()
+        self._engine = EngineLoop(engine, self._delivered, self._failed)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is generated any more, empty: all is well."""
+        return self._engine.failure
+
+    def start(self, request: Request) -> Job:
+        """Begin to answer.
+
+        Raises:
+            ApiError: the prompt does not fit the model, all places are taken, or the engine has failed.
+        """
+        if self.failure:
+            raise ApiError(self.failure, status=500, code=None)
+        prompts = self._encode(request)
+        params = [self._params(request, prompt) for prompt in prompts]
+        self.admission.admit(request.sequences)
+        number = next(self._numbers)
+        base = secrets.randbits(63) if request.seed is None else request.seed
+        sequences: list[GenerationRequest] = []
+        for prompt, sampling in zip(prompts, params, strict=True):
+            for _ in range(request.n):
+                index = len(sequences)
+                sequences.append(GenerationRequest((number, index), prompt, sampling, seed_of(base, index)))
+        answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
+        ids = [sequence.id for sequence in sequences]
+        job = Job(answers, sum(map(len, prompts)), self._closer(number, ids, answers))
+        self._jobs[number] = job
+        self._engine.submit(sequences)
+        return job
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        self._engine.close()
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def _encode(self, request: Request) -> list[np.ndarray]:
+        try:
+            if request.chat:
+                return [self._checked("messages", self.tokenizer.encode_chat(request.messages))]
+            return [
+                self._checked("prompt", self.tokenizer.encode(one) if isinstance(one, str) else one)
+                for one in request.prompts
+            ]
+        except ModelError as error:
+            name = "messages" if request.chat else "prompt"
+            # Its first words are the folder's path, which is the server's business.
+            sentence = str(error).removeprefix(f"{self.tokenizer.where}: ")
+            raise ApiError(f"{name}: {sentence}", param=name) from None
+
+    def _checked(self, name: str, ids: Sequence[int]) -> np.ndarray:
+        if not ids:
+            raise ApiError(f"{name}: found no token, allowed: at least one", param=name)
+        if max(ids) >= self._vocab_size:
+            raise ApiError(
+                f"{name}: found token id {max(ids)}, allowed: 0 to {self._vocab_size - 1}", param=name
+            )
+        if len(ids) >= self.limits.context:
+            raise ApiError(
+                f"{name}: found {len(ids)} tokens, allowed: at most {self.limits.context - 1}, so that one more fits the "
+                f"context of {self.limits.context}",
+                param=name,
+                code=TOO_LONG,
+            )
+        return np.asarray(ids, np.int32)
+
+    def _params(self, request: Request, prompt: np.ndarray) -> SamplingParams:
+        room = self.limits.context - len(prompt)
+        if request.max_tokens is not None and request.max_tokens > room:
+            raise ApiError(
+                f"max_tokens: found {request.max_tokens} with a prompt of {len(prompt)} tokens, allowed: at most {room}, as "
+                f"the context holds {self.limits.context}",
+                param="max_tokens",
+                code=TOO_LONG,
+            )
+        default = self.limits.max_new_tokens
+        if not request.chat:
+            default = min(default, COMPLETION_TOKENS)
+        return SamplingParams(
+            max_new_tokens=min(room, request.max_tokens or default),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stop_token_ids=self.tokenizer.stop_ids,
+        )
+
+    # -- from the engine -----------------------------------------------------------------------------------------
+
+    def _delivered(self, updates: list[Update]) -> None:
+        self._soon(self._dispatch, updates)
+
+    def _failed(self, sentence: str) -> None:
+        self._soon(self._fail_all, sentence)
+
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(call, *arguments)
+
+    def _dispatch(self, updates: list[Update]) -> None:
+        early: list[Hashable] = []
+        for update in updates:
+            self.tokens += len(update.tokens)
+            number, index = cast(tuple[int, int], update.id)
+            job = self._jobs.get(number)
+            if job is not None and job.take(index, update, self.tokenizer.stop_ids):
+                early.append(update.id)
+        if early:
+            self._engine.cancel(early)
+
+    def _fail_all(self, sentence: str) -> None:
+        for job in list(self._jobs.values()):
+            job.fail(ApiError(sentence, status=500, code=None))
+
+    def _closer(self, number: int, ids: list[Hashable], answers: list[_Answer]) -> Callable[[], None]:
+        """What ends a job, once."""
+        began = time.monotonic()
+
+        def close() -> None:
+            if self._jobs.pop(number, None) is None:
+                return
+            timer.cancel()
+            self.admission.release(len(ids), time.monotonic() - began)
+            left = [one for one, answer in zip(ids, answers, strict=True) if not answer.done]
+            if left:
+                self._engine.cancel(left)
+
+        def expire() -> None:
+            if (job := self._jobs.get(number)) is not None:
+                job.fail(
+                    ApiError(
+                        f"the answer was not ready {self.timeout:g} seconds after the request (--timeout of this server)",
+                        status=504,
+                        code="deadline_exceeded",
+                    )
+                )
+
+        timer = self._events.call_later(self.timeout, expire)
+        return close
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of the answer `index` of a request, 64 bits; the first one has the request's own."""
+    if not index:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big")

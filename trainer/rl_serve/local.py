@@ -1,0 +1,218 @@
+"""`rltrain serve`: a policy on this machine, until a signal comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, ModelError, PortInUse, RLTrainError
+from rl_api.printable import printable
+from rl_serve.keys import read_keys
+from rl_serve.policy import Policy, find_policy
+from rl_trainer.error_text import first_line
+from rl_trainer.run.ray_session import ray_address, ray_session
+from rl_trainer.run.stopping import StopRequest
+
+# Loading a large model from a slow disk takes minutes.
+START_SECONDS: Final = 900.0
+_LOOK_SECONDS: Final = 0.1
+# How often it is seen whether the port still answers, and for how long it may not.
+_WATCH_SECONDS, _GONE_SECONDS = 2.0, 60.0
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+# Models below that many bytes are slower with several threads than with one.
+_SMALL_BYTES: Final = 80_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; `port` 0: one that is free."""
+
+    source: str
+    host: str
+    port: int
+    replicas: int
+    max_context: int
+    max_new_tokens: int
+    queue: int
+    timeout: float
+    model_name: str
+    api_key_file: Path | None
+    debug: bool
+
+
+def serve_here(options: Options) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status, 128 plus the signal's number.
+
+    Raises:
+        InvalidConfig, ModelError, CheckpointError, PortInUse: the options, or what they name, cannot be used.
+        DeadlineExceeded: Ray or Ray Serve does not come up.
+        ActorDied: it has ended by itself.
+    """
+    with StopRequest() as stop:
+        try:
+            _serve(options)
+        except (KeyboardInterrupt, Exception):
+            # What a signal interrupts inside Ray may come out as another error, or as a KeyboardInterrupt of Ray's own.
+            if stop.signal is None:
+                raise
+        print("rltrain: stopped", file=sys.stderr)
+        return stop.exit_code
+
+
+def _serve(options: Options) -> None:
+    if address := ray_address():
+        raise InvalidConfig(
+            f"RAY_ADDRESS: found {address}; rltrain serve starts a Ray of its own on this machine: unset it"
+        )
+    keys = read_keys(options.api_key_file) if options.api_key_file else frozenset[str]()
+    port = _free_port(options.host, options.port)
+    policy = find_policy(options.source, _cache(), _tell)
+    name = options.model_name or policy.name
+    _tell("starting Ray")
+    with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
+        # Only now: Ray reads its settings from the environment when it is imported.
+        from rl_serve.deployment import Setup, failure, running_replicas, start
+
+        if not options.debug:
+            logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+        _tell("starting Ray Serve")
+        setup = Setup(
+            folder=policy.folder.resolve(),
+            name=name,
+            version=policy.version,
+            max_context=options.max_context,
+            max_new_tokens=options.max_new_tokens,
+            queue=options.queue,
+            timeout=options.timeout,
+            keys=keys,
+            threads=_threads(policy, options.replicas),
+            gpu=_gpus() >= options.replicas,
+        )
+        try:
+            start(setup, options.host, port, options.replicas)
+        except RLTrainError:
+            raise
+        except Exception as error:  # Ray Serve raises plain RuntimeError and its own kinds
+            raise DeadlineExceeded(
+                f"starting Ray Serve on this machine: {first_line(error)}; stop other programs if it is overloaded, then "
+                "try again (--debug shows Ray's own lines)"
+            ) from error
+        _tell(f"loading the model{f' in {options.replicas} replicas' if options.replicas > 1 else ''}")
+        address = _address(options.host, port)
+        deadline = time.monotonic() + START_SECONDS
+        while not (_is_ready(address) and running_replicas() >= options.replicas):
+            if why := failure():
+                raise ActorDied(f"the replicas could not be started: {printable(why, 500)}")
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"loading {policy.told}: no answer after {START_SECONDS:.0f} s; is there enough memory, and is the "
+                    "disk fast enough?"
+                )
+            time.sleep(_LOOK_SECONDS)
+        if keys == frozenset() and options.host not in _LOOPBACK:
+            _tell(f"warning: everyone who reaches {options.host} may ask: there is no --api-key-file")
+        _tell(_ready_line(name, policy, address, bool(keys)))
+        _watch(options.host, port)
+
+
+def _tell(text: str) -> None:
+    print(printable(text), flush=True)
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "rltrain" / "models"
+
+
+def _threads(policy: Policy, replicas: int) -> int:
+    size = sum(file.stat().st_size for file in policy.folder.glob("*.safetensors"))
+    return 1 if size < _SMALL_BYTES else max(1, (os.cpu_count() or 1) // replicas)
+
+
+def _gpus() -> int:
+    import ray
+
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _free_port(host: str, port: int) -> int:
+    """The port, seen to be free before anything is started.
+
+    Raises:
+        PortInUse: another program has it, or it may not be used.
+        InvalidConfig: there is no such host here.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except (OSError, UnicodeError):
+        raise InvalidConfig(f"--host: found {host}, allowed: an address of this machine") from None
+    with socket.socket(family) as probe:
+        # Without it a port that a server has just left looks taken for a minute.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            if error.errno == 99:  # EADDRNOTAVAIL
+                raise InvalidConfig(f"--host: found {host}, allowed: an address of this machine") from None
+            raise PortInUse(
+                f"--port {port}: cannot be listened at on {host} ({error.strerror}); choose another one, or 0 for one that "
+                "is free"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _address(host: str, port: int) -> str:
+    """Where a client on this machine asks."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+
+
+def _is_ready(address: str) -> bool:
+    """Whether /healthz says so.
+
+    Raises:
+        ModelError: the replica says that it cannot load the model.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{address}/healthz", timeout=5) as answer:
+            return bool(json.load(answer)["status"] == "ok")
+    except urllib.error.HTTPError as error:
+        if error.headers.get("x-model-error"):
+            raise ModelError(error.read().decode()) from None
+        return False
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _ready_line(name: str, policy: Policy, address: str, keys: bool) -> str:
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer KEY'" if keys else ""
+    return (
+        f"serving {name}, policy {policy.version}, at {address}/v1 (Ctrl-C ends it); try: curl {address}/v1/chat/completions"
+        f"{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def _watch(host: str, port: int) -> None:
+    """Until a signal comes, or the port answers no more."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    seen = time.monotonic()
+    while True:
+        time.sleep(_WATCH_SECONDS)
+        with contextlib.suppress(OSError), socket.create_connection((reached, port), timeout=_WATCH_SECONDS):
+            seen = time.monotonic()
+        if time.monotonic() - seen > _GONE_SECONDS:
+            raise ActorDied(f"Ray Serve does not answer at port {port} any more; start it again")
