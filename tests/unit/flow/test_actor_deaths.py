@@ -79,6 +79,23 @@ def test_what_the_constructors_of_several_raised(monkeypatch: pytest.MonkeyPatch
         answers(["first", "second"], "learner", "starting", 5.0)  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("lost", [LOST, RayTaskError("update", "...", LOST, proctitle="ray", ip="10.0.0.1")])
+def test_who_was_cut_off_because_another_died_is_not_the_reason(
+    lost: RayError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"first": lost, "second": LOST, "third": OutOfMemoryError("Memory on the node was 0.5GB / 0.5GB")}
+
+    def get(call: str, timeout: float | None) -> None:
+        raise said[call]
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(
+        ray, "wait", lambda calls, num_returns=1, timeout=None: (calls[:num_returns], calls[num_returns:])
+    )
+    with pytest.raises(ActorDied, match=r"^learner 2 died while updating: the node ran out of memory; "):
+        answers(list(said), "learner", "updating", 5.0)  # type: ignore[arg-type]
+
+
 def not_begun(raised: Exception) -> ActorDiedError:
     """What Ray answers for an actor whose constructor has raised."""
     try:

@@ -70,10 +70,10 @@ def answers(calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeou
         call = done[0] if done else pending[0]
         try:
             answer(call, names[call], phase, 60.0 if done else 0.0)
-        except ActorDied:
-            raise
-        except RLTrainError:
-            _raise_death(pending, names, phase)
+        except RLTrainError as error:
+            # Its own death is the reason; of a failure, or of something it lost, another's may be.
+            if not (isinstance(error, ActorDied) and isinstance(error.__cause__, DEATHS)):
+                _raise_death(pending, names, phase)
             raise
     return [answer(call, names[call], phase, 60.0) for call in calls]
 
@@ -88,7 +88,7 @@ def _raise_death(
             ray.get(call, timeout=0)
         except DEATHS as error:
             raise _death(error, names[call], phase) from error
-        except (RayTaskError, GetTimeoutError):
+        except RayError:  # failed, not ended, or cut off as well
             continue
 
 
