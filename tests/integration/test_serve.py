@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import openai
 import psutil
 import pytest
 import requests
+from training_runs import until
 
 from rl_api.run import TinyModelSpec
 from rl_trainer.checkpoint.store import CheckpointStore
@@ -29,14 +30,6 @@ KEY = "sk-0123456789abcdef"
 # All places of the server: 32 that are generated at once, and its queue.
 PLACES, QUEUE = 36, 4
 LONGEST = 3000
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
 
 
 class Server:
@@ -66,7 +59,7 @@ class Server:
             assert self.process.poll() is None, (self.lines, self._errors())
             return any(line.startswith("serving ") for line in self.lines)
 
-        until(ready, f"the server is not ready: {self.lines}")
+        until(ready, SECONDS, lambda: f"the server is not ready: {self.lines}")
         self.url = self.lines[-1].partition(" at ")[2].partition("/v1")[0]
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
@@ -312,7 +305,7 @@ def test_what_is_no_json_and_who_has_no_key(server: Server) -> None:
 def test_a_full_queue_refuses_and_a_client_that_goes_frees_its_places(
     server: Server, client: openai.OpenAI
 ) -> None:
-    until(lambda: health(server)["running"] == 0, "the server is not idle")
+    until(lambda: health(server)["running"] == 0, SECONDS, lambda: "the server is not idle")
     before = health(server)["tokens"]
     with say(client, n=PLACES, max_tokens=LONGEST, stream=True) as stream:
         next(iter(stream))
@@ -325,7 +318,7 @@ def test_a_full_queue_refuses_and_a_client_that_goes_frees_its_places(
     assert 1 <= int(error.response.headers["retry-after"]) <= 60
     assert "the queue is full" in error.message
     # The stream is closed: its places are free, and the engine writes for others.
-    until(lambda: health(server)["running"] == 0, "places are still taken")
+    until(lambda: health(server)["running"] == 0, SECONDS, lambda: "places are still taken")
     assert len(say(client, n=PLACES, max_tokens=20).choices) == PLACES
     # Had they not left the engine, the answers above had come after all of theirs.
     assert health(server)["tokens"] - before < PLACES * LONGEST

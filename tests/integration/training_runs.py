@@ -273,9 +273,11 @@ def actors(role: str) -> list[psutil.Process]:
     return found
 
 
-def until(condition: Callable[[], bool], timeout: float = 120.0) -> None:
-    """Looks at `condition` until it holds."""
+def until(
+    condition: Callable[[], bool], timeout: float = 120.0, why: Callable[[], str] = lambda: "it does not hold"
+) -> None:
+    """Looks at `condition` until it holds; `why` says what is the matter where it does not in time."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
+        assert time.monotonic() < deadline, f"not within {timeout} s: {why()}"
         time.sleep(0.02)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import ray
 import torch
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig, ReplicaState
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -109,7 +110,7 @@ def _load(setup: Setup) -> tuple[Engine, Tokenizer]:
         device=device,
     )
     engine.context = min(engine.context, setup.max_context)
-    engine.add([GenerationRequest("warm", torch.zeros(2, dtype=torch.int32).numpy(), SamplingParams(2))])
+    engine.add([GenerationRequest("warm", np.zeros(2, np.int32), SamplingParams(2))])
     while engine.active or engine.waiting:
         engine.step()
     if tokenizer.has_chat_template:
@@ -140,7 +141,7 @@ def start(setup: Setup, host: str, port: int, replicas: int) -> None:
 def failure() -> str:
     """Why the application will not run, in Ray Serve's words; empty: nothing of the kind is known."""
     found: Any = serve.status().applications.get(APPLICATION)
-    if found is None or str(found.status) not in ("DEPLOY_FAILED", "ApplicationStatus.DEPLOY_FAILED"):
+    if found is None or found.status != ApplicationStatus.DEPLOY_FAILED:
         return ""
     return str(found.message)
 
@@ -148,7 +149,6 @@ def failure() -> str:
 def running_replicas() -> int:
     """Replicas that answer."""
     found: Any = serve.status().applications.get(APPLICATION)
-    if found is None:
+    if found is None or "policy" not in found.deployments:
         return 0
-    states = found.deployments["policy"].replica_states if "policy" in found.deployments else {}
-    return sum(count for state, count in states.items() if str(state).endswith("RUNNING"))
+    return int(found.deployments["policy"].replica_states.get(ReplicaState.RUNNING, 0))

@@ -179,8 +179,6 @@ async def _events(
         yield DONE
     except ApiError as error:
         yield failure(error)
-    finally:
-        job.close()
 
 
 def _allow(request: HttpRequest, *methods: str) -> None:

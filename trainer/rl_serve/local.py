@@ -175,8 +175,13 @@ def _free_port(host: str, port: int) -> int:
 
 def _address(host: str, port: int) -> str:
     """Where a client on this machine asks."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    reached = _reached(host)
     return f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+
+
+def _reached(host: str) -> str:
+    """The address at which this machine reaches a server that listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _is_ready(address: str) -> bool:
@@ -208,7 +213,7 @@ def _ready_line(name: str, policy: Policy, address: str, keys: bool) -> str:
 
 def _watch(host: str, port: int) -> None:
     """Until a signal comes, or the port answers no more."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    reached = _reached(host)
     seen = time.monotonic()
     while True:
         time.sleep(_WATCH_SECONDS)

@@ -48,8 +48,8 @@ def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda t
     if place.is_dir():
         if (place / MANIFEST).is_file():
             return _of_checkpoint(_verified(place, tell), place.resolve().parent.parent.name)
-        if (place / MANIFEST).with_name("config.json").is_file():
-            return _of_folder(place, place.resolve().name, str(place), tell)
+        if (place / "config.json").is_file():
+            return _of_folder(place, place.resolve().name, str(place), tell)[0]
         return _of_run(place, tell)
     if "://" not in source and place.parent.is_dir() and "/" in source:
         raise ModelError(f"{source}: there is no such folder")
@@ -57,7 +57,7 @@ def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda t
         folder = resolve_model(source, cache, tell=tell)
     except ModelError as error:
         raise ModelError(str(error).removeprefix("model.source: ")) from None
-    return _of_folder(folder, source.rstrip("/").rpartition("://")[2], source, tell)
+    return _of_folder(folder, source.rstrip("/").rpartition("://")[2], source, tell)[0]
 
 
 def _of_run(run: Path, tell: Callable[[str], None]) -> Policy:
@@ -88,11 +88,11 @@ def _is_newer(checkpoint: Checkpoint, final: Path) -> bool:
 
 def _of_final(final: Path, run: str, newest: Checkpoint | None, tell: Callable[[str], None]) -> Policy:
     """It has no manifest of its own: where that of the last checkpoint says the same of the weights, it is that step."""
-    policy = _of_folder(final, run, str(final), tell)
+    policy, weights = _of_folder(final, run, str(final), tell)
     if newest is None:
         return policy
     _, expected = newest.files.get(f"model/{WEIGHTS}", (0, ""))
-    if [expected] != [sha256_of(file) for file in weight_files(final)]:
+    if [expected] != weights:
         return policy
     return Policy(policy.folder, run, _version(newest), policy.told)
 
@@ -115,15 +115,16 @@ def _version(found: Checkpoint) -> str:
     return f"step-{found.step}-{found.digest[:_DIGITS]}"
 
 
-def _of_folder(folder: Path, name: str, told: str, tell: Callable[[str], None]) -> Policy:
+def _of_folder(folder: Path, name: str, told: str, tell: Callable[[str], None]) -> tuple[Policy, list[str]]:
+    """A model folder, and the SHA-256 (hex) of each file of its weights: these are large, and read once."""
     check_folder(folder)
     tell(f"reading {told}")
-    digest = hashlib.sha256()
     try:
-        for file in [folder / "config.json", *weight_files(folder)]:
-            digest.update(sha256_of(file).encode())
+        config = sha256_of(folder / "config.json")
+        weights = [sha256_of(file) for file in weight_files(folder)]
     except OSError as error:
         raise ModelError(
             f"model folder {folder}: {error.filename} cannot be read ({reason(error)})"
         ) from None
-    return Policy(folder, name, f"weights-{digest.hexdigest()[:_DIGITS]}", told)
+    digest = hashlib.sha256("".join([config, *weights]).encode()).hexdigest()
+    return Policy(folder, name, f"weights-{digest[:_DIGITS]}", told), weights

@@ -181,7 +181,7 @@ def _run(args: argparse.Namespace) -> int:
         except Exception as error:
             if not stop.requested:
                 raise
-            # A signal to the process group, as `timeout` sends it, ends Ray as well.
+            # What else the signal reached may have ended too: a Ray that is not in a group of its own, a node of a cluster.
             with_ray = isinstance(error, ActorDied | DeadlineExceeded)
             why = ", as Ray was stopped too" if with_ray else f": {first_line(error)}"
             raise stop.interrupted(

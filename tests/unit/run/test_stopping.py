@@ -43,7 +43,7 @@ def test_what_fails_after_a_signal_is_a_stop(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A signal to the process group ends Ray as well, in whatever way the step at hand then fails."""
+    """Whatever else the signal reached may end as well, in whatever way the step at hand then fails."""
 
     def train(run: object, folder: object, console: object, stop: StopRequest, **_: bool) -> None:
         stop.begin(lambda text: None)
