@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 COMMAND_SECONDS = 120.0
 # Everything that a run may own; what is looked at after a deletion and kept after a failure.
 KINDS = (
+    "rlpolicyservices.rltrain.dev",
+    "rayservices.ray.io",
     "rltrainingruns.rltrain.dev",
     "rayjobs.ray.io",
     "rayclusters.ray.io",

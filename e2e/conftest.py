@@ -165,7 +165,9 @@ def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str)
             cluster.save(ARTIFACTS / words, [name, SYSTEM])
             if report is not None:
                 (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
-        cluster.kubectl("delete", "rltrainingruns", "--all", "-n", name, "--timeout=60s", check=False)
+        cluster.kubectl(
+            "delete", "rltrainingruns,rlpolicyservices", "--all", "-n", name, "--timeout=60s", check=False
+        )
         cluster.kubectl("delete", "namespace", name, "--wait=false")
         cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")
 

@@ -159,9 +159,14 @@ class AllowSpec(Model):
 
 def allow_problems(allow: AllowSpec, where: Path) -> Iterator[Problem]:
     """What is wrong across the fields of `allow`, which stands at `where`."""
-    selector = allow.namespaces
-    for index, one in enumerate(selector.match_expressions if selector is not None else ()):
-        path: Path = (*where, "namespaces", "matchExpressions", index)
+    if allow.namespaces is not None:
+        yield from selector_problems(allow.namespaces, (*where, "namespaces"))
+
+
+def selector_problems(selector: SelectorSpec, where: Path) -> Iterator[Problem]:
+    """What is wrong across the fields of a selector, which stands at `where`."""
+    for index, one in enumerate(selector.match_expressions):
+        path: Path = (*where, "matchExpressions", index)
         if (one.operator in ("In", "NotIn")) != bool(one.values):
             words = "one or more" if not one.values else "none"
             yield Problem(

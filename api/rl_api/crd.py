@@ -21,6 +21,9 @@ from rl_api.profile import PROFILE_GROUPS, ProfileSpec
 from rl_api.progress import MOST_ATTEMPTS, RunStatus
 from rl_api.recipes import RECIPE_GROUPS
 from rl_api.run import RunSpec
+from rl_api.service import ServiceSpec
+from rl_api.service_rules import SERVICE_CEL_RULES
+from rl_api.service_status import MOST_PROMOTIONS, MOST_REFUSED, ServiceStatus
 
 GROUP, VERSION = API_VERSION.split("/")
 
@@ -64,6 +67,18 @@ _PROFILE_COLUMNS: Final = [
     _column("Pools", "string", ".spec.pools[*].name", "Node pools."),
     _column("Queue", "string", ".spec.queue"),
     _column("Age", "date", ".metadata.creationTimestamp"),
+]
+
+_SERVICE_COLUMNS: Final = [
+    _column("Phase", "string", ".status.phase", "What the service is doing."),
+    _column("Serving", "string", ".status.serving.version", "Version of the policy that serves."),
+    _column("Candidate", "string", ".status.candidate.version", "Policy that may come next."),
+    _column("State", "string", ".status.candidate.state", "What is done with the candidate."),
+    _column("Ready", "integer", ".status.replicas.ready", "Copies that answer."),
+    _column("Replicas", "integer", ".status.replicas.desired", "Copies wanted."),
+    _column("Age", "date", ".metadata.creationTimestamp"),
+    _column("Run", "string", ".spec.from.run", "Run that is followed.", priority=1),
+    _column("Endpoint", "string", ".status.endpoints[0]", "Address inside the cluster.", priority=1),
 ]
 
 
@@ -113,6 +128,24 @@ def profile_schema() -> Schema:
         "default": {},
     }
     return _root(words, {"spec": spec})
+
+
+def service_schema() -> Schema:
+    """Structural schema of an RLPolicyService. The operator fills in what is not said."""
+    words = "What to serve and with what."
+    spec = {"description": words, **SchemaWriter(rules=SERVICE_CEL_RULES).write(ServiceSpec, "spec")}
+    spec["x-kubernetes-validations"] = list(SERVICE_CEL_RULES["spec"])
+    status = {
+        "description": "How the service goes; written by the operator, not by people.",
+        **SchemaWriter(keys={"status.conditions": "type"}).write(ServiceStatus, "status"),
+    }
+    status["properties"]["promotions"]["maxItems"] = MOST_PROMOTIONS
+    status["properties"]["refused"]["maxItems"] = MOST_REFUSED
+    return _root(
+        "A policy behind OpenAI's interface, and how better ones take its place.",
+        {"spec": spec, "status": status},
+        NAME_RULES,
+    )
 
 
 def _root(words: str, parts: dict[str, Schema], rules: list[Rule] | None = None) -> Schema:
@@ -179,11 +212,17 @@ def definitions() -> dict[str, dict[str, Any]]:
         "additionalPrinterColumns": _PROFILE_COLUMNS,
         "schema": {"openAPIV3Schema": profile_schema()},
     }
+    service = {
+        "additionalPrinterColumns": _SERVICE_COLUMNS,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": service_schema()},
+    }
     return {
         "rltrainingruns": _definition("RLTrainingRun", ["rlrun", "rlruns"], "Namespaced", run),
         "rltrainingprofiles": _definition(
             "RLTrainingProfile", ["rlprofile", "rlprofiles"], "Cluster", profile
         ),
+        "rlpolicyservices": _definition("RLPolicyService", ["rlps"], "Namespaced", service),
     }
 
 

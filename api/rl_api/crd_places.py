@@ -12,19 +12,20 @@ from rl_api.crd_schema import Rule, cel_text
 def cel_rule(rule: str, field: str, message: str) -> Rule:
     """A rule whose sentence is `message`, with values of the object between braces: `found {self.seed}, allowed: 1`.
 
-    `field` is relative to the object the rule looks at. The sentence is one call of `format`: joining texts would
-    be refused, as the API server takes the text of a number for endlessly long when it estimates costs.
+    `field` is relative to the object the rule looks at; empty: the object itself. The sentence is one call of `format`:
+    joining texts would be refused, as the API server takes the text of a number for endlessly long when it estimates costs.
     """
     pieces = re.split(r"\{(.*?)\}", message)
     words, values = pieces[::2], pieces[1::2]
+    where = {"fieldPath": field} if field else {}  # an empty one is dropped by the API server
     if not values:
-        return {"rule": rule, "message": message, "fieldPath": field}
+        return {"rule": rule, "message": message, **where}
     text = cel_text("%s".join(word.replace("%", "%%") for word in words))
     return {
         "rule": rule,
         "message": "…".join(words),  # where the expression cannot be computed
         "messageExpression": f"{text}.format([{', '.join(values)}])",
-        "fieldPath": field,
+        **where,
     }
 
 

@@ -167,7 +167,7 @@ SPEC_RULES: Final[list[Rule]] = [
     cel_rule(
         "self.workload != 'Service'",
         ".workload",
-        "found 'Service', allowed in this version: Job or Cluster; serving a policy comes with a later one",
+        "found 'Service', allowed: Job or Cluster; to serve a policy, apply an RLPolicyService",
     ),
 ]
 """Rules of a run's spec."""
@@ -347,6 +347,20 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
 }
 """Rules of an RLTrainingRun by the path of the object they look at."""
 
+SELECTOR_RULES: Final[list[Rule]] = [
+    cel_rule(
+        f"!(self.operator in ['In', 'NotIn']) || {_size('values')} > 0",
+        ".values",
+        "found 0, allowed: one or more with operator {self.operator}",
+    ),
+    cel_rule(
+        f"self.operator in ['In', 'NotIn'] || {_size('values')} == 0",
+        ".values",
+        f"found {{{_size('values')}}}, allowed: none with operator {{self.operator}}",
+    ),
+]
+"""Rules of an expression of a label selector."""
+
 PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
     "spec.pools[]": [
         cel_rule(
@@ -367,18 +381,7 @@ PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             "found '{self.value}', allowed: null with operator Exists",
         ),
     ],
-    "spec.allow.namespaces.matchExpressions[]": [
-        cel_rule(
-            f"!(self.operator in ['In', 'NotIn']) || {_size('values')} > 0",
-            ".values",
-            "found 0, allowed: one or more with operator {self.operator}",
-        ),
-        cel_rule(
-            f"self.operator in ['In', 'NotIn'] || {_size('values')} == 0",
-            ".values",
-            f"found {{{_size('values')}}}, allowed: none with operator {{self.operator}}",
-        ),
-    ],
+    "spec.allow.namespaces.matchExpressions[]": SELECTOR_RULES,
     # That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
     "spec.allow.egress[]": [
         cel_rule(

@@ -113,7 +113,8 @@ def fields_of(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
 @cache
 def meanings(model: type[BaseModel]) -> Mapping[str, str]:
     """What is written below each field of the model, on one line, by the name that the field has in files."""
-    found = {}
+    (base,) = model.__bases__
+    found = dict(meanings(base)) if issubclass(base, BaseModel) and base.model_fields else {}
     (tree,) = ast.parse(inspect.getsource(model)).body
     assert isinstance(tree, ast.ClassDef)
     for statements in pairwise(tree.body):

@@ -98,13 +98,21 @@ def storage_folder(spec: RunSpec) -> Iterator[Problem]:
 def model_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
     """On a cluster, `model.source` is tiny, a hub id, s3://bucket/folder or an absolute folder of the image."""
     source = spec.given_model.source if spec.given_model is not None else "tiny"
-    if (
-        "://" in source
-        or re.search(HUB_ID, source)
-        or (source.startswith("/") and not re.search(CLIMBS, source))
-    ):
-        return
-    yield spec_problem("model.source", f"found {source!r}, {MODELS_ON_A_CLUSTER}")
+    if not _on_a_cluster(source):
+        yield spec_problem("model.source", f"found {source!r}, {MODELS_ON_A_CLUSTER}")
+
+
+def wrong_model_on_a_cluster(source: str) -> str | None:
+    """What is wrong with a model's place for a pod, as a sentence; None: nothing."""
+    if "://" in source and not is_s3_address(source):
+        return f"found {source!r}, {MODELS}"
+    return None if _on_a_cluster(source) else f"found {source!r}, {MODELS_ON_A_CLUSTER}"
+
+
+def _on_a_cluster(source: str) -> bool:
+    """Whether a model's place is no file of the machine where the file was written."""
+    absolute = source.startswith("/") and not re.search(CLIMBS, source)
+    return "://" in source or re.search(HUB_ID, source) is not None or absolute
 
 
 def free_port(spec: RunSpec) -> Iterator[Problem]:

@@ -13,9 +13,11 @@ from pydantic.fields import FieldInfo
 from rl_api.base import Duration, Model, StatusModel
 from rl_api.describe import Type, fields_of, meanings, range_words, type_of, written
 from rl_api.profile import PROFILE_RULES, RLTrainingProfile
-from rl_api.progress import RunStatus
+from rl_api.progress import Condition, RunStatus
 from rl_api.rules import CLUSTER_RULES, LOOP_RULES, RULES
 from rl_api.run import RLTrainingRun
+from rl_api.service import SERVICE_RULES, RLPolicyService
+from rl_api.service_status import ServiceStatus
 
 _HEAD = """\
 # API reference
@@ -29,7 +31,9 @@ Files are YAML with camelCase fields. Unknown fields are refused. A *duration* i
 - [RLTrainingRun](#rltrainingrun): what to train and with what
 - [Rules across fields](#rules-across-fields)
 - [RLTrainingProfile](#rltrainingprofile): what a platform offers to runs
+- [RLPolicyService](#rlpolicyservice): what to serve, and how better policies take its place
 - [RunStatus](#runstatus): how a run goes
+- [ServiceStatus](#servicestatus): how a service goes
 """
 
 
@@ -128,7 +132,7 @@ def _section(root: type[BaseModel], path: str, seen: set[type[BaseModel]]) -> It
 
 def render() -> str:
     """The whole page, as Markdown."""
-    seen: set[type[BaseModel]] = {RunStatus}
+    seen: set[type[BaseModel]] = {RunStatus, ServiceStatus}
     lines = [_HEAD, *_section(RLTrainingRun, "", seen)]
     lines += [
         "## Rules across fields\n",
@@ -137,8 +141,10 @@ def render() -> str:
     lines += [f"- {rule.__doc__}" for rule in (*RULES, *LOOP_RULES)]
     lines += [f"- {rule.__doc__} (`rltrain validate --for cluster`)" for rule in CLUSTER_RULES]
     lines += [f"- In a profile: {rule.__doc__}" for rule in PROFILE_RULES]
-    lines += ["", *_section(RLTrainingProfile, "", seen)]
-    lines += _section(RunStatus, "status", seen - {RunStatus})
+    lines += [f"- In a service: {rule.__doc__}" for rule in SERVICE_RULES]
+    lines += ["", *_section(RLTrainingProfile, "", seen), *_section(RLPolicyService, "", seen)]
+    lines += _section(RunStatus, "status", seen - {RunStatus, ServiceStatus})
+    lines += _section(ServiceStatus, "status", {Condition})
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

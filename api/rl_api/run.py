@@ -134,7 +134,7 @@ class RunSpec(Model):
     profile: ObjectName | None = None
     """RLTrainingProfile of the platform; null: the one marked default. Not used locally."""
     workload: Literal["Job", "Cluster", "Service"] = "Job"
-    """Job (trains and ends), Cluster (interactive) or Service (serves the policy)."""
+    """Job (trains and ends) or Cluster (interactive). Service is refused: to serve a policy, apply an RLPolicyService."""
     image: Image | None = None
     """Container image of the trainer; null: the profile's."""
     secrets: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)

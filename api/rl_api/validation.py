@@ -22,12 +22,14 @@ from rl_api.problems import Problem
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
 from rl_api.rules import Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
+from rl_api.service import RLPolicyService, check_service_rules
 
-Resource = RLTrainingRun | RLTrainingProfile
+Resource = RLTrainingRun | RLTrainingProfile | RLPolicyService
 """An object of the contract."""
 
-KINDS: Final[dict[str, type[RLTrainingRun] | type[RLTrainingProfile]]] = {
+KINDS: Final[dict[str, type[RLTrainingRun] | type[RLTrainingProfile] | type[RLPolicyService]]] = {
     "RLTrainingRun": RLTrainingRun,
+    "RLPolicyService": RLPolicyService,
     "RLTrainingProfile": RLTrainingProfile,
 }
 """The objects a file may hold, by `kind`."""
@@ -84,6 +86,10 @@ def check_document(document: object, target: Target = "local") -> tuple[Resource
         run, more = _check(RLTrainingRun, document)
         rules = check_rules(run.spec, target) if run is not None else []
         resource: Resource | None = run
+    elif kind == "RLPolicyService":
+        service, more = _check(RLPolicyService, document)
+        rules = check_service_rules(service.spec) if service is not None else []
+        resource = service
     else:
         profile, more = _check(RLTrainingProfile, document)
         rules = check_profile_rules(profile.spec) + _check_defaults(profile) if profile is not None else []
@@ -124,6 +130,14 @@ def _check(model: type[M], document: dict[str, Any]) -> tuple[M | None, list[Pro
         return model.model_validate(rest), problems
     except ValidationError:
         return None, problems
+
+
+def parse(model: type[M], document: dict[str, Any], where: str) -> M:
+    """The object that `document`, called `where`, describes. Raises InvalidConfig, with the first thing that is wrong."""
+    made, problems = _check(model, document)
+    if made is None or problems:
+        raise InvalidConfig(f"{render_path((where, *problems[0].path))}: {problems[0].sentence}")
+    return made
 
 
 def _is_echo(one: ErrorDetails, errors: list[ErrorDetails]) -> bool:
@@ -255,7 +269,7 @@ def _conflicts(checked: Sequence[Checked]) -> list[str]:
     first: dict[tuple[str, ...], str] = {}
     for source, resource in checked:
         kind, metadata = resource.kind, resource.metadata
-        namespace = resource.metadata.namespace or "" if isinstance(resource, RLTrainingRun) else ""
+        namespace = "" if isinstance(resource, RLTrainingProfile) else resource.metadata.namespace or ""
         place = first.setdefault((kind, namespace, metadata.name), source)
         if place is not source:
             problems.append(
@@ -294,8 +308,8 @@ def load_run(path: str | FilePath, overrides: Iterable[str] = (), target: Target
     changes, problems = apply_overrides(document, overrides)
     resource, wrong = check_document(document, target)
     problems += [blamed_sentence(label, problem, changes) for problem in wrong]
-    if isinstance(resource, RLTrainingProfile):
-        problems.append(f"{label}: kind: found 'RLTrainingProfile', allowed: RLTrainingRun")
+    if resource is not None and not isinstance(resource, RLTrainingRun):
+        problems.append(f"{label}: kind: found {resource.kind!r}, allowed: RLTrainingRun")
     if problems or not isinstance(resource, RLTrainingRun):
         raise InvalidDocuments(problems)
     return resource

@@ -29,7 +29,7 @@ from rl_operator.kube.wire import (
     watch_event,
     watch_query,
 )
-from rl_operator.model.names import KIND, RUN_LABEL, Manifest
+from rl_operator.model.names import KIND, RUN_LABEL, SERVICE_KIND, Manifest
 from rl_operator.render.pods import CONTAINER
 
 MANAGER: Final = "rltrain"
@@ -93,19 +93,23 @@ class Cluster:
         """A run. Raises ClusterError, also where there is none."""
         return self._json(self._open("GET", path(KIND, namespace, name)))
 
-    def runs(self, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
-        """All runs of a namespace (None: of all), or the one called `name`; and the version to watch from."""
+    def service(self, namespace: str, name: str) -> Manifest:
+        """A policy service. Raises ClusterError, also where there is none."""
+        return self._json(self._open("GET", path(SERVICE_KIND, namespace, name)))
+
+    def listed(self, kind: str, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
+        """All objects of a kind in a namespace (None: in all), or the one called `name`; and the version to watch from."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        return self._list(path(KIND, namespace), query)
+        return self._list(path(kind, namespace), query)
 
     def profiles(self) -> list[Manifest]:
         """All profiles."""
         return self._list(path("RLTrainingProfile"))[0]
 
     def changes(
-        self, namespace: str | None, version: str, name: str | None = None
+        self, kind: str, namespace: str | None, version: str, name: str | None = None
     ) -> Iterator[tuple[str, Manifest]]:
-        """What happens to runs from `version` on, as (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+        """What happens to objects of a kind from `version` on, as (ADDED, MODIFIED, DELETED or BOOKMARK; object).
 
         Ends now and then without a fault; begin again where it ended.
 
@@ -113,7 +117,7 @@ class Cluster:
             ClusterError: the connection broke, or `version` is too old (`gone`).
         """
         query = watch_query(version) | ({"fieldSelector": f"metadata.name={name}"} if name else {})
-        where = path(KIND, namespace)
+        where = path(kind, namespace)
         for line in self._lines(where, query, WATCH_SECONDS + _REQUEST_SECONDS):
             if not line:
                 continue
@@ -152,7 +156,7 @@ class Cluster:
         if kind in self._kinds[version]:
             return self._kinds[version][kind]
         if version == API_VERSION:
-            raise failure(root(version), 404, "")
+            raise failure(path(kind), 404, "")
         raise ClusterError(f"the cluster knows no {kind} of {version}")
 
     def patch_run(self, namespace: str, name: str, change: Mapping[str, Any]) -> Manifest:

@@ -1,4 +1,4 @@
-"""Runs and profiles of files, as they are given to a cluster: what the file says, without defaults."""
+"""Runs, services and profiles of files, as they are given to a cluster: what the file says, without defaults."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from rl_api import RLTrainingProfile, RLTrainingRun, check_document, validate_files
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.overrides import apply_overrides
-from rl_api.validation import blamed_sentence, is_foreign, is_run, read_documents
+from rl_api.validation import Resource, blamed_sentence, is_foreign, is_run, read_documents
 from rl_cli.patterns import wrong_patterns
 from rl_operator.model.names import Manifest
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
+from rl_operator.plan.service import EffectiveService, plan_service
 
 # An object of the cluster has a uid, and what is rendered bears it.
 _UID = "00000000-0000-0000-0000-000000000000"
 
 
 def read_objects(file: str, overrides: Sequence[str]) -> list[Manifest]:
-    """All objects of a file: runs and profiles checked, its one run changed by `overrides`, others as they are.
+    """All objects of a file: ours checked, its one run changed by `overrides`, others as they are.
 
     Raises:
         InvalidDocuments: with a sentence for everything that is wrong.
@@ -88,15 +89,30 @@ def as_planned(source: str, run: Manifest, profiles: Sequence[Mapping[str, Any]]
     return planned
 
 
-def with_profile(run: Manifest, profiles: Sequence[Manifest]) -> Manifest:
-    """The run, with the only profile there is where it names none."""
-    spec = run["spec"]
+def service_as_planned(
+    source: str, service: Manifest, profiles: Sequence[Mapping[str, Any]]
+) -> EffectiveService:
+    """The service as the operator would carry it out.
+
+    Raises:
+        InvalidDocuments: the operator would refuse it.
+    """
+    metadata = service["metadata"] | {"uid": _UID}
+    planned = plan_service(service | {"metadata": metadata}, profiles, Settings())
+    if isinstance(planned, Refused):
+        raise InvalidDocuments([f"{source}: {planned.message}"])
+    return planned
+
+
+def with_profile(one: Manifest, profiles: Sequence[Manifest]) -> Manifest:
+    """A run or a service, with the only profile there is where it names none."""
+    spec = one["spec"]
     if spec.get("profile") is None and len(profiles) == 1:
-        return run | {"spec": spec | {"profile": profiles[0]["metadata"]["name"]}}
-    return run
+        return one | {"spec": spec | {"profile": profiles[0]["metadata"]["name"]}}
+    return one
 
 
-def plain(resource: RLTrainingRun | RLTrainingProfile) -> Manifest:
+def plain(resource: Resource) -> Manifest:
     """What was written in the file, and nothing else: what we do not name stays with who sets it."""
     found = resource.model_dump(mode="json", by_alias=True, exclude_unset=True)
     found.pop("status", None)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from rl_operator.kube.wire import ApiError, refusal
+from rl_operator.kube.wire import KINDS, ApiError, refusal
 
 NOT_INSTALLED: Final = -1
-"""Status of an error that says that the cluster has no RLTrainingRun at all."""
+"""Status of an error that says that the cluster has no such kind of ours at all."""
 
 _INSTALL: Final = (
     "this cluster does not know RLTrainingRun: install the chart first "
     "(helm install rltrain charts/rltrain -n rltrain-system --create-namespace)"
 )
+_UPGRADE: Final = (
+    "this cluster does not know RLPolicyService: its definitions are older; install or upgrade the chart "
+    "(helm upgrade --install rltrain charts/rltrain -n rltrain-system --create-namespace)"
+)
+_WORDS: Final = {"rltrainingruns": "run", "rlpolicyservices": "service"}
+"""What people call the kinds."""
 
 
 class ClusterError(ApiError):
@@ -54,10 +60,11 @@ def failure(path: str, status: int, body: str) -> ClusterError:
     if status == 404:
         kind, name, namespace = details.get("kind"), details.get("name"), _namespace(path)
         if path.startswith("/apis/rltrain.dev") and not name:
-            return ClusterError(_INSTALL, NOT_INSTALLED)
+            services = f"/{KINDS['RLPolicyService'].plural}" in path
+            return ClusterError(_UPGRADE if services else _INSTALL, NOT_INSTALLED)
         if kind == "namespaces":
             return ClusterError(f"there is no namespace {name}", status)
-        what = "run" if kind == "rltrainingruns" else str(kind or "object")
+        what = _WORDS.get(str(kind), str(kind or "object"))
         where = f" in namespace {namespace}" if namespace else ""
         return ClusterError(f"there is no {what} {name}{where}", status)
     if status == 409 and any(cause.get("reason") == "FieldManagerConflict" for cause in causes):

@@ -31,16 +31,18 @@ class Command(NamedTuple):
 HERE: Final = (
     Command("run", "train a run on this machine, or on the Ray cluster at RAY_ADDRESS", ""),
     Command("serve", "serve a policy on this machine, with OpenAI's interface", "rl_cli.serve"),
+    Command("generate", "answer all rows of a file or folder with a policy", "rl_cli.generate"),
     Command("chat", "talk to a policy that is served, in the terminal", "rl_cli.chat"),
-    Command("validate", "check run and profile files", "rl_cli.validate"),
+    Command("compare", "say whether a checkpoint may be served in place of another one", "rl_cli.compare"),
+    Command("validate", "check files of runs, services and profiles", "rl_cli.validate"),
     Command("verify", "check every byte of a checkpoint, and show where it comes from", ""),
 )
 """Commands that need no cluster."""
 
 CLUSTER: Final = (
-    Command("apply", "give a run to a cluster", "rl_cli.apply"),
-    Command("render", "show what a cluster would be given for a run, offline", "rl_cli.render"),
-    Command("watch", "watch one run, or all of them, live", "rl_cli.watch"),
+    Command("apply", "give a run or a service to a cluster", "rl_cli.apply"),
+    Command("render", "show what a cluster would be given for a run or a service, offline", "rl_cli.render"),
+    Command("watch", "watch a run, a service, or all of them, live", "rl_cli.watch"),
     Command("logs", "show what a run's driver or pods wrote", "rl_cli.logs"),
     Command("exec", "run a command, or a shell, where a run's driver is", "rl_cli.exec"),
     Command("report", "get a run's report: of a run folder here, or from a cluster", "rl_cli.report"),
@@ -61,10 +63,11 @@ examples:
 `rltrain COMMAND --help` has the options and examples of each. `kubectl rltrain` is the same command.
 """
 
-_OWN: Final = ("rl_api", "rl_cli", "rl_operator", "rl_serve", "rl_trainer")
+_OWN: Final = ("rl_api", "rl_cli", "rl_generate", "rl_operator", "rl_serve", "rl_trainer")
 # Package -> the extra that installs it, where that is not `trainer`.
 _EXTRAS: Final = {
     **dict.fromkeys(("kubernetes", "websocket"), "cluster"),
+    **dict.fromkeys(("pandas", "pyarrow"), "trainer,generate"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "trainer,serve"),
 }
 

@@ -6,10 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from rl_cli.cluster import Cluster
+
+N = TypeVar("N", int, float)
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -72,3 +74,26 @@ def connect(args: argparse.Namespace) -> Cluster:
     from rl_cli.cluster import Cluster
 
     return Cluster.connect(args.kubeconfig, args.context)
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """What argparse takes for a whole number, `low` and `high` included."""
+    return _between(int, low, high, f"a whole number from {low} to {high}")
+
+
+def number(low: float, high: float, allowed: str) -> Callable[[str], float]:
+    """What argparse takes for a number, `low` and `high` included."""
+    return _between(float, low, high, allowed)
+
+
+def _between(kind: type[N], low: N, high: N, allowed: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(low - 1)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"found {text}, allowed: {allowed}")
+        return value
+
+    return parse

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_api.printable import printable
-from rl_cli.view import SILENT_SECONDS, Row, age, changed, facts, fraction, length, line
+from rl_cli.service_view import ServiceRow, shares
+from rl_cli.view import SILENT_SECONDS, Row, Shown, age, changed, fraction, length, line
 
 _STYLES: Final = {
     "Training": "cyan",
@@ -23,6 +24,8 @@ _STYLES: Final = {
     "Evaluating": "cyan",
     "Checkpointing": "cyan",
     "Succeeded": "green",
+    "Serving": "green",
+    "Updating": "cyan",
     "Failed": "red",
     "Stopping": "yellow",
     "Suspended": "yellow",
@@ -38,10 +41,13 @@ _NUMBERS: Final = {
     "ATTEMPT": "attempt",
     "CKPT": "checkpoint",
 }
-"""Columns of numbers, and which fact each shows."""
+"""Columns of numbers of runs, and which fact each shows."""
 
 _GIVE_WAY: Final = ("STALE", "BUFFER", "CKPT", "AGE", "HELD-OUT", "ATTEMPT", "TOKENS/S", "SAMPLERS")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns of runs that a narrow terminal does without, the first one first."""
+
+_RIGHT: Final = (*_NUMBERS, "TRAFFIC", "REPLICAS")
+_SERVICES_GIVE_WAY: Final = ("AGE", "TRAFFIC", "LAST", "VERSION", "REPLICAS", "CANDIDATE")
 
 _GAP: Final = 2
 _REASON: Final = 32
@@ -54,10 +60,10 @@ class Screen:
     """Shows the rows of a watch. On a terminal the last view stays when it ends."""
 
     def __init__(self, name: str | None, namespace: str | None, stream: TextIO | None = None) -> None:
-        """`name` is the run that is watched, `namespace` the one whose runs are; None: all of them."""
+        """`name` is what is watched, `namespace` the one in which everything is; None: all of them."""
         self._name, self._namespace = name, namespace
         self._stream = stream or sys.stdout
-        self._rows: list[Row] = []
+        self._rows: list[Shown] = []
         self._history: dict[str, tuple[int, list[float]]] = {}
         self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
@@ -78,18 +84,18 @@ class Screen:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, rows: Sequence[Row]) -> None:
-        """Show these runs instead of those before."""
+    def show(self, rows: Sequence[Shown]) -> None:
+        """Show these objects instead of those before."""
         before = {one.key: one for one in self._rows}
         self._rows = sorted(rows, key=lambda one: (one.over, one.key))
         for one in self._rows:
-            self._remember(one)
+            if isinstance(one, Row):
+                self._remember(one)
             if self._live is None and changed(before.get(one.key), one):
                 self._write(line(one, with_namespace=self._namespace is None))
         if self._live is None and self._name is None:
             for key in before.keys() - {one.key for one in rows}:
-                namespace, name = key
-                self._write(f"{namespace}/{name}  deleted" if self._namespace is None else f"{name}  deleted")
+                self._write(f"{'/'.join(key) if self._namespace is None else key[1]}  deleted")
 
     def say(self, sentence: str) -> None:
         """Print a sentence that stays, to standard error."""
@@ -111,30 +117,28 @@ class Screen:
             self._history[one.uid] = (one.step, [*rewards, one.reward])
 
     def _draw(self) -> RenderableType:
-        now, width = datetime.now(UTC), self._console.width
+        now, width, rows = datetime.now(UTC), self._console.width, self._rows
+        runs = [one for one in rows if isinstance(one, Row)]
+        services = [one for one in rows if isinstance(one, ServiceRow)]
         if self._name is not None:
             rewards = {uid: values for uid, (_, values) in self._history.items()}
-            return one_run(self._rows[0], rewards, now, width) if self._rows else ""
-        return all_runs(self._rows, now, width, with_namespace=self._namespace is None)
+            found = [one_run(one, rewards, now, width) for one in runs]
+            return next(iter([*found, *(one_service(one, now, width) for one in services)]), "")
+        everywhere = self._namespace is None
+        tables = [all_runs(runs, now, width, with_namespace=everywhere)] if runs or not services else []
+        if services:
+            tables += [Text()] if tables else []
+            tables.append(all_services(services, now, width, with_namespace=everywhere))
+        return Group(*tables)
 
 
 def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, width: int) -> RenderableType:
     """The view of one run, for a terminal `width` columns wide."""
-    width = max(20, min(width, 110))
-    head = Table.grid(expand=False, padding=0)
-    head.add_column(width=width - 16, no_wrap=True, overflow="ellipsis")
-    head.add_column(width=16, justify="right", no_wrap=True)
-    title = Text.assemble(
-        (shown.name, "bold"),
-        "  ",
-        (shown.phase, _STYLES.get(shown.phase, "")),
-        (f"  {shown.namespace}", "dim"),
-    )
-    head.add_row(title, Text(age(shown.created, now), style="dim"))
-    parts: list[RenderableType] = [Text(), head]
+    width = _wide(width)
+    parts: list[RenderableType] = [Text(), _head(shown, now, width)]
     if shown.step is not None and shown.max_steps:
         parts.append(_bar(shown, width))
-    pairs = [(label, text) for label, text in facts(shown).items() if label not in ("step", "ETA", "-")]
+    pairs = [(label, text) for label, text in shown.facts().items() if label not in ("step", "ETA", "-")]
     if shown.learners is not None and not shown.over:
         pairs.append(("learners", fraction(*shown.learners)))
     body = Table.grid(padding=(0, 1))
@@ -148,7 +152,7 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     if cells:
         parts.append(body)
     if shown.reason:
-        parts.append(Text(shown.reason, style="red" if shown.phase == "Failed" else "yellow"))
+        parts.append(_reason(shown))
     silent = (now - shown.updated).total_seconds() if shown.updated is not None else 0.0
     if silent > SILENT_SECONDS and shown.phase in ("Training", "WarmStart", "Evaluating"):
         parts.append(Text(f"the driver's last word is {length(silent)} old", style="yellow"))
@@ -156,38 +160,123 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     return Group(*parts)
 
 
+def one_service(shown: ServiceRow, now: datetime, width: int) -> RenderableType:
+    """The view of one service, for a terminal `width` columns wide."""
+    width = _wide(width)
+    body = Table.grid(padding=(0, 1))
+    body.add_column(width=10, style="dim", no_wrap=True)
+    body.add_column(width=max(6, width - 12), overflow="fold")
+    known = shown.facts() | {"traffic": shares(shown.traffic)}
+    if shown.version:
+        step = f"  step {shown.step}" if shown.step is not None else ""
+        since = f", for {age(shown.since, now)}" if shown.since is not None else ""
+        body.add_row("version", Text.assemble((shown.version, "bold"), (f"{step}{since}", "dim")))
+    for label in ("candidate", "traffic", "replicas"):
+        if known.get(label):
+            body.add_row(label, Text(known[label]))
+    if shown.last is not None:
+        ago = f"  {age(shown.last.time, now)} ago" if shown.last.time is not None else ""
+        body.add_row("last", Text.assemble(str(shown.last), (ago, "dim")))
+    for endpoint in shown.endpoints:
+        body.add_row("endpoint", Text(endpoint))
+    parts: list[RenderableType] = [Text(), _head(shown, now, width), body]
+    if shown.reason:
+        parts.append(_reason(shown))
+    return Group(*parts)
+
+
 def all_runs(rows: Sequence[Row], now: datetime, width: int, *, with_namespace: bool) -> RenderableType:
     """The table of all runs, for a terminal `width` columns wide: what matters less gives way to what matters more."""
+    columns = {title: [_fact(one, label) for one in rows] for title, label in _NUMBERS.items()}
+    return _table(rows, "NAME", columns, _GIVE_WAY, now, width, with_namespace=with_namespace)
+
+
+def all_services(
+    rows: Sequence[ServiceRow], now: datetime, width: int, *, with_namespace: bool
+) -> RenderableType:
+    """The table of all services, for a terminal `width` columns wide."""
+    columns = {
+        "VERSION": [one.version for one in rows],
+        "STEP": [_fact(one, "step") for one in rows],
+        "CANDIDATE": [
+            _short(one.candidate.step, one.candidate.state) if one.candidate else "" for one in rows
+        ],
+        "TRAFFIC": [f"{one.share}%" if one.share is not None else "" for one in rows],
+        "REPLICAS": [_fact(one, "replicas") for one in rows],
+        "LAST": [_short(one.last.step, one.last.result) if one.last else "" for one in rows],
+    }
+    return _table(rows, "SERVICE", columns, _SERVICES_GIVE_WAY, now, width, with_namespace=with_namespace)
+
+
+def _table(
+    rows: Sequence[Shown],
+    what: str,
+    columns: Mapping[str, list[str]],
+    give_way: Sequence[str],
+    now: datetime,
+    width: int,
+    *,
+    with_namespace: bool,
+) -> RenderableType:
+    """A line for each row under the title `what`; of `columns` those of `give_way` are left out where there is no room."""
     cells = {
         **({"NAMESPACE": [one.namespace for one in rows]} if with_namespace else {}),
-        "NAME": [one.name for one in rows],
+        what: [one.name for one in rows],
         "PHASE": [one.phase for one in rows],
-        **{title: _column(rows, label) for title, label in _NUMBERS.items()},
+        **columns,
         "AGE": [age(one.created, now) for one in rows],
     }
     reasons = any(one.reason for one in rows)
     widths = {title: max(map(len, (title, *column))) for title, column in cells.items()}
-    for title in _GIVE_WAY:
+    for title in give_way:
         room = width - sum(size + _GAP for size in widths.values())
         if room >= (_REASON if reasons else -_GAP):
             break
         widths.pop(title)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title, size in widths.items():
-        justify: Literal["left", "right"] = "right" if title in _NUMBERS else "left"
+        justify: Literal["left", "right"] = "right" if title in _RIGHT else "left"
         table.add_column(title, no_wrap=True, overflow="ellipsis", justify=justify, max_width=size)
     if reasons:
         table.add_column("REASON", no_wrap=True, overflow="ellipsis", ratio=1)
         table.expand = True
     for index, one in enumerate(rows):
-        shown: list[RenderableType] = [cells[title][index] for title in widths]
+        shown: list[RenderableType] = [Text(cells[title][index]) for title in widths]
         shown[list(widths).index("PHASE")] = Text(one.phase, style=_STYLES.get(one.phase, ""))
-        table.add_row(*shown, Text(one.reason, style="red" if one.phase == "Failed" else "yellow"))
+        table.add_row(*shown, _reason(one))
     return table
 
 
-def _column(rows: Sequence[Row], label: str) -> list[str]:
-    return [facts(one).get(label, "").removesuffix(" tokens/s") for one in rows]
+def _wide(width: int) -> int:
+    """Columns that the view of one object takes."""
+    return max(20, min(width, 110))
+
+
+def _head(shown: Shown, now: datetime, width: int) -> RenderableType:
+    """Title, phase, namespace and age."""
+    head = Table.grid(expand=False, padding=0)
+    head.add_column(width=width - 16, no_wrap=True, overflow="ellipsis")
+    head.add_column(width=16, justify="right", no_wrap=True)
+    title = Text.assemble(
+        (shown.title, "bold"),
+        "  ",
+        (shown.phase, _STYLES.get(shown.phase, "")),
+        (f"  {shown.namespace}", "dim"),
+    )
+    head.add_row(title, Text(age(shown.created, now), style="dim"))
+    return head
+
+
+def _reason(shown: Shown) -> Text:
+    return Text(shown.reason, style="red" if shown.phase == "Failed" else "yellow")
+
+
+def _fact(shown: Shown, label: str) -> str:
+    return shown.facts().get(label, "").removesuffix(" tokens/s")
+
+
+def _short(step: int | None, state: str) -> str:
+    return f"step {step} {state}" if step is not None else state
 
 
 def _bar(shown: Row, width: int) -> RenderableType:

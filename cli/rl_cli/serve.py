@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
-from rl_cli.options import Subparsers, new_parser
+from rl_cli.options import Subparsers, new_parser, whole
 
 _DESCRIPTION = """\
 Serves a policy on this machine with OpenAI's interface: /v1/chat/completions, /v1/completions and /v1/models, streaming
@@ -34,32 +33,32 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=_whole(0, 65535), default=8000, help="port (default: 8000; 0: one that is free)"
+        "--port", type=whole(0, 65535), default=8000, help="port (default: 8000; 0: one that is free)"
     )
     parser.add_argument(
         "--replicas",
-        type=_whole(1, 1024),
+        type=whole(1, 1024),
         default=1,
         metavar="N",
         help="copies of the model that share the requests (default: 1)",
     )
     parser.add_argument(
         "--max-context",
-        type=_whole(2, 10_000_000),
+        type=whole(2, 10_000_000),
         default=4096,
         metavar="TOKENS",
         help="longest prompt with its answer (default: 4096, or what the model holds)",
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=_whole(1, 10_000_000),
+        type=whole(1, 10_000_000),
         default=1024,
         metavar="TOKENS",
         help="longest answer (default: 1024)",
     )
     parser.add_argument(
         "--queue",
-        type=_whole(0, 100_000),
+        type=whole(0, 100_000),
         default=64,
         metavar="N",
         help="answers that may wait for a place, for each replica; more are refused with 429 (default: 64)",
@@ -103,19 +102,6 @@ def _serve(args: argparse.Namespace) -> int:
             debug=args.debug,
         )
     )
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"found {text}, allowed: a whole number from {low} to {high}")
-        return value
-
-    return parse
 
 
 def _seconds(text: str) -> float:

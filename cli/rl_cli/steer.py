@@ -11,7 +11,7 @@ from typing import Any, Final
 from rl_api.errors import InvalidConfig
 from rl_cli.failures import ClusterError
 from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser, program
-from rl_cli.view import facts, row
+from rl_cli.view import row
 
 _POLL_SECONDS: Final = 1.0
 
@@ -90,7 +90,7 @@ def _cancel(args: argparse.Namespace) -> int:
     if not args.yes:
         if not sys.stdin.isatty():
             raise InvalidConfig("--yes: missing, required where nobody can be asked")
-        step = facts(shown).get("step")
+        step = shown.facts().get("step")
         state = f"{shown.phase}{f', step {step}' if step else ''}"
         answer = input(f"Delete run {args.name} in namespace {namespace} ({state})? [y/N] ")
         if answer.strip().lower() not in ("y", "yes"):

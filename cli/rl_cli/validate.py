@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from rl_api import RLTrainingRun
+from rl_api import RLTrainingProfile, RLTrainingRun
 from rl_api.errors import InvalidConfig, InvalidDocuments
 from rl_api.printable import printable_lines
 from rl_api.validation import Checked, blamed_sentence, check_files
-from rl_cli.documents import as_planned, place, plain, read_profiles
+from rl_cli.documents import as_planned, place, plain, read_profiles, service_as_planned
 from rl_cli.options import Subparsers, new_parser
 from rl_cli.patterns import wrong_patterns
 from rl_operator.model.names import Manifest
 
 _DESCRIPTION: Final = """\
-Check RLTrainingRun and RLTrainingProfile files without starting anything.
+Check RLTrainingRun, RLPolicyService and RLTrainingProfile files without starting anything.
 
 Every problem of every file is one line on standard error: the file, the field, what was found and what is
 allowed. Unknown fields are refused. Exit code 0: all valid; 2: something is wrong.
 
-With --profile the runs are also held against what the cluster's profiles allow, limit and add, as the operator
-does it. What depends on the namespace's labels and on other runs only the cluster knows."""
+With --profile the runs and services are also held against what the cluster's profiles allow, limit and add, as the
+operator does it. What depends on the namespace's labels and on other runs only the cluster knows."""
 
 _EXAMPLES: Final = """\
   rltrain validate examples/quickstart.yaml
   rltrain validate runs/*.yaml profile.yaml
   rltrain validate --for cluster run.yaml      # also what only a cluster needs, such as checkpoint storage
-  rltrain validate --profile examples/profile-gpu.yaml run.yaml
+  rltrain validate --profile examples/profile-gpu.yaml run.yaml service.yaml
   kubectl get rlrun arithmetic -o yaml | rltrain validate -
 """
 
@@ -68,14 +68,18 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _wrong(checked: Checked, profiles: Sequence[Manifest] | None) -> list[str]:
     """What is wrong with an object that is valid by itself; `profiles`: of its cluster, None: not to be looked at."""
-    source, run = checked
-    if not isinstance(run, RLTrainingRun):
+    source, resource = checked
+    if isinstance(resource, RLTrainingProfile):
         return []
-    problems = [blamed_sentence(source, problem, ()) for problem in wrong_patterns(run.spec)]
+    problems = list[str]()
+    planned: Callable[[str, Manifest, Sequence[Manifest]], object] = service_as_planned
+    if isinstance(resource, RLTrainingRun):
+        problems = [blamed_sentence(source, one, ()) for one in wrong_patterns(resource.spec)]
+        planned = as_planned
     if profiles is not None:
-        placed = place(plain(run), None, "default")
+        placed = place(plain(resource), None, "default")
         try:
-            as_planned(source, placed, profiles)
+            planned(source, placed, profiles)
         except InvalidDocuments as error:
             problems += error.problems
     return problems

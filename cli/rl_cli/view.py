@@ -1,26 +1,22 @@
-"""What is shown of a run: a row of facts from the object, and the row as one plain line. Pure."""
+"""What is shown of an object, and of a run: a row of facts from the object, and the row as one plain line. Pure."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from rl_api.printable import printable
+from rl_cli.fields import instant, mapping, mappings, number, sentence, whole
 
 UNSEEN_SECONDS: Final = 20.0
-"""A run that no operator has looked at for so long gets a hint."""
+"""An object that no operator has looked at for so long gets a hint."""
 
 SILENT_SECONDS: Final = 60.0
 """Progress that is older is shown with its age."""
-
-_LONGEST: Final = 1000
-"""Characters of a sentence of others."""
-
-_GREATEST: Final = 1e15
-"""A number beyond it is none that a run can have."""
 
 _WORKING: Final = ("Training", "WarmStart", "Evaluating", "Checkpointing")
 
@@ -29,14 +25,47 @@ _NEWS: Final = attrgetter(
 )
 
 
-@dataclass(frozen=True)
-class Row:
-    """A run as it is shown. None: not known."""
+@dataclass(frozen=True, kw_only=True)
+class Shown(ABC):
+    """An object as it is shown. None: not known."""
 
     namespace: str
     name: str
     uid: str
     phase: str
+    created: datetime | None = None
+    reason: str = ""
+    """Why it does not go on as it should, in a sentence; empty where it does."""
+    deleting: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return False
+
+    @property
+    def title(self) -> str:
+        """What it is called where runs and others are shown together, and for `rltrain watch`."""
+        return self.name
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and title."""
+        return self.namespace, self.title
+
+    @abstractmethod
+    def facts(self) -> dict[str, str]:
+        """Text of everything that is known, by its label; the reason last."""
+
+    @abstractmethod
+    def news(self) -> tuple[object, ...]:
+        """Of what a person wants to hear when it changes: not every reading's time, not every number between two steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Shown):
+    """A run as it is shown. None: not known."""
+
     step: int | None = None
     max_steps: int | None = None
     reward: float | None = None
@@ -53,58 +82,78 @@ class Row:
     """Step of the newest good checkpoint."""
     checkpoint_uri: str = ""
     target: float | None = None
-    created: datetime | None = None
     updated: datetime | None = None
     """When the driver last said how it goes."""
-    reason: str = ""
-    """Why the run does not go on, in a sentence; empty where it does."""
     ended: tuple[str, ...] = ()
     """How earlier attempts ended."""
     begun: bool = False
     """Whether an attempt has."""
-    deleting: bool = False
 
     @property
     def over(self) -> bool:
         """Whether nothing more will happen."""
         return self.phase in ("Succeeded", "Failed")
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Namespace and name."""
-        return self.namespace, self.name
+    def facts(self) -> dict[str, str]:
+        """Text of everything that is known, by its label; the reason last."""
+        running = self.phase in _WORKING
+        found = {
+            "step": self.step is not None and fraction(self.step, self.max_steps),
+            "reward": self.reward is not None and f"{self.reward:.2f}",
+            "held-out": self.heldout is not None and f"{self.heldout:.2f}",
+            "speed": running
+            and self.tokens_per_second is not None
+            and f"{self.tokens_per_second:,.0f} tokens/s",
+            "buffer": running and self.buffer_fill is not None and f"{self.buffer_fill:.0%}",
+            "staleness": running and self.staleness is not None and f"{self.staleness:.1f}",
+            "samplers": not self.over and self.samplers is not None and fraction(*self.samplers),
+            "attempt": self.attempt is not None and str(self.attempt),
+            "checkpoint": self.checkpoint is not None and str(self.checkpoint),
+            "ETA": running and self.eta is not None and length(self.eta),
+            "-": self.reason,
+        }
+        return {label: text for label, text in found.items() if text}
+
+    def news(self) -> tuple[object, ...]:
+        """Of what a person wants to hear when it changes."""
+        found: tuple[object, ...] = _NEWS(self)
+        return found
 
 
 def row(run: Mapping[str, Any], now: datetime) -> Row:
     """The row of a run, whatever wrote it: what is not of its kind is not known, what steers a terminal is left out."""
-    metadata, spec, status = _map(run.get("metadata")), _map(run.get("spec")), _map(run.get("status"))
-    progress, roles = _map(status.get("progress")), _map(status.get("roles"))
-    conditions = {str(one.get("type")): one for one in _maps(status.get("conditions"))}
-    attempts = _maps(status.get("attempts"))
-    checkpoint, stop = _map(status.get("checkpoint")), _map(spec.get("stop"))
-    created = _time(metadata.get("creationTimestamp"))
+    metadata, spec, status = (
+        mapping(run.get("metadata")),
+        mapping(run.get("spec")),
+        mapping(run.get("status")),
+    )
+    progress, roles = mapping(status.get("progress")), mapping(status.get("roles"))
+    conditions = {str(one.get("type")): one for one in mappings(status.get("conditions"))}
+    attempts = mappings(status.get("attempts"))
+    checkpoint, stop = mapping(status.get("checkpoint")), mapping(spec.get("stop"))
+    created = instant(metadata.get("creationTimestamp"))
     phase = _phase(status, conditions, metadata)
     return Row(
-        namespace=_sentence(metadata.get("namespace")),
-        name=_sentence(metadata.get("name")),
-        uid=_sentence(metadata.get("uid")),
+        namespace=sentence(metadata.get("namespace")),
+        name=sentence(metadata.get("name")),
+        uid=sentence(metadata.get("uid")),
         phase=phase,
-        step=_whole(progress.get("step")),
-        max_steps=_whole(progress.get("maxSteps")) or _whole(stop.get("maxSteps")),
-        reward=_number(progress.get("reward")),
-        heldout=_number(progress.get("heldoutScore")),
-        tokens_per_second=_number(progress.get("tokensPerSecond")),
-        buffer_fill=_number(progress.get("bufferFill")),
-        staleness=_number(progress.get("staleness")),
-        eta=_number(progress.get("etaSeconds")),
+        step=whole(progress.get("step")),
+        max_steps=whole(progress.get("maxSteps")) or whole(stop.get("maxSteps")),
+        reward=number(progress.get("reward")),
+        heldout=number(progress.get("heldoutScore")),
+        tokens_per_second=number(progress.get("tokensPerSecond")),
+        buffer_fill=number(progress.get("bufferFill")),
+        staleness=number(progress.get("staleness")),
+        eta=number(progress.get("etaSeconds")),
         samplers=_replicas(roles, "sampler"),
         learners=_replicas(roles, "learner"),
-        attempt=_whole(attempts[-1].get("number")) if attempts else None,
-        checkpoint=_whole(checkpoint.get("step")),
-        checkpoint_uri=_sentence(checkpoint.get("uri")),
-        target=_number(stop.get("targetReward")),
+        attempt=whole(attempts[-1].get("number")) if attempts else None,
+        checkpoint=whole(checkpoint.get("step")),
+        checkpoint_uri=sentence(checkpoint.get("uri")),
+        target=number(stop.get("targetReward")),
         created=created,
-        updated=_time(progress.get("updatedAt")),
+        updated=instant(progress.get("updatedAt")),
         reason=_reason(phase, conditions, roles, created, now),
         ended=tuple(_ended(attempt) for attempt in attempts if attempt.get("endTime")),
         begun=bool(attempts),
@@ -112,36 +161,15 @@ def row(run: Mapping[str, Any], now: datetime) -> Row:
     )
 
 
-def line(shown: Row, *, with_namespace: bool = False) -> str:
+def line(shown: Shown, *, with_namespace: bool = False) -> str:
     """The row as a plain line, without what is not known: `arithmetic  Training  step 12/100  reward 0.52`."""
-    name = f"{shown.namespace}/{shown.name}" if with_namespace else shown.name
-    return "  ".join([name, shown.phase, *(f"{label} {text}" for label, text in facts(shown).items())])
+    name = f"{shown.namespace}/{shown.title}" if with_namespace else shown.title
+    return "  ".join([name, shown.phase, *(f"{label} {text}" for label, text in shown.facts().items())])
 
 
-def facts(shown: Row) -> dict[str, str]:
-    """Text of everything that is known, by its label; the reason last."""
-    running = shown.phase in _WORKING
-    found = {
-        "step": shown.step is not None and fraction(shown.step, shown.max_steps),
-        "reward": shown.reward is not None and f"{shown.reward:.2f}",
-        "held-out": shown.heldout is not None and f"{shown.heldout:.2f}",
-        "speed": running
-        and shown.tokens_per_second is not None
-        and f"{shown.tokens_per_second:,.0f} tokens/s",
-        "buffer": running and shown.buffer_fill is not None and f"{shown.buffer_fill:.0%}",
-        "staleness": running and shown.staleness is not None and f"{shown.staleness:.1f}",
-        "samplers": not shown.over and shown.samplers is not None and fraction(*shown.samplers),
-        "attempt": shown.attempt is not None and str(shown.attempt),
-        "checkpoint": shown.checkpoint is not None and str(shown.checkpoint),
-        "ETA": running and shown.eta is not None and length(shown.eta),
-        "-": shown.reason,
-    }
-    return {label: text for label, text in found.items() if text}
-
-
-def changed(old: Row | None, new: Row) -> bool:
-    """Whether a person wants to hear of it: not of every reading's time, and not of every number between two steps."""
-    return old is None or _NEWS(old) != _NEWS(new)
+def changed(old: Shown | None, new: Shown) -> bool:
+    """Whether a person wants to hear of it."""
+    return old is None or old.news() != new.news()
 
 
 def fraction(part: int | None, whole: int | None) -> str:
@@ -166,13 +194,30 @@ def age(since: datetime | None, now: datetime) -> str:
     return length((now - since).total_seconds()) if since is not None else ""
 
 
+def unseen(created: datetime | None, now: datetime) -> str:
+    """What is said of an object without conditions."""
+    waited = (now - created).total_seconds() if created is not None else 0.0
+    if waited < UNSEEN_SECONDS:
+        return "no operator has looked at it yet"
+    return (
+        f"no operator has looked at it for {length(waited)}: is one running, and does it watch this namespace? "
+        "(kubectl get pods -A -l app.kubernetes.io/name=rltrain)"
+    )
+
+
+def said(conditions: Mapping[str, Any], kind: str, *statuses: str) -> str:
+    """The message of a condition that has one of these statuses; empty where it has none of them."""
+    condition = mapping(conditions.get(kind))
+    return sentence(condition.get("message")) if condition.get("status") in statuses else ""
+
+
 def _phase(status: Mapping[str, Any], conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     for ended in ("Succeeded", "Failed"):
-        if _map(conditions.get(ended)).get("status") == "True":
+        if mapping(conditions.get(ended)).get("status") == "True":
             return ended
     if metadata.get("deletionTimestamp") is not None:
         return "Stopping"
-    return _sentence(status.get("phase")) or "Pending"
+    return sentence(status.get("phase")) or "Pending"
 
 
 def _reason(
@@ -184,79 +229,37 @@ def _reason(
 ) -> str:
     """Why the run does not go on. The operator says it in conditions; the one nearest to the cause is taken."""
 
-    def says(kind: str, *statuses: str) -> str:
-        condition = _map(conditions.get(kind))
-        return _sentence(condition.get("message")) if condition.get("status") in statuses else ""
-
+    says = partial(said, conditions)
     if phase == "Succeeded":
         return ""
     if phase == "Failed":
         return says("Failed", "True")
     if not conditions:
-        waited = (now - created).total_seconds() if created is not None else 0.0
-        if waited < UNSEEN_SECONDS:
-            return "no operator has looked at it yet"
-        return (
-            f"no operator has looked at it for {length(waited)}: is one running, and does it watch this namespace? "
-            "(kubectl get pods -A -l app.kubernetes.io/name=rltrain)"
-        )
+        return unseen(created, now)
     found = says("Accepted", "False") or says("Suspended", "True", "Unknown")
     found = found or says("Admitted", "False", "Unknown") or says("ClusterReady", "False")
     if found:
         return found
-    if phase not in _WORKING or _map(conditions.get("Training")).get("status") == "Unknown":
+    if phase not in _WORKING or mapping(conditions.get("Training")).get("status") == "Unknown":
         found = says("Training", "False", "Unknown")
     missing = (
-        f"{_sentence(name)}: {_sentence(_map(role).get('reason'))}"
+        f"{sentence(name)}: {sentence(mapping(role).get('reason'))}"
         for name, role in sorted(roles.items())
-        if _map(role).get("reason")
+        if mapping(role).get("reason")
     )
     return found or next(missing, "")
 
 
 def _ended(attempt: Mapping[str, Any]) -> str:
     steps = ""
-    last = _whole(attempt.get("toStep"))
+    last = whole(attempt.get("toStep"))
     if last is not None:
-        steps = f" (steps {_whole(attempt.get('fromStep')) or 0} to {last})"
-    return f"attempt {_whole(attempt.get('number')) or '?'}{steps}: {_sentence(attempt.get('reason'))}"
+        steps = f" (steps {whole(attempt.get('fromStep')) or 0} to {last})"
+    return f"attempt {whole(attempt.get('number')) or '?'}{steps}: {sentence(attempt.get('reason'))}"
 
 
 def _replicas(roles: Mapping[str, Any], name: str) -> tuple[int, int] | None:
     role = roles.get(name)
     if not isinstance(role, Mapping):
         return None
-    return _whole(role.get("ready")) or 0, _whole(role.get("desired")) or 0
-
-
-def _sentence(text: object) -> str:
-    """One line, whatever it was; terminals must not be steered by what a container wrote."""
-    return printable(" ".join(text.split()), _LONGEST) if isinstance(text, str) else ""
-
-
-def _number(value: object) -> float | None:
-    """A number that can be one of a run's; None: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if -_GREATEST <= value <= _GREATEST else None  # NaN is not, either
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None or number < 0 else int(number)
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(value: object) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return whole(role.get("ready")) or 0, whole(role.get("desired")) or 0

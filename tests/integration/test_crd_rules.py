@@ -89,7 +89,7 @@ def test_every_example_is_taken_and_stays_what_it_is(kube: KubeApi, namespace: s
 def test_client_side_apply_takes_the_definitions(kube: KubeApi) -> None:
     text = "---\n".join(dump_yaml(definition) for definition in definitions().values())
     done = kube.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
-    assert done.stdout.count("rltrain.dev") == 2
+    assert done.stdout.count("rltrain.dev") == 3
 
 
 def test_defaults_are_shown_and_the_profile_keeps_its_say(kube: KubeApi, run: str) -> None:
@@ -190,13 +190,15 @@ def test_null_stays_null_when_it_is_applied_again(kube: KubeApi) -> None:
         assert spec["checkpoint"] is None
 
 
-def test_a_service_is_refused_until_there_is_one(kube: KubeApi, namespace: str) -> None:
+def test_a_run_that_serves_is_another_kind(kube: KubeApi, namespace: str) -> None:
     document = json.loads(json.dumps(RUN))
     document["spec"]["workload"] = "Service"
     arguments = ("create", "--dry-run=server", f"--namespace={namespace}", "-f", "-")
     done = kube.kubectl(*arguments, stdin=dump_yaml(document), check=False)
     assert "spec.workload: Invalid value" in done.stderr
-    assert "found 'Service', allowed in this version: Job or Cluster" in done.stderr
+    assert (
+        "found 'Service', allowed: Job or Cluster; to serve a policy, apply an RLPolicyService" in done.stderr
+    )
 
 
 def test_scale_is_the_number_of_samplers(kube: KubeApi, run: str) -> None:

@@ -67,6 +67,7 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
         process.kill()
     kept = bucket / "runs" / "one"
     assert checkpoints(kept)[-1] in (4, 6)
+    assert (kept / "run.yaml").read_bytes() == (first.out / "run.yaml").read_bytes()
     shutil.rmtree(first.out)
 
     second = small_run(tmp_path / "second", "s3://lost-disk/runs/one", task=task)

@@ -136,6 +136,25 @@ def test_a_run_gets_its_objects_in_few_writes(operator: Operator) -> None:
     assert 7 <= operator.writes - before <= 12
 
 
+def test_metrics_show_a_run_until_it_is_gone(operator: Operator) -> None:
+    operator.apply("shown")
+    operator.starting("shown")
+    labels = f'namespace="{operator.namespace}"'
+    waits = f'rltrain_run_waits{{condition="ClusterReady",{labels},reason="'
+    operator.until(
+        lambda: [one for one in operator.metrics() if one.startswith(waits) and one.endswith('run="shown"}')],
+        "the metrics say what it waits for",
+    )
+    figures = {"progress": {"phase": "Starting", "step": 3, "heldoutScore": 0.5}}
+    patch = json.dumps({"status": figures})
+    operator.kubectl("patch", "rlrun", "shown", "--subresource=status", "--type=merge", "-p", patch)
+    score = f'rltrain_run_heldout_score{{{labels},run="shown"}}'
+    operator.until(lambda: operator.metrics().get(score) == 0.5, "the metrics show its figures")
+    assert operator.metrics()[f'rltrain_run_step{{{labels},run="shown"}}'] == 3
+    operator.kubectl("delete", "rlrun", "shown", "--wait=false")
+    operator.until(lambda: score not in operator.metrics(), "the metrics forget it")
+
+
 def test_a_second_look_writes_nothing(operator: Operator) -> None:
     operator.apply("again-a", "again-b")
     operator.starting("again-a")

@@ -29,7 +29,10 @@ POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata", "users": [ACCOUNT]}, {"level": "None"}],
 }
-ADMISSION = {("runs", "rltrain.dev", "rltrainingruns/finalizers", "", "update")}
+ADMISSION = {
+    ("runs", "rltrain.dev", f"{kind}/finalizers", "", "update")
+    for kind in ("rltrainingruns", "rlpolicyservices")
+}
 """Not asked for in a request: an admission plug-in asks whether the operator might. Tried on its own."""
 
 Right = tuple[str, str, str, str, str]
@@ -208,6 +211,7 @@ def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_grante
     a_run_whose_time_has_come(cluster)
     a_cluster_to_work_in(cluster)
     a_conflict(cluster)
+    a_service(cluster)
     cluster.operator.kill()
     cluster.operator.start()  # finds lease and key
     cluster.operator.until_works()
@@ -259,6 +263,37 @@ def a_profile_of_other_namespaces(cluster: Cluster) -> None:
     )
     cluster.delete("rlrun", "nameless")
     cluster.kube.kubectl("delete", "rlprofile", "others")
+
+
+def a_service(cluster: Cluster) -> None:
+    """A name that is taken, another one that is not, and a change."""
+    head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
+    cluster.apply(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayService",
+            "metadata": {"name": "taken"},
+            "spec": {"rayClusterConfig": {"headGroupSpec": head}},
+        }
+    )
+    for name in ("taken", "free"):
+        spec = {"from": {"checkpoint": "tiny"}, "auth": {"anonymous": True}}
+        service = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLPolicyService"}
+        cluster.apply(service | {"metadata": {"name": name}, "spec": spec})
+
+    def says(name: str) -> str:
+        conditions = cluster.there("rlps", name).get("status", {}).get("conditions", ())
+        return " ".join(one["message"] for one in conditions)
+
+    cluster.until(lambda: "the service needs the name taken for a RayService" in says("taken"), "it is said")
+    made = cluster.until(lambda: cluster.there("rayservice", "free"), "the RayService is made")
+    cluster.change("rlps", "free", {"spec": {"limits": {"queue": 7}}})
+    cluster.until(
+        lambda: (
+            cluster.there("rayservice", "free")["metadata"]["generation"] > made["metadata"]["generation"]
+        ),
+        "it is changed",
+    )
 
 
 def names_that_are_taken(cluster: Cluster) -> None:

@@ -93,9 +93,13 @@ def test_a_job_that_kuberay_submits_runs_on_both_nodes(head: Head) -> None:
     address = f"http://127.0.0.1:{head.dashboard}/api/jobs/"
     (head.folder / "driver.py").write_text(DRIVER.format(address="auto"))
     job = {"entrypoint": f"{sys.executable} {head.folder}/driver.py"}
-    made = requests.post(address, json=job, headers=BEARER, timeout=60)
-    assert made.status_code == 200, made.text
     deadline, found = time.monotonic() + SECONDS, {}
+    # As KubeRay does it: Ray takes no job before its agent is up.
+    while (made := requests.post(address, json=job, headers=BEARER, timeout=60)).status_code == 500:
+        assert "No available agent" in made.text
+        assert time.monotonic() < deadline, made.text
+        time.sleep(0.5)
+    assert made.status_code == 200, made.text
     while found.get("status") not in ("SUCCEEDED", "FAILED"):
         assert time.monotonic() < deadline, found
         time.sleep(0.5)

@@ -202,12 +202,18 @@ def rltrain(*arguments: str) -> Outcome:
 class Process:
     """`rltrain` in a process (and process group) of its own."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: dict[str, str],
+        module: str = "rl_trainer.cli",
+    ):
         self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rl_trainer.cli", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from rl_api import RLTrainingRun, RunSpec, validate_files
 from rl_api.recipes import RECIPES, recipe
+from rl_api.service import RLPolicyService, ServiceSpec
 from rl_cli.main import CLUSTER, HERE, parser
 from rl_trainer.cli import _parser
 from rl_trainer.observe.charts import SECTIONS
@@ -24,6 +25,7 @@ from rl_trainer.observe.metrics import FIELDS
 ROOT = Path(__file__).parents[2]
 TRAINER = ROOT / "trainer" / "rl_trainer"
 SERVING = ROOT / "trainer" / "rl_serve"
+GENERATION = ROOT / "trainer" / "rl_generate"
 OPERATOR = ROOT / "operator" / "rl_operator"
 
 PAGES = [
@@ -33,6 +35,7 @@ PAGES = [
         "docs/architecture.md",
         "docs/training.md",
         "docs/serving.md",
+        "docs/generate.md",
         "docs/algorithms.md",
         "examples/README.md",
     )
@@ -59,7 +62,8 @@ def commands() -> Iterator[Any]:
     for page in [*PAGES, *EXAMPLES]:
         for line in text_of(page).splitlines():
             if found := re.match(
-                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|chat|validate|report) .*)", line
+                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|generate|chat|validate|report) .*)",
+                line,
             ):
                 yield pytest.param(found[1], id=f"{page.name}: {found[1]}")
 
@@ -96,7 +100,11 @@ def test_paths_of_the_architecture_page_exist() -> None:
     ]
     roots = [
         ROOT,
-        *(path.parent for side in (OPERATOR, SERVING, TRAINER) for path in side.rglob("__init__.py")),
+        *(
+            path.parent
+            for side in (GENERATION, OPERATOR, SERVING, TRAINER)
+            for path in side.rglob("__init__.py")
+        ),
     ]
     written_by_runs = ("model/", "rng/", "initial/", "/status", "/metrics", "/healthz")
     missing = [
@@ -112,7 +120,7 @@ def test_paths_of_the_architecture_page_exist() -> None:
 
 def test_every_folder_is_on_the_architecture_page() -> None:
     words = set(code(text_of(ROOT / "docs/architecture.md")))
-    for package in (OPERATOR, SERVING, TRAINER):
+    for package in (GENERATION, OPERATOR, SERVING, TRAINER):
         names = [path.name for path in package.glob("*.py") if not path.stem.startswith("__")]
         folders = [path.parent.relative_to(package).as_posix() for path in package.rglob("*/__init__.py")]
         assert len(names + folders) > 6
@@ -160,7 +168,9 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_fields_are_spelt_as_in_the_contract(page: Path) -> None:
-    known = set(fields(RunSpec)) | set(fields(RLTrainingRun))
+    known = {
+        path for model in (RunSpec, RLTrainingRun, ServiceSpec, RLPolicyService) for path in fields(model)
+    }
     sections = {path for path in known if "." not in path}
     named = [word for word in code(text_of(page)) if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", word)]
     named = [word for word in named if word.partition(".")[0] in sections and "metadata[" not in word]

@@ -1,4 +1,4 @@
-"""The imports of our five packages: no circle, and every lazy import has its reason here.
+"""The imports of our packages: no circle, and every lazy import has its reason here.
 
 Read from the source, so that imports inside functions and under `TYPE_CHECKING` count like any other. That a submodule's
 import also runs the `__init__` of its package is left out: these only gather names.
@@ -34,6 +34,13 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_api.printable",
             "rl_cli.cluster",
             "rl_cli.screen",
+            "rl_serve.gate.criteria",
+            "rl_serve.gate.evaluate",
+            "rl_serve.gate.probe",
+            "rl_serve.gate.report",
+            "rl_generate.job",
+            "rl_generate.local",
+            "rl_generate.rows",
             "rl_serve.local",
             "rl_trainer.cli",
             "rl_trainer.observe.console",
@@ -56,6 +63,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         },
         "rl_trainer.run.local_ray.processes": {"ray"},
         "rl_trainer.run.ray_session": {"ray"},
+        "rl_generate.local": {"ray", "rl_generate.pipeline", "rl_trainer.model.shared_folder"},
         "rl_serve.local": {"ray", "rl_serve.deployment"},
     },
     "an optional package": {
@@ -68,6 +76,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.observe.tensorboard_events": {"tensorboard"},
         "rl_trainer.program.run": {"torch"},
         "rl_trainer.rollout.engines.library": {"transformers"},
+        "rl_generate.source": {"fsspec"},
         "rl_trainer.storage.remote_folder": {"fsspec"},
     },
 }

@@ -26,6 +26,15 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """From its token `token` on, counted from 0, the answer `index` was written by `version` of the policy."""
+
+    index: int
+    version: str
+    token: int
+
+
+@dataclass(frozen=True)
 class Usage:
     """Tokens of a request: of its prompts, and of all its answers."""
 
@@ -63,8 +72,10 @@ class Form:
     logprobs: bool
     decode: Callable[[int], str]
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
-        """The answer that is not streamed; `deltas`: one for each answer, whole."""
+    def whole(
+        self, deltas: Sequence[Delta], usage: Usage, marks: Sequence[Mark] | None = None
+    ) -> dict[str, Any]:
+        """The answer that is not streamed; `deltas`: one for each answer, whole; `marks`: where it shall say so."""
         choices = []
         for delta in deltas:
             said: dict[str, Any] = (
@@ -74,16 +85,16 @@ class Form:
             )
             choices.append(self._choice(delta, said))
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._head(kind) | {"choices": choices, "usage": usage.body()}
+        return self._head(kind) | {"choices": choices, "usage": usage.body()} | versions(marks)
 
     def opening(self, index: int) -> dict[str, Any]:
         """The first event of an answer of a chat: who speaks."""
         return self._chunk([self._choice(Delta(index, ""), {"delta": {"role": "assistant", "content": ""}})])
 
-    def event(self, delta: Delta) -> dict[str, Any]:
-        """A piece of an answer."""
+    def event(self, delta: Delta, marks: Sequence[Mark] | None = None) -> dict[str, Any]:
+        """A piece of an answer; `marks`: in the last one, where it shall say so."""
         said = {"delta": {"content": delta.text} if delta.text else {}} if self.chat else {"text": delta.text}
-        return self._chunk([self._choice(delta, said)])
+        return self._chunk([self._choice(delta, said)]) | versions(marks)
 
     def closing(self, usage: Usage) -> dict[str, Any]:
         """The last event, which counts tokens."""
@@ -130,6 +141,14 @@ class Form:
             "top_logprobs": None,
             "text_offset": [token.start for token in delta.tokens],
         }
+
+
+def versions(marks: Sequence[Mark] | None) -> dict[str, Any]:
+    """The field that says which version of the policy wrote what; None: no field."""
+    if marks is None:
+        return {}
+    said = [{"index": mark.index, "version": mark.version, "token": mark.token} for mark in marks]
+    return {"policy_versions": said}
 
 
 def event(content: Mapping[str, Any]) -> bytes:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from rl_api.errors import ModelError
 from rl_trainer.error_text import first_line
 from rl_trainer.rollout.engines.base import Engine, FinishReason, GenerationRequest
 
@@ -15,11 +19,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Update:
-    """What is new of one sequence: (token, log-probability) each, and at its end why it ended."""
+    """What is new of one sequence: (token, log-probability) each, and at its end why it ended.
+
+    `versions`: the number of the weights that each token was sampled with.
+    """
 
     id: Hashable
     tokens: tuple[tuple[int, float], ...]
     finish_reason: FinishReason | None = None
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Weights (Hugging Face names) that shall replace those of the engine, under another number.
+
+    `done` hears why they could not, None: they have; in the loop's thread.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    version: int
+    done: Callable[[str | None], None]
 
 
 class EngineLoop:
@@ -29,16 +49,22 @@ class EngineLoop:
         engine: nobody else may use it any more.
         deliver: hears of everything that is new after a step; called in the loop's thread.
         failed: hears a sentence when the engine has raised: then nothing is generated any more. Called there, too.
+        pieces: tell of each token; else of whole sequences, when they end, which is less work.
     """
 
     def __init__(
-        self, engine: Engine, deliver: Callable[[list[Update]], None], failed: Callable[[str], None]
+        self,
+        engine: Engine,
+        deliver: Callable[[list[Update]], None],
+        failed: Callable[[str], None],
+        pieces: bool = True,
     ) -> None:
-        self._engine = engine
+        self._engine, self._pieces = engine, pieces
         self._deliver, self._failed = deliver, failed
         self._condition = threading.Condition()
         self._new: list[GenerationRequest] = []
         self._unwanted: set[Hashable] = set()
+        self._swaps: deque[Swap] = deque()
         self._told: dict[Hashable, int] = {}
         self._closed = False
         self.failure = ""
@@ -57,6 +83,15 @@ class EngineLoop:
             self._unwanted.update(ids)
             self._condition.notify()
 
+    def swap(self, swap: Swap) -> None:
+        """Change the weights before the next step; sequences in flight go on."""
+        with self._condition:
+            if not self._closed:
+                self._swaps.append(swap)
+                self._condition.notify()
+                return
+        swap.done(self.failure or "the engine was closed")
+
     def close(self, timeout: float = 10.0) -> None:
         """End after the step at hand, at most `timeout` seconds later."""
         with self._condition:
@@ -72,16 +107,26 @@ class EngineLoop:
             logger.exception("the engine has failed")
             self.failure = f"the engine has failed: {type(error).__name__}: {first_line(error)}"
             self._failed(self.failure)
+        with self._condition:
+            self._closed = True
+            swaps, self._swaps = self._swaps, deque()
+        for swap in swaps:
+            swap.done(self.failure or "the engine was closed")
 
     def _take(self) -> bool:
         """Wait for work, and hand what came in to the engine; False: the loop was closed."""
         engine = self._engine
         with self._condition:
             idle = not engine.active and not engine.waiting
-            self._condition.wait_for(lambda: self._closed or self._new or self._unwanted or not idle)
-            new, unwanted, self._new, self._unwanted = self._new, self._unwanted, [], set()
+            self._condition.wait_for(
+                lambda: self._closed or self._new or self._unwanted or self._swaps or not idle
+            )
             if self._closed:
                 return False
+            new, unwanted, self._new, self._unwanted = self._new, self._unwanted, [], set()
+            swap = self._swaps.popleft() if self._swaps else None
+        if swap is not None:
+            self._load(swap)
         wanted = [request for request in new if request.id not in unwanted]
         if unwanted:
             engine.abort(list(unwanted))
@@ -91,6 +136,14 @@ class EngineLoop:
         self._told.update((request.id, 0) for request in wanted)
         return True
 
+    def _load(self, swap: Swap) -> None:
+        try:
+            self._engine.load_weights(swap.tensors, swap.version)
+        except ModelError as error:
+            swap.done(str(error))
+        else:
+            swap.done(None)
+
     def _step(self) -> None:
         if not self._engine.active and not self._engine.waiting:
             return
@@ -99,10 +152,12 @@ class EngineLoop:
         for result in ended:
             known = self._told.pop(result.id)
             fresh = zip(result.tokens[known:].tolist(), result.logprobs[known:].tolist(), strict=True)
-            updates.append(Update(result.id, tuple(fresh), result.finish_reason))
-        for progress in self._engine.progress(self._told):
+            versions = tuple(result.versions[known:].tolist())
+            updates.append(Update(result.id, tuple(fresh), result.finish_reason, versions))
+        for progress in self._engine.progress(self._told) if self._pieces else ():
             self._told[progress.id] += len(progress.tokens)
             fresh = zip(progress.tokens.tolist(), progress.logprobs.tolist(), strict=True)
-            updates.append(Update(progress.id, tuple(fresh)))
+            versions = (self._engine.version,) * len(progress.tokens)  # all of them are of this step
+            updates.append(Update(progress.id, tuple(fresh), versions=versions))
         if updates:
             self._deliver(updates)

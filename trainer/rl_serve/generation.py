@@ -11,24 +11,28 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import torch
 
 from rl_api.errors import ModelError
 from rl_serve.admission import Admission
-from rl_serve.answers import Delta, Usage
+from rl_serve.answers import Delta, Mark, Usage
 from rl_serve.detokenize import Piece, TextStream
-from rl_serve.engine_loop import EngineLoop, Update
+from rl_serve.engine_loop import EngineLoop, Swap, Update
 from rl_serve.errors import TOO_LONG, ApiError
 from rl_serve.requests import Limits, Request
 from rl_trainer.model.tokenizer import Tokenizer
-from rl_trainer.rollout.engines.base import Engine, GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
 
 # OpenAI's own default; a chat goes on as long as there is room.
 COMPLETION_TOKENS = 16
+# Pieces that a replica hands on in a second, over all streams: each is an event for Ray Serve's proxy and costs more than
+# the token in it. Streams share them, so with many each piece holds several tokens.
+_PIECES_PER_SECOND = 1000.0
 # A log-probability that JSON has no number for.
 _LOWEST = -9999.0
 
@@ -39,16 +43,38 @@ class _Answer:
 
     text: TextStream
     done: bool = False
+    sampled: int = 0
+    # (number of the weights, first token that was sampled with them)
+    began: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, versions: Sequence[int]) -> None:
+        """Which weights the next tokens were sampled with."""
+        for version in versions:
+            if not self.began or self.began[-1][0] != version:
+                self.began.append((version, self.sampled))
+            self.sampled += 1
 
 
 class Job:
     """One request under way; get one from `Generator.start`, and `close` it whatever happens."""
 
-    def __init__(self, answers: list[_Answer], prompt_tokens: int, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        answers: list[_Answer],
+        prompt_tokens: int,
+        close: Callable[[], None],
+        names: Mapping[int, str],
+        asked: int,
+    ) -> None:
         self._answers = answers
         self._prompt_tokens = prompt_tokens
         self._close = close
+        self._names, self._asked = names, asked
         self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
+        self.pace: Callable[[], float] = lambda: 0.0
+        """Seconds between two pieces of one answer; its first piece and its end never wait."""
+        self._held: dict[int, Piece] = {}
+        self._due: dict[int, float] = {}
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """The answers, piece by piece, until all have ended.
@@ -69,6 +95,21 @@ class Job:
         """Tokens so far."""
         return Usage(self._prompt_tokens, sum(answer.text.used for answer in self._answers))
 
+    @property
+    def version(self) -> str:
+        """The policy's version that the answers began with; before their first token the one that was asked."""
+        began = [answer.began[0][0] for answer in self._answers if answer.began]
+        return self._names[min(began, default=self._asked)]
+
+    @property
+    def versions(self) -> tuple[Mark, ...]:
+        """Which version wrote what, so far."""
+        return tuple(
+            Mark(index, self._names[version], token)
+            for index, answer in enumerate(self._answers)
+            for version, token in answer.began
+        )
+
     def close(self) -> None:
         """Give the places back, and let the engine forget what has not ended. A second time does nothing."""
         self._close()
@@ -88,6 +129,7 @@ class Job:
                 ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
             )
             return False
+        answer.note(update.versions)
         reason = update.finish_reason
         tokens = [(token, max(logprob, _LOWEST)) for token, logprob in update.tokens]
         # The token that ends a sequence is counted, but it is no text.
@@ -102,9 +144,21 @@ class Job:
             reason = "stop" if answer.text.stopped else reason
             answer.text.used += last is not None
         answer.done = reason is not None
-        if piece.text or piece.tokens or answer.done:
-            self._inbox.put_nowait(Delta(number, piece.text, piece.tokens, reason))
+        self._hand_on(number, piece, reason)
         return early
+
+    def _hand_on(self, number: int, piece: Piece, reason: FinishReason | None) -> None:
+        """What is new of an answer, together with what was held back, goes to whoever reads `deltas`, or is held back."""
+        if held := self._held.pop(number, None):
+            piece = Piece(held.text + piece.text, held.tokens + piece.tokens)
+        if reason is None and not (piece.text or piece.tokens):
+            return
+        now = time.monotonic()
+        if reason is None and now < self._due.get(number, 0.0):
+            self._held[number] = piece
+            return
+        self._due[number] = now + self.pace()
+        self._inbox.put_nowait(Delta(number, piece.text, piece.tokens, reason))
 
 
 class Generator:
@@ -116,14 +170,24 @@ class Generator:
         limits: what a request may ask for; its `context` is at most the engine's.
         admission: the places.
         timeout: seconds from a request's arrival to the end of its answers.
+        version: the policy's, for clients.
 
     Attributes:
         tokens: how many were sampled so far, for all requests.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, limits: Limits, admission: Admission, timeout: float
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        admission: Admission,
+        timeout: float,
+        version: str,
     ) -> None:
+        # By the number of the weights: each swap adds one. Tokens that are under way are still of earlier ones.
+        self._names = {engine.version: version}
+        self._serving = engine.version
         self.tokenizer, self.limits, self.admission, self.timeout = tokenizer, limits, admission, timeout
         self.tokens = 0
         self._vocab_size = engine.vocab_size
@@ -136,6 +200,36 @@ class Generator:
     def failure(self) -> str:
         """Why nothing is generated any more, empty: all is well."""
         return self._engine.failure
+
+    @property
+    def version(self) -> str:
+        """The policy's version that writes the next token."""
+        return self._names[self._serving]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._jobs
+
+    async def swap(self, tensors: Mapping[str, torch.Tensor], version: str) -> None:
+        """Go on with other weights (Hugging Face names), from the next token on; returns when they are in.
+
+        Raises:
+            ModelError: they do not fit; then all is as it was.
+        """
+        number = max(self._names) + 1
+        said: asyncio.Future[str | None] = self._events.create_future()
+        self._names[number] = version
+
+        def done(problem: str | None) -> None:
+            if problem is None:
+                self._serving = number
+            said.set_result(problem)
+
+        self._engine.swap(Swap(tensors, number, lambda problem: self._soon(done, problem)))
+        problem = await said
+        if problem is not None:
+            raise ModelError(problem)
 
     def start(self, request: Request) -> Job:
         """Begin to answer.
@@ -157,8 +251,10 @@ class Generator:
                 sequences.append(GenerationRequest((number, index), prompt, sampling, seed_of(base, index)))
         answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
         ids = [sequence.id for sequence in sequences]
-        job = Job(answers, sum(map(len, prompts)), self._closer(number, ids, answers))
+        close = self._closer(number, ids, answers)
+        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving)
         self._jobs[number] = job
+        job.pace = self._pace if request.stream else lambda: math.inf
         self._engine.submit(sequences)
         return job
 
@@ -217,6 +313,9 @@ class Generator:
             top_k=request.top_k,
             stop_token_ids=self.tokenizer.stop_ids,
         )
+
+    def _pace(self) -> float:
+        return self.admission.taken / _PIECES_PER_SECOND
 
     # -- from the engine -----------------------------------------------------------------------------------------
 

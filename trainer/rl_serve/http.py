@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
@@ -19,25 +20,51 @@ from rl_serve.errors import ApiError
 from rl_serve.generation import Generator, Job
 from rl_serve.keys import check_key
 from rl_serve.requests import Request, parse_chat, parse_completion
+from rl_serve.window import Answered
 
 logger = logging.getLogger(__name__)
 
 VERSION_HEADER: Final = "x-policy-version"
+NO_POLICY: Final = "there is no policy yet"
+# A client that has gone before its answer was whole; nobody hears it.
+GONE: Final = 499
+_NO_POLICY_SECONDS: Final = 5
 _MOST_BYTES: Final = 8 * 2**20
 _PARSERS: Final = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
+
+
+@dataclass
+class _Watch:
+    """What is to be said of one request when it has ended."""
+
+    began: float
+    version: str = ""
+    job: Job | None = None
+    first: float | None = None
 
 
 class Api:
     """The HTTP interface of one replica.
 
     Args:
-        generator: answers.
-        version: of the policy; every response names it.
-        keys: digests of API keys, as of `read_keys`; none: everyone may ask.
+        serving: who answers now; None: there is no policy yet. Every response names the policy's version.
+        keys: digests of API keys, as of `read_keys`; None: everyone may ask.
+        limit: raises ApiError where a request, with a key or None, comes too early.
+        stamped: answers say which version wrote which of their tokens.
+        ended: hears of each answer that has ended, well or not.
     """
 
-    def __init__(self, generator: Generator, version: str, keys: frozenset[str]) -> None:
-        self.generator, self.version, self._keys = generator, version, keys
+    def __init__(
+        self,
+        serving: Callable[[], Generator | None],
+        keys: Callable[[], frozenset[str] | None],
+        *,
+        limit: Callable[[str | None], None] = lambda key: None,
+        stamped: bool = False,
+        ended: Callable[[Answered], None] = lambda answered: None,
+    ) -> None:
+        self._serving, self._keys, self._limit = serving, keys, limit
+        self._stamped, self._ended = stamped, ended
         self._created = int(time.time())
 
     async def __call__(self, request: HttpRequest) -> Response:
@@ -47,7 +74,7 @@ class Api:
         except ApiError as error:
             return self.refusal(error)
         except ClientDisconnect:
-            return self.refusal(ApiError("the client has gone", status=499, code=None))
+            return self.refusal(ApiError("the client has gone", status=GONE, code=None))
         except Exception:
             # What it was stands in the replica's log; a client is told nothing of the server's inside.
             logger.exception("a request has failed")
@@ -58,26 +85,40 @@ class Api:
     def refusal(self, error: ApiError) -> Response:
         """An error as a response."""
         headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-        return self._json(error.body(), error.status, headers)
+        generator = self._serving()
+        return self._json(
+            error.body(), None if generator is None else generator.version, error.status, headers
+        )
 
     async def _route(self, request: HttpRequest) -> Response:
         path = request.url.path.rstrip("/")
         if path == "/healthz":
             _allow(request, "GET", "HEAD")
             return self._health()
-        check_key(request.headers.get("authorization"), self._keys)
+        key = check_key(request.headers.get("authorization"), self._keys())
         if path in _PARSERS:
             _allow(request, "POST")
             _check_type(request)
-            found = _PARSERS[path](await _body(request), self.generator.limits)
-            return await self._answer(found)
-        limits = self.generator.limits
+            watch = _Watch(time.monotonic())
+            try:
+                self._limit(key)
+                body = await read_body(request)
+                # From here to the job's begin nothing waits, so that it begins with who serves now.
+                generator = self._generator()
+                watch.version = generator.version
+                return await self._answer(generator, _PARSERS[path](body, generator.limits), watch)
+            except ApiError as error:
+                self._end(watch, error.status)
+                raise
+        generator = self._generator()
+        limits = generator.limits
+        about = (limits.model, generator.version, self._created, limits.context)
         if path == "/v1/models":
             _allow(request, "GET", "HEAD")
-            return self._json(models(limits.model, self.version, self._created, limits.context))
+            return self._json(models(*about), generator.version)
         if path == f"/v1/models/{limits.model}":
             _allow(request, "GET", "HEAD")
-            return self._json(model(limits.model, self.version, self._created, limits.context))
+            return self._json(model(*about), generator.version)
         raise ApiError(
             f"there is nothing at {printable(path or '/', 80)}; allowed: {', '.join(_PARSERS)}, /v1/models, "
             f"/v1/models/{limits.model}, /healthz",
@@ -85,37 +126,40 @@ class Api:
             code="not_found",
         )
 
+    def _generator(self) -> Generator:
+        found = self._serving()
+        if found is None:
+            raise ApiError(NO_POLICY, status=503, code="no_policy", retry_after=_NO_POLICY_SECONDS)
+        return found
+
     def _health(self) -> Response:
         """200 only where a request that comes now is answered without delay: the policy is there, and places are free."""
-        admission, sentence = self.generator.admission, self.generator.failure
+        generator = self._serving()
+        if generator is None:
+            return self._json({"status": NO_POLICY, "policy_version": None}, None, 503)
+        admission, sentence = generator.admission, generator.failure
         if not sentence and admission.full:
             sentence = "the queue is full"
         state = {
             "status": sentence or "ok",
-            "policy_version": self.version,
+            "policy_version": generator.version,
             "running": min(admission.taken, admission.slots),
             "waiting": max(0, admission.taken - admission.slots),
-            "tokens": self.generator.tokens,
+            "tokens": generator.tokens,
         }
-        return self._json(state, 503 if sentence else 200)
+        return self._json(state, generator.version, 503 if sentence else 200)
 
-    async def _answer(self, request: Request) -> Response:
-        form = Form(
-            id=f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=self.generator.limits.model,
-            version=self.version,
-            chat=request.chat,
-            logprobs=request.logprobs,
-            decode=lambda token: self.generator.tokenizer.decode([token]),
-        )
-        job = self.generator.start(request)
+    async def _answer(self, generator: Generator, request: Request, watch: _Watch) -> Response:
+        job = watch.job = generator.start(request)
         if not request.stream:
             try:
-                whole, usage = await _whole(job, request.sequences)
+                whole, usage = await _whole(job, request.sequences, watch)
             finally:
                 job.close()
-            return self._json(form.whole(whole, usage))
+            form = self._form(generator, request, job)
+            self._end(watch, 200)
+            marks = job.versions if self._stamped else None
+            return self._json(form.whole(whole, usage, marks), job.version)
         deltas = job.deltas()
         try:
             # Only with the first piece it is sure that there is an answer: until then an error has a status of its own.
@@ -123,34 +167,98 @@ class Api:
         except BaseException:
             job.close()
             raise
-        events = _events(form, job, first, deltas, request)
-        return _Stream(events, job, {VERSION_HEADER: self.version, "cache-control": "no-cache"})
+        watch.first = time.monotonic()
+        events = self._events(self._form(generator, request, job), job, first, deltas, request, watch)
+        headers = {VERSION_HEADER: job.version, "cache-control": "no-cache"}
+        return _Stream(events, job, headers, lambda: self._end(watch, GONE))
+
+    def _form(self, generator: Generator, request: Request, job: Job) -> Form:
+        return Form(
+            id=f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=generator.limits.model,
+            version=job.version,
+            chat=request.chat,
+            logprobs=request.logprobs,
+            decode=lambda token: generator.tokenizer.decode([token]),
+        )
+
+    async def _events(
+        self,
+        form: Form,
+        job: Job,
+        first: Delta,
+        rest: AsyncIterator[Delta],
+        request: Request,
+        watch: _Watch,
+    ) -> AsyncIterator[bytes]:
+        left = request.sequences
+        try:
+            if form.chat:
+                for index in range(request.sequences):
+                    yield event(form.opening(index))
+            async for delta in _chain(first, rest):
+                left -= delta.finish_reason is not None
+                yield event(form.event(delta, job.versions if self._stamped and not left else None))
+            if request.include_usage:
+                yield event(form.closing(job.usage))
+            self._end(watch, 200)
+            yield DONE
+        except ApiError as error:
+            self._end(watch, error.status)
+            yield failure(error)
+
+    def _end(self, watch: _Watch, code: int) -> None:
+        """Says that a request has ended; once, as what comes after its first end is no news."""
+        if watch.began < 0:
+            return
+        now, job = time.monotonic(), watch.job
+        usage = Usage(0, 0) if job is None else job.usage
+        version = watch.version if job is None else job.version
+        ttft = None if watch.first is None else watch.first - watch.began
+        self._ended(Answered(version, code, usage.prompt, usage.completion, now - watch.began, ttft))
+        watch.began = -1.0
 
     def _json(
-        self, content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+        self,
+        content: Mapping[str, Any],
+        version: str | None,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
-        said = {VERSION_HEADER: self.version, **(headers or {})}
-        return Response(dumps(content), status, said, "application/json")
+        said = {} if version is None else {VERSION_HEADER: version}
+        return Response(dumps(content), status, {**said, **(headers or {})}, "application/json")
 
 
 class _Stream(StreamingResponse):
     """Events, and an end of the job whatever happens, also where nobody ever asked for the first one."""
 
-    def __init__(self, events: AsyncIterator[bytes], job: Job, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], job: Job, headers: Mapping[str, str], gone: Callable[[], None]
+    ) -> None:
         super().__init__(events, headers=headers, media_type="text/event-stream")
-        self._job = job
+        self._job, self._gone = job, gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._gone()
             self._job.close()
 
 
-async def _whole(job: Job, count: int) -> tuple[list[Delta], Usage]:
+async def _chain(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+    yield first
+    async for delta in rest:
+        yield delta
+
+
+async def _whole(job: Job, count: int, watch: _Watch) -> tuple[list[Delta], Usage]:
     """All answers, one delta for each."""
     pieces: list[list[Delta]] = [[] for _ in range(count)]
     async for delta in job.deltas():
+        if watch.first is None:
+            watch.first = time.monotonic()
         pieces[delta.index].append(delta)
     whole = [
         Delta(
@@ -162,23 +270,6 @@ async def _whole(job: Job, count: int) -> tuple[list[Delta], Usage]:
         for index, found in enumerate(pieces)
     ]
     return whole, job.usage
-
-
-async def _events(
-    form: Form, job: Job, first: Delta, rest: AsyncIterator[Delta], request: Request
-) -> AsyncIterator[bytes]:
-    try:
-        if form.chat:
-            for index in range(request.sequences):
-                yield event(form.opening(index))
-        yield event(form.event(first))
-        async for delta in rest:
-            yield event(form.event(delta))
-        if request.include_usage:
-            yield event(form.closing(job.usage))
-        yield DONE
-    except ApiError as error:
-        yield failure(error)
 
 
 def _allow(request: HttpRequest, *methods: str) -> None:
@@ -201,13 +292,14 @@ def _check_type(request: HttpRequest) -> None:
         )
 
 
-async def _body(request: HttpRequest) -> bytes:
+async def read_body(request: HttpRequest, most: int = _MOST_BYTES) -> bytes:
+    """A request's body. Raises ApiError when it has more than `most` bytes."""
     found = bytearray()
     async for chunk in request.stream():
         found += chunk
-        if len(found) > _MOST_BYTES:
+        if len(found) > most:
             raise ApiError(
-                f"the request's body: found more than {_MOST_BYTES:,} bytes, allowed: at most as many",
+                f"the request's body: found more than {most:,} bytes, allowed: at most as many",
                 status=413,
                 code="request_too_large",
             )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import math
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from rl_api.errors import InvalidConfig
 from rl_serve.errors import ApiError
 from rl_trainer.error_text import reason
 
+logger = logging.getLogger(__name__)
+
 _SHORTEST = 16
+_FRESH_SECONDS = 5.0
 
 
 def read_keys(path: Path) -> frozenset[str]:
@@ -23,25 +30,63 @@ def read_keys(path: Path) -> frozenset[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"--api-key-file: {path} cannot be read ({reason(error)})") from None
+    return parse_keys(lines, f"--api-key-file: {path}")
+
+
+def parse_keys(lines: Iterable[str], where: str) -> frozenset[str]:
+    """SHA-256 (hex) of every key of a file's lines; errors as of `read_keys`, which begin with `where`."""
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise InvalidConfig(f"--api-key-file: {path} has no key; allowed: one on each line")
+        raise InvalidConfig(f"{where} has no key; allowed: one on each line")
     if any(len(key) < _SHORTEST or not key.isascii() or " " in key for key in keys):
         raise InvalidConfig(
-            f"--api-key-file: {path} has a key that is too short or no key; allowed: at least {_SHORTEST} ASCII "
-            "characters without spaces"
+            f"{where} has a key that is too short or no key; allowed: at least {_SHORTEST} ASCII characters without spaces"
         )
     return frozenset(map(_digest, keys))
 
 
-def check_key(authorization: str | None, keys: frozenset[str]) -> None:
-    """Whether the header `Authorization` has one of `keys` (as of `read_keys`); without keys everyone may ask.
+class KeyFolder:
+    """Keys in the files of a folder, as a Secret is mounted: it may change at any time.
+
+    Args:
+        path: each file in it holds keys as those of `read_keys`; names that begin with a dot are passed over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read, self._keys = -math.inf, frozenset[str]()
+
+    def __call__(self) -> frozenset[str]:
+        """The keys, not older than some seconds; none: nobody may ask."""
+        if time.monotonic() - self._read > _FRESH_SECONDS:
+            self._read = time.monotonic()
+            try:
+                self._keys = frozenset[str]().union(*map(self._of, sorted(self._path.iterdir())))
+            except (OSError, UnicodeDecodeError) as error:  # a Secret that changes right now
+                logger.warning("keys in %s cannot be read: %s", self._path, error)
+        return self._keys
+
+    def _of(self, file: Path) -> frozenset[str]:
+        if file.name.startswith(".") or not file.is_file():
+            return frozenset()
+        try:
+            return parse_keys(file.read_text(encoding="utf-8").splitlines(), str(file))
+        except InvalidConfig as error:  # its keys count no more: emptying a file is how they are taken back
+            logger.warning("%s", error)
+            return frozenset()
+
+
+def check_key(authorization: str | None, keys: frozenset[str] | None) -> str | None:
+    """Whether the header `Authorization` has one of `keys` (as of `read_keys`); None: everyone may ask.
+
+    Returns:
+        The digest of the key that was given, None where none is needed.
 
     Raises:
         ApiError: it has not, 401.
     """
-    if not keys:
-        return
+    if keys is None:
+        return None
     scheme, _, key = (authorization or "").partition(" ")
     given = _digest(key.strip()) if scheme.lower() == "bearer" else ""
     # All are compared, in constant time: how long it takes says nothing about the keys.
@@ -52,6 +97,7 @@ def check_key(authorization: str | None, keys: frozenset[str]) -> None:
             status=401,
             code="invalid_api_key",
         )
+    return given
 
 
 def _digest(key: str) -> str:

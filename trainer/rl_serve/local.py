@@ -18,8 +18,10 @@ from typing import Final
 
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, ModelError, PortInUse, RLTrainError
 from rl_api.printable import printable
+from rl_serve.arguments import PolicyRef
 from rl_serve.keys import read_keys
-from rl_serve.policy import Policy, find_policy
+from rl_serve.loading import Serving, Setup
+from rl_serve.policy import Policy, engine_threads, find_policy, models_cache
 from rl_trainer.error_text import first_line
 from rl_trainer.run.ray_session import ray_address, ray_session
 from rl_trainer.run.stopping import StopRequest
@@ -30,8 +32,6 @@ _LOOK_SECONDS: Final = 0.1
 # How often it is seen whether the port still answers, and for how long it may not.
 _WATCH_SECONDS, _GONE_SECONDS = 2.0, 60.0
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-# Models below that many bytes are slower with several threads than with one.
-_SMALL_BYTES: Final = 80_000_000
 
 
 @dataclass(frozen=True)
@@ -75,32 +75,35 @@ def _serve(options: Options) -> None:
         raise InvalidConfig(
             f"RAY_ADDRESS: found {address}; rltrain serve starts a Ray of its own on this machine: unset it"
         )
-    keys = read_keys(options.api_key_file) if options.api_key_file else frozenset[str]()
+    keys = read_keys(options.api_key_file) if options.api_key_file else None
     port = _free_port(options.host, options.port)
-    policy = find_policy(options.source, _cache(), _tell)
+    policy = find_policy(options.source, models_cache(), _tell)
     name = options.model_name or policy.name
+    # Read by Ray Serve's proxy, which inherits the environment of the Ray that is started here.
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_serve.proxy:middlewares"
     _tell("starting Ray")
     with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
         # Only now: Ray reads its settings from the environment when it is imported.
-        from rl_serve.deployment import Setup, failure, running_replicas, start
+        from rl_serve.deployment import failure, running_replicas, start
 
         if not options.debug:
             logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         _tell("starting Ray Serve")
         setup = Setup(
-            folder=policy.folder.resolve(),
-            name=name,
-            version=policy.version,
-            max_context=options.max_context,
-            max_new_tokens=options.max_new_tokens,
-            queue=options.queue,
-            timeout=options.timeout,
-            keys=keys,
-            threads=_threads(policy, options.replicas),
+            serving=Serving(
+                name=name,
+                max_context=options.max_context,
+                max_new_tokens=options.max_new_tokens,
+                queue=options.queue,
+                timeout=options.timeout,
+                threads=engine_threads(policy, options.replicas),
+            ),
             gpu=_gpus() >= options.replicas,
+            keys=keys,
         )
+        found = PolicyRef(source=str(policy.folder.resolve()), version=policy.version)
         try:
-            start(setup, options.host, port, options.replicas)
+            start(setup, found, options.host, port, options.replicas)
         except RLTrainError:
             raise
         except Exception as error:  # Ray Serve raises plain RuntimeError and its own kinds
@@ -120,7 +123,7 @@ def _serve(options: Options) -> None:
                     "disk fast enough?"
                 )
             time.sleep(_LOOK_SECONDS)
-        if keys == frozenset() and options.host not in _LOOPBACK:
+        if keys is None and options.host not in _LOOPBACK:
             _tell(f"warning: everyone who reaches {options.host} may ask: there is no --api-key-file")
         _tell(_ready_line(name, policy, address, bool(keys)))
         _watch(options.host, port)
@@ -128,16 +131,6 @@ def _serve(options: Options) -> None:
 
 def _tell(text: str) -> None:
     print(printable(text), flush=True)
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "rltrain" / "models"
-
-
-def _threads(policy: Policy, replicas: int) -> int:
-    size = sum(file.stat().st_size for file in policy.folder.glob("*.safetensors"))
-    return 1 if size < _SMALL_BYTES else max(1, (os.cpu_count() or 1) // replicas)
 
 
 def _gpus() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from rl_trainer.model.folder import weight_files
 from rl_trainer.model.loader import check_folder, resolve_model
 
 _DIGITS = 8
+# Models below that many bytes are slower with several threads than with one.
+_SMALL_BYTES = 80_000_000
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,22 @@ class Policy:
         name: the model's name for clients, where no other is given.
         version: which weights these are: step and digest of a checkpoint, or a digest of the weights.
         told: where it comes from, for people.
+        digest: SHA-256 (hex) of the checkpoint's manifest, or over those of configuration and weights.
+        step: of the checkpoint, 0: of none.
     """
 
     folder: Path
     name: str
     version: str
     told: str
+    digest: str
+    step: int = 0
+
+
+def engine_threads(policy: Policy, replicas: int) -> int:
+    """CPU threads of each of `replicas` engines on this machine."""
+    size = sum(file.stat().st_size for file in policy.folder.glob("*.safetensors"))
+    return 1 if size < _SMALL_BYTES else max(1, (os.cpu_count() or 1) // replicas)
 
 
 def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda text: None) -> Policy:
@@ -58,6 +71,12 @@ def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda t
     except ModelError as error:
         raise ModelError(str(error).removeprefix("model.source: ")) from None
     return _of_folder(folder, source.rstrip("/").rpartition("://")[2], source, tell)[0]
+
+
+def models_cache() -> Path:
+    """Where models that are downloaded lie, for all commands that serve or compare."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "rltrain" / "models"
 
 
 def _of_run(run: Path, tell: Callable[[str], None]) -> Policy:
@@ -94,7 +113,7 @@ def _of_final(final: Path, run: str, newest: Checkpoint | None, tell: Callable[[
     _, expected = newest.files.get(f"model/{WEIGHTS}", (0, ""))
     if [expected] != weights:
         return policy
-    return Policy(policy.folder, run, _version(newest), policy.told)
+    return Policy(policy.folder, run, _version(newest), policy.told, newest.digest, newest.step)
 
 
 def _verified(place: Path, tell: Callable[[str], None]) -> Checkpoint:
@@ -108,7 +127,7 @@ def _verified(place: Path, tell: Callable[[str], None]) -> Checkpoint:
 def _of_checkpoint(found: Checkpoint, run: str) -> Policy:
     folder = found.file("model")
     check_folder(folder)
-    return Policy(folder, run, _version(found), str(found.path))
+    return Policy(folder, run, _version(found), str(found.path), found.digest, found.step)
 
 
 def _version(found: Checkpoint) -> str:
@@ -127,4 +146,4 @@ def _of_folder(folder: Path, name: str, told: str, tell: Callable[[str], None]) 
             f"model folder {folder}: {error.filename} cannot be read ({reason(error)})"
         ) from None
     digest = hashlib.sha256("".join([config, *weights]).encode()).hexdigest()
-    return Policy(folder, name, f"weights-{digest[:_DIGITS]}", told), weights
+    return Policy(folder, name, f"weights-{digest[:_DIGITS]}", told, digest), weights

@@ -106,7 +106,7 @@ def parse_chat(body: bytes, limits: Limits) -> Request:
     """
     fields = Fields(parse_object(body))
     _model(fields, limits)
-    messages = _messages(fields.take("messages"))
+    messages = parse_messages("messages", fields.take("messages"))
     newer, older = (_max_tokens(fields, name, limits) for name in ("max_completion_tokens", "max_tokens"))
     logprobs = fields.flag("logprobs")
     fields.only(_NEUTRAL_CHAT)
@@ -208,11 +208,12 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
     return bool(found)
 
 
-def _messages(found: Any) -> tuple[Mapping[str, str], ...]:
+def parse_messages(name: str, found: Any) -> tuple[Mapping[str, str], ...]:
+    """Messages of a chat (`role` and `content`) from the field `name`. Raises ApiError."""
     if not isinstance(found, list) or not 0 < len(found) <= _MOST_MESSAGES:
         allowed = f"a list of 1 to {_MOST_MESSAGES} messages, each with role and content"
-        raise wrong("messages", found, allowed, "invalid_type")
-    return tuple(_message(f"messages[{number}]", message) for number, message in enumerate(found))
+        raise wrong(name, found, allowed, "invalid_type")
+    return tuple(_message(f"{name}[{number}]", message) for number, message in enumerate(found))
 
 
 def _message(name: str, found: Any) -> Mapping[str, str]:

@@ -75,3 +75,11 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
+
+{{/* Fails where a cluster has no Prometheus operator. Only a cluster has apiregistration.k8s.io: `helm template` knows none. */}}
+{{- define "rltrain.needsPrometheusOperator" -}}
+{{- $has := .root.Capabilities.APIVersions -}}
+{{- if and ($has.Has "apiregistration.k8s.io/v1") (not ($has.Has "monitoring.coreos.com/v1")) -}}
+{{- fail (printf "%s: this cluster does not know monitoring.coreos.com/v1; install the Prometheus operator first, or set it to false" .value) -}}
+{{- end -}}
+{{- end -}}

@@ -10,8 +10,11 @@ from typing import Final, Literal
 from rl_api.progress import Condition
 from rl_operator.model.decision import Note
 
-ORDER: Final = ("Accepted", "Admitted", "ClusterReady", "Training", "Suspended", "Succeeded", "Failed")
-"""All conditions, in the order in which they are shown."""
+ORDER: Final = (
+    *("Accepted", "Admitted", "SourceFound", "ClusterReady", "Training", "Serving", "Promoting"),
+    *("Suspended", "Succeeded", "Failed"),
+)
+"""All conditions of runs and services, in the order in which they are shown."""
 
 QUIET: Final = frozenset(
     {"Starting", "Retrying", "Suspended", "Finished", "Stopping", "Queued", "NamespaceLimit"}
@@ -83,10 +86,17 @@ class Conditions:
         if new.status == "False":
             told = {
                 "Accepted": True,
+                "SourceFound": True,
+                "Serving": new.reason not in QUIET,
                 "Admitted": new.reason in _ADMISSION,
                 "ClusterReady": new.reason not in QUIET | _ADMISSION,
             }
             return Note("Warning", new.reason, new.message) if told.get(new.type) else None
-        if new.status != "True" or new.type == "Accepted" or (old is not None and old.status == "True"):
-            return None  # that a run is accepted shows in what follows
+        # That a run is accepted shows in what follows, and what becomes of a candidate is an event of its own.
+        if (
+            new.status != "True"
+            or new.type in ("Accepted", "SourceFound", "Promoting")
+            or (old is not None and old.status == "True")
+        ):
+            return None
         return Note("Warning" if new.type == "Failed" else "Normal", new.type, new.message)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from rl_api.printable import printable
 from rl_operator.model.names import CODE_CONTAINER
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import Effective
+from rl_operator.plan.roles import Role
 from rl_operator.render.encryption import CONTAINER as CERTIFICATES
 
 _PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -80,11 +81,29 @@ def diagnose(world: World, attempt: int, effective: Effective | None) -> list[Di
     if not world.kuberay:
         return [missing_kuberay()]
     pods = sorted(world.pods_of(attempt), key=lambda pod: (pod.role, pod.name))
-    found = [diagnosis for pod in pods if (diagnosis := _of_pod(pod, world, effective)) is not None]
+    found = pods_problems(pods, world, effective.roles if effective is not None else ())
     ray = world.ray(attempt)
     if ray is not None:
         found += _of_ray(ray, world)
-    return sorted(found, key=lambda diagnosis: _ORDER.index(diagnosis.reason))
+    return sorted(found, key=_rank)
+
+
+class Around(Protocol):
+    """What is known besides pods."""
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Warnings, newest first."""
+
+    @property
+    def log_tail(self) -> Mapping[str, str]:
+        """Last log lines of containers that crashed, by pod name."""
+
+
+def pods_problems(pods: Sequence[Pod], around: Around, roles: Sequence[Role]) -> list[Diagnosis]:
+    """What keeps each of these pods, which are of `roles`, from running, the most telling first."""
+    found = [diagnosis for pod in pods if (diagnosis := _of_pod(pod, around, roles)) is not None]
+    return sorted(found, key=_rank)
 
 
 _ORDER: Final = (
@@ -105,10 +124,14 @@ _ORDER: Final = (
 )
 
 
-def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | None:
+def _rank(diagnosis: Diagnosis) -> int:
+    return _ORDER.index(diagnosis.reason)
+
+
+def _of_pod(pod: Pod, world: Around, roles: Sequence[Role]) -> Diagnosis | None:
     causes = [_taken_away(pod), *(_of_container(pod, container, world) for container in pod.containers)]
     if pod.unschedulable:
-        causes.append(_unschedulable(pod, effective))
+        causes.append(_unschedulable(pod, roles))
     if _unanswered(pod, world):
         causes.append(_said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} does not answer"))
     if pod.phase == "Pending":
@@ -117,7 +140,7 @@ def _of_pod(pod: Pod, world: World, effective: Effective | None) -> Diagnosis | 
     return next((cause for cause in causes if cause is not None), None)
 
 
-def _unanswered(pod: Pod, world: World) -> bool:
+def _unanswered(pod: Pod, world: Around) -> bool:
     """Whether the pod's node is silent: said by an event until its toleration is over and the pod is taken away."""
     return (
         pod.phase == "Running"
@@ -136,7 +159,7 @@ def _taken_away(pod: Pod) -> Diagnosis | None:
     return None
 
 
-def _of_container(pod: Pod, container: Container, world: World) -> Diagnosis | None:
+def _of_container(pod: Pod, container: Container, world: Around) -> Diagnosis | None:
     if container.waiting in _PULL:
         why = one_line(container.waiting_message, 300)
         return _said(
@@ -230,11 +253,11 @@ def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
     return None
 
 
-def missing_kuberay() -> Diagnosis:
-    """Nobody makes pods of a RayJob."""
+def missing_kuberay(kind: str = "RayJob") -> Diagnosis:
+    """Nobody makes pods of a RayJob, or of another `kind` of KubeRay's."""
     return Diagnosis(
         "KubeRayMissing",
-        "this cluster has no KubeRay (no RayJob in ray.io/v1), which runs the pods: install the KubeRay operator",
+        f"this cluster has no KubeRay (no {kind} in ray.io/v1), which runs the pods: install the KubeRay operator",
     )
 
 
@@ -248,12 +271,12 @@ def missing_claim(name: str, role: str = "") -> Diagnosis:
     )
 
 
-def _unschedulable(pod: Pod, effective: Effective | None) -> Diagnosis:
+def _unschedulable(pod: Pod, roles: Sequence[Role]) -> Diagnosis:
     text = pod.unschedulable
     claim = _MISSING_CLAIM.search(text)
     if claim:
         return missing_claim(claim.group(1), pod.role)
-    role = next((role for role in effective.roles if role.name == pod.role), None) if effective else None
+    role = next((role for role in roles if role.name == pod.role), None)
     pool = f" of {role.where}" if role else ""
     reasons = []
     short = sorted(set(_SHORT.findall(text)))

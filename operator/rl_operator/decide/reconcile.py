@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from rl_api.progress import Attempt, RoleStatus
 from rl_operator.decide.attempt.ending import close, finished, retry_later
 from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
+from rl_operator.decide.drift import drift
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.room import no_room, samplers_with_room
@@ -36,8 +36,7 @@ from rl_operator.decide.status import (
 from rl_operator.decide.unreadable import hands_off, wrong_status
 from rl_operator.model.decision import Decision, Note, Scale, Target
 from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
-from rl_operator.model.parse import hash_of
-from rl_operator.model.seen import Live, Ray, World
+from rl_operator.model.seen import Ray, World
 from rl_operator.plan.effective import Effective, Plan
 from rl_operator.render.objects import attempt_objects, run_objects
 
@@ -290,30 +289,4 @@ def _shared(look: Look, ray: Ray | None = None) -> tuple[tuple[Manifest, ...], t
     if effective is not None and ray is not None and ray.status_port is not None:
         effective = effective.answering_at(ray.status_port)
     wanted = run_objects(effective) if effective is not None else ()
-    live = look.world.live
-    there = [(live.get((one["kind"], one["metadata"]["name"])), one) for one in wanted]
-    return (
-        tuple(manifest for found, manifest in there if found is None),
-        tuple(
-            manifest for found, manifest in there if found is not None and not _as_rendered(found, manifest)
-        ),
-    )
-
-
-def _as_rendered(live: Live, manifest: Manifest) -> bool:
-    return live.hash == hash_of(manifest) and _contains(live.spec, manifest["spec"])
-
-
-def _contains(there: Any, wanted: Any) -> bool:
-    """Whether everything wanted is there; what the API server added does not matter."""
-    if isinstance(wanted, dict):
-        return isinstance(there, dict) and all(
-            key in there and _contains(there[key], value) for key, value in wanted.items()
-        )
-    if isinstance(wanted, list):
-        return (
-            isinstance(there, list)
-            and len(there) == len(wanted)
-            and all(_contains(one, other) for one, other in zip(there, wanted, strict=True))
-        )
-    return bool(there == wanted)
+    return drift(wanted, look.world.live)

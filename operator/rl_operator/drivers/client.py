@@ -66,7 +66,7 @@ class Drivers:
         Raises:
             DriverError: no usable answer came in time.
         """
-        document = await self._request(f"{url}/status", token, _STATUS_SECONDS)
+        document = await self.request(f"{url}/status", token, _STATUS_SECONDS)
         try:
             return read_progress(document), read_checkpoint(document.get("checkpoint"))
         except ValueError as error:
@@ -84,19 +84,24 @@ class Drivers:
         """
         body = {"timeoutSeconds": max(seconds, 1.0)}
         headers = {WISH_HEADER: wish}
-        document = await self._request(f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
+        document = await self.request(f"{url}/checkpoint", token, seconds + _MARGIN, body, headers)
         if document.get("id", wish) != wish:
             raise DriverError("its answer is to another request")
         return read_checkpoint(document.get("checkpoint"))
 
-    async def _request(
+    async def request(
         self,
         url: str,
         token: str,
         seconds: float,
-        body: dict[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         more: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
+        """GET, or with a body POST; the JSON object of the answer.
+
+        Raises:
+            DriverError: no usable answer came in time, or it is an error.
+        """
         if self._session is None:
             # How many are open together is the business of those who ask (`drivers.places`): here all would be in one line.
             connector = aiohttp.TCPConnector(limit=0)
@@ -139,8 +144,11 @@ class Drivers:
             raise DriverError(_UNKNOWN)
         if status == 409:
             raise DriverRefused(printable(document.get("error", "it refuses"), _LONGEST))
-        if status != 200:
-            raise DriverError(printable(document.get("error", f"status {status}"), _LONGEST))
+        if status not in (200, 202):
+            said = document.get("error", f"status {status}")
+            # A service's control says it as OpenAI does.
+            words = said.get("message") if isinstance(said, dict) else said
+            raise DriverError(printable(words, _LONGEST))
         return document
 
 

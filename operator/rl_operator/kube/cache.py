@@ -12,6 +12,7 @@ from typing import Any, Final
 from rl_api.validation import size_problem
 from rl_operator.kube.applied import Nulls, with_nulls
 from rl_operator.kube.wire import version_of
+from rl_operator.model.figures import Figures, figures_of
 from rl_operator.model.names import KIND, RUN_LABEL, Key, Manifest
 from rl_operator.model.nesting import shallow
 from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray
@@ -49,7 +50,7 @@ class Run:
     """A run between two looks at it. As a text it takes a fifteenth of the memory that it takes as objects of Python's."""
 
     text: bytes
-    phase: str
+    figures: Figures
     begun: bool
     """Whether its status has attempts."""
 
@@ -191,8 +192,12 @@ class Store:
 
     def phases(self) -> dict[str, int]:
         """Number of runs by phase."""
-        views = [seen.view for seen in self._objects[KIND].values()]
-        return Counter(view.phase for view in views if isinstance(view, Run))
+        return Counter(figures.phase for figures in self.figures().values())
+
+    def figures(self) -> dict[Key, Figures]:
+        """What metrics show of each run."""
+        runs = ((key, seen.view) for key, seen in self._objects[KIND].items())
+        return {key: view.figures for key, view in runs if isinstance(view, Run)}
 
     def _note(self, kind: str, place: Key, document: Manifest) -> list[Key]:
         if kind == "RLTrainingProfile":
@@ -269,4 +274,5 @@ def _view(document: Manifest) -> Run | Ray | Pod | Live | SamplerGroup | Manifes
     seen["metadata"] = {name: metadata[name] for name in _OF_RUN if name in metadata}
     seen |= {"spec": nulls.spec, "nulls": nulls.paths, "lateNulls": nulls.late, "wrong": wrong}
     text = json.dumps(seen, separators=(",", ":")).encode()
-    return Run(text, str(told.get("phase") or "Pending"), bool(told.get("attempts")))
+    figures = figures_of(str(metadata.get("creationTimestamp") or ""), told)
+    return Run(text, figures, bool(told.get("attempts")))

@@ -29,7 +29,9 @@ class Kind:
 KINDS: Final[Mapping[str, Kind]] = {
     "RLTrainingRun": Kind("rltrain.dev", "v1alpha1", "rltrainingruns"),
     "RLTrainingProfile": Kind("rltrain.dev", "v1alpha1", "rltrainingprofiles", namespaced=False),
+    "RLPolicyService": Kind("rltrain.dev", "v1alpha1", "rlpolicyservices"),
     "RayJob": Kind("ray.io", "v1", "rayjobs"),
+    "RayService": Kind("ray.io", "v1", "rayservices"),
     "RayCluster": Kind("ray.io", "v1", "rayclusters"),
     "Pod": Kind("", "v1", "pods"),
     "Event": Kind("", "v1", "events"),

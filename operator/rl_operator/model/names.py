@@ -39,6 +39,9 @@ LONGEST_RAY_JOB: Final = 47
 
 KIND: Final = "RLTrainingRun"
 
+SERVICE_KIND: Final = "RLPolicyService"
+SERVICE_LABEL: Final = "rltrain.dev/service"
+
 CODE_CONTAINER: Final = "user-code"
 """The container of code of the user's, behind Ray's, with `task.isolation: strict`."""
 
@@ -48,7 +51,7 @@ RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 STATUS_PORT: Final = "status"
 """Name of the port of the driver's status server."""
 
-HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
+HEAD, SAMPLER, LEARNER, REPLICA = "head", "sampler", "learner", "replica"
 
 
 def shorten(name: str, limit: int) -> str:
@@ -90,9 +93,26 @@ def labels_of(run: str, attempt: int | None = None, role: str = "") -> dict[str,
     return labels
 
 
-def owned(run: str, namespace: str, uid: str, name: str, labels: dict[str, str]) -> Manifest:
-    """Metadata of an object of a run: the object goes when the run goes."""
-    reference = {"apiVersion": API_VERSION, "kind": KIND, "name": run, "uid": uid}
+def service_object_name(service: str) -> str:
+    """Name of what a service has beside its RayService. No run's object has it: their names have no dot."""
+    return f"{service}.service"
+
+
+def service_labels(service: str, role: str = "") -> dict[str, str]:
+    """Labels of an object of a service, or of a pod of it."""
+    labels = {
+        "app.kubernetes.io/name": "rltrain",
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        SERVICE_LABEL: service,
+    }
+    return labels | {ROLE_LABEL: role} if role else labels
+
+
+def owned(
+    run: str, namespace: str, uid: str, name: str, labels: dict[str, str], kind: str = KIND
+) -> Manifest:
+    """Metadata of an object of a run, or of another `kind` of ours: the object goes when that goes."""
+    reference = {"apiVersion": API_VERSION, "kind": kind, "name": run, "uid": uid}
     return {
         "name": name,
         "namespace": namespace,

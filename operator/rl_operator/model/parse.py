@@ -23,6 +23,7 @@ from rl_operator.model.names import (
 )
 from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.seen import Container, Event, Live, Pod, Ray, SamplerGroup
+from rl_operator.model.service import RayService
 from rl_operator.model.times import parse_time
 
 _MOST_DIGITS: Final = 6
@@ -252,3 +253,34 @@ def parse_group(document: Mapping[str, Any]) -> SamplerGroup | None:
                 most=int(group.get("maxReplicas") or 0),
             )
     return None
+
+
+def parse_ray_service(document: Mapping[str, Any]) -> RayService:
+    """The view of a RayService."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    active, pending = (status.get(f"{name}ServiceStatus") or {} for name in ("active", "pending"))
+    told = active if active.get("applicationStatuses") else pending
+    applications = {
+        str(name): one
+        for name, one in (told.get("applicationStatuses") or {}).items()
+        if isinstance(one, Mapping)
+    }
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    ready = conditions.get("Ready") or {}
+    failed = [
+        f"{name}: {one.get('message') or one['status']}"
+        for name, one in sorted(applications.items())
+        if one.get("status") in ("DEPLOY_FAILED", "UNHEALTHY")
+    ]
+    if ready.get("reason") == "ValidationFailed":
+        failed = [str(ready.get("message") or "KubeRay refuses the RayService")]
+    return RayService(
+        name=str(metadata["name"]),
+        uid=str(metadata.get("uid", "")),
+        live=parse_live(document),
+        active=str(active.get("rayClusterName") or ""),
+        pending=str(pending.get("rayClusterName") or ""),
+        ready=ready.get("status") == "True",
+        problem="; ".join(failed),
+        applications={name: str(one.get("status") or "") for name, one in applications.items()},
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,6 +48,9 @@ class Settings:
 
     dns: Mapping[str, Any] = field(default_factory=lambda: DNS)
     """Rule of a NetworkPolicy, by which pods ask for names."""
+
+    metrics_from: Sequence[Mapping[str, Any]] = ()
+    """Who may read metrics of services' pods, as `from` of a NetworkPolicy; empty: nobody."""
 
     image_cpu: str = "rltrain-trainer:0.1.0-cpu"
     """Trainer image of pools without accelerators, for runs and profiles that name none."""

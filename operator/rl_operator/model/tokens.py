@@ -12,6 +12,9 @@ STATUS_SERVER: Final = "status"
 RAY: Final = "ray"
 """Purpose: the token without which no process of the attempt's Ray cluster answers."""
 
+CONTROL: Final = "control"
+"""Purpose: the token that the operator shows to a policy service's control."""
+
 AUTHORITY: Final = "authority"
 """Purpose: the seed of the authority that signs the certificates of the attempt's pods."""
 

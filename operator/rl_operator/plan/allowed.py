@@ -6,7 +6,7 @@ What the profile itself gives is always allowed: its images, its queue, its defa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_api.allow import DEVICE_VARIABLES, DIGEST, any_matches, place_matches
@@ -14,6 +14,7 @@ from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec
 from rl_api.run import RunSpec
+from rl_api.service import ServiceSpec
 from rl_operator.plan.roles import Role
 
 
@@ -25,11 +26,7 @@ def not_allowed(
     No labels (None): they are not known, and not looked at.
     """
     allow = profile.allow
-    if allow.namespaces is not None and labels is not None and not allow.namespaces.matches(labels):
-        wanted = f"namespaces with the labels {allow.namespaces}"
-        yield Problem(
-            ("metadata", "namespace"), f"found {namespace!r}, allowed by {title}: {wanted}", (("spec",),)
-        )
+    yield from _namespace(title, profile, namespace, labels)
     yield from _image(title, profile, spec)
     scheduling = spec.scheduling
     for name, value, names, own in (
@@ -56,7 +53,31 @@ def not_allowed(
             yield _problem(("spec", "task", "isolation"), title, task.isolation, ("strict",))
 
 
-def _image(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Problem]:
+def service_not_allowed(
+    title: str, profile: ProfileSpec, spec: ServiceSpec, namespace: str, labels: Mapping[str, str] | None
+) -> Iterator[Problem]:
+    """What the service of a namespace with these labels asks for that the profile does not allow; the same as of a run."""
+    yield from _namespace(title, profile, namespace, labels)
+    yield from _image(title, profile, spec)
+    source, sources = spec.source.checkpoint, profile.allow.model_sources
+    if source is not None and sources is not None and not place_matches(sources, source):
+        yield _problem(("spec", "from", "checkpoint"), title, source, sources)
+    yield from _secrets(title, profile, ((("spec", "secrets"), spec.secrets),))
+
+
+def _namespace(
+    title: str, profile: ProfileSpec, namespace: str, labels: Mapping[str, str] | None
+) -> Iterator[Problem]:
+    """The namespace, by its labels."""
+    selector = profile.allow.namespaces
+    if selector is not None and labels is not None and not selector.matches(labels):
+        wanted = f"namespaces with the labels {selector}"
+        yield Problem(
+            ("metadata", "namespace"), f"found {namespace!r}, allowed by {title}: {wanted}", (("spec",),)
+        )
+
+
+def _image(title: str, profile: ProfileSpec, spec: RunSpec | ServiceSpec) -> Iterator[Problem]:
     """The image that a run names: one of the patterns, and by digest where that is asked for."""
     image, rules = spec.image, profile.allow.images
     if not names_image(profile, spec):
@@ -69,14 +90,14 @@ def _image(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Problem]
         yield Problem(("spec", "image"), sentence)
 
 
-def names_image(profile: ProfileSpec, spec: RunSpec) -> bool:
-    """Whether the run names an image that is not the profile's own."""
+def names_image(profile: ProfileSpec, spec: RunSpec | ServiceSpec) -> bool:
+    """Whether a run or a service names an image that is not the profile's own."""
     return spec.image not in (None, profile.images.cpu, profile.images.gpu, profile.defaults.get("image"))
 
 
 def _environment(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Problem]:
     """Variables that the run sets, and Secrets that it names."""
-    names, secrets = profile.allow.environment.names, profile.allow.environment.secrets
+    names = profile.allow.environment.names
     for index, one in enumerate(spec.trainer.env):
         path: Path = ("spec", "trainer", "env", index, "name")
         if names is not None:
@@ -85,17 +106,20 @@ def _environment(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Pr
         elif any_matches(DEVICE_VARIABLES, one.name):
             sentence = f"found {one.name!r}, allowed by {title}: names by which no devices are handed out"
             yield Problem(path, sentence)
-    if secrets is None:
-        return
     of_task = spec.given_task.secrets if spec.given_task is not None else ()
-    named: tuple[tuple[Path, Sequence[str]], ...] = (
-        (("spec", "secrets"), spec.secrets),
-        (("spec", "task", "secrets"), of_task),
-    )
-    for path, given in named:
+    named = ((("spec", "secrets"), spec.secrets), (("spec", "task", "secrets"), of_task))
+    yield from _secrets(title, profile, named)
+
+
+def _secrets(
+    title: str, profile: ProfileSpec, named: Iterable[tuple[Path, Sequence[str]]]
+) -> Iterator[Problem]:
+    """Secrets that are named, by where they stand."""
+    allowed = profile.allow.environment.secrets
+    for path, given in named if allowed is not None else ():
         for index, name in enumerate(given):
-            if not any_matches(secrets, name):
-                yield _problem((*path, index), title, name, secrets)
+            if allowed is not None and not any_matches(allowed, name):
+                yield _problem((*path, index), title, name, allowed)
 
 
 def idle_on_accelerators(roles: Sequence[Role]) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rl_api.problems import Problem
 from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
+from rl_api.service import ServiceSpec
 from rl_api.validation import check_document
 from rl_operator.model.names import (
     HEAD,
@@ -175,7 +176,7 @@ def _plan(
         return Refused.because("NotAllowed", problems, ask=ask(profile))
     backend = backend_of(spec)
     if spec.workload == "Service":
-        allowed = "allowed in this version: Job or Cluster; serving a policy comes with a later one"
+        allowed = "allowed: Job or Cluster; to serve a policy, apply an RLPolicyService"
         return Refused.because("Unsupported", [Problem(("spec", "workload"), f"found 'Service', {allowed}")])
     pools, problems = pools_of_roles(spec, profile, called, backend.workers(spec))
     if problems:
@@ -201,12 +202,12 @@ def _plan(
         roles=roles,
         settings=settings,
         profile=profile,
-        image_pull_policy=_pull_policy(profile, spec, settings),
+        image_pull_policy=pull_policy(profile, spec, settings),
     )
 
 
-def _pull_policy(profile: ProfileSpec, spec: RunSpec, settings: Settings) -> str:
-    """Images of the run's own may be somebody else's, left on the node: the registry is asked who may pull them."""
+def pull_policy(profile: ProfileSpec, spec: RunSpec | ServiceSpec, settings: Settings) -> str:
+    """Images that are named may be somebody else's, left on the node: the registry is asked who may pull them."""
     always = profile.allow.images.always_pull and names_image(profile, spec)
     return "Always" if always else settings.image_pull_policy
 

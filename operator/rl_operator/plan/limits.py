@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rl_api.base import amount
 from rl_api.paths import Path
@@ -55,6 +55,25 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
         if role is not None and limit is not None and role.replicas > limit:
             sentence = f"found {role.replicas}, allowed: at most {limit}, the limit of {title}"
             yield Problem(("spec", name, "replicas"), sentence)
+    yield from _together(title, profile, roles)
+    longest, asked = limits.max_duration, spec.stop.max_duration
+    if longest is not None and asked is not None and asked > longest:
+        sentence = f"found {asked}, allowed: at most {longest}, the limit of {title}"
+        yield Problem(("spec", "stop", "maxDuration"), sentence)
+    yield from _each(title, profile, roles, lambda role: ("spec", role.name, "replicas"))
+
+
+def pods_over_limits(
+    title: str, profile: ProfileSpec, roles: Sequence[Role], replicas: Path
+) -> Iterator[Problem]:
+    """Where a service asks for more than the profile lets one run have; the number of its copies stands at `replicas`."""
+    yield from _together(title, profile, roles)
+    yield from _each(title, profile, roles, lambda role: replicas)
+
+
+def _together(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:
+    """Accelerators of all pods."""
+    limits = profile.limits
     total = sum(role.replicas * role.accelerators for role in roles)
     if limits.max_accelerators is not None and total > limits.max_accelerators:
         yield Problem(
@@ -62,10 +81,13 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
             f"found {total} accelerators ({_shares(roles)}), allowed: at most {limits.max_accelerators}, "
             f"the limit of {title}",
         )
-    longest, asked = limits.max_duration, spec.stop.max_duration
-    if longest is not None and asked is not None and asked > longest:
-        sentence = f"found {asked}, allowed: at most {longest}, the limit of {title}"
-        yield Problem(("spec", "stop", "maxDuration"), sentence)
+
+
+def _each(
+    title: str, profile: ProfileSpec, roles: Sequence[Role], replicas_of: Callable[[Role], Path]
+) -> Iterator[Problem]:
+    """Disk of a pod, what a namespace may have, and what a pool gives."""
+    limits = profile.limits
     most = limits.max_ephemeral_storage
     for role in roles if most is not None else ():
         if most is not None and role.pod.storage > amount(most):
@@ -87,7 +109,7 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
             replicas = pool.limits.max_replicas
             if role.name != HEAD and replicas is not None and role.replicas > replicas:
                 yield Problem(
-                    ("spec", role.name, "replicas"),
+                    replicas_of(role),
                     f"found {role.replicas}, allowed: at most {replicas}, the limit of pool {pool.name}",
                 )
         used = sum(role.replicas * role.accelerators for role in here)

@@ -75,56 +75,77 @@ def make_roles(
     queued: bool,
 ) -> Iterator[Role]:
     """Every role that has pods, which are those of `pools`; `queued`: a queue admits a number of pods that is fixed."""
-    # The head writes checkpoints of the models that others have accelerators for.
-    large = any(some[0].accelerator_resource is not None for some in pools.values())
-    disk = settings.accelerator_ephemeral_storage if large else settings.ephemeral_storage
-
     task = spec.given_task
     code = task.resources or CodeResourcesSpec() if task is not None and task.isolation == "strict" else None
+    maker = RoleMaker(profile, pools, settings, spec.image)
+    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
+    heavy = bool(spec.trainer.pools)
+    yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
+    if LEARNER in pools:
+        learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
+        yield maker.role(LEARNER, learner.replicas, learner.threads, per_pod)
+    if SAMPLER in pools:
+        sampler, least = spec.sampler, None if queued else spec.sampler.min_replicas
+        per_pod = sampler.tensor_parallel_size
+        yield maker.role(
+            SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least, code=code
+        )
+
+
+@dataclass(frozen=True)
+class RoleMaker:
+    """Makes roles of one run or service, which may have brought an image of its own."""
+
+    profile: ProfileSpec
+    pools: Mapping[str, tuple[PoolSpec, ...]]
+    settings: Settings
+    image: str | None
 
     def role(
+        self,
         name: str,
         replicas: int,
         threads: int,
-        accelerators: int,
+        accelerators: int = 0,
         asked: ResourcesSpec | None = None,
         least: int | None = None,
+        *,
+        code: CodeResourcesSpec | None = None,
+        large_head: bool = False,
     ) -> Role:
-        """A role; `accelerators` of a pod in a pool that has some, where the run does not say."""
-        asked, pool = asked or ResourcesSpec(), pools[name][0]
+        """A role; `accelerators` of a pod in a pool that has some, where nobody says. A head computes little, unless it is
+        `large_head`."""
+        asked, pool = asked or ResourcesSpec(), self.pools[name][0]
+        settings, images = self.settings, self.profile.images
         if pool.accelerator_resource is None:
-            image, memory = profile.images.cpu or settings.image_cpu, settings.worker_memory
+            image, memory = images.cpu or settings.image_cpu, settings.worker_memory
             cpu, accelerators = settings.worker_cpu, 0
         else:
-            image, memory = profile.images.gpu or settings.image_gpu, settings.accelerator_memory
+            image, memory = images.gpu or settings.image_gpu, settings.accelerator_memory
             cpu = str(threads)
         if name == HEAD:
             cpu = settings.head_cpu
-            memory = memory if spec.trainer.pools else settings.head_memory
+            memory = memory if large_head else settings.head_memory
         cores = max(threads, math.ceil(asked.cpu or 0))
         return Role(
             name,
             replicas,
-            pools[name],
-            image=image if spec.image is None else spec.image,
+            self.pools[name],
+            image=image if self.image is None else self.image,
             cpu=cpu if asked.cpu is None else f"{round(asked.cpu * 1000)}m",
             ray_cpus=cores,
             memory=asked.memory or memory,
             accelerators=accelerators if asked.accelerators is None else asked.accelerators,
-            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or disk,
+            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or self._disk,
             cpu_limit=str(cores * settings.cpu_burst),
             # The smaller one, where the run has brought its own.
-            trainer_image=image if spec.image is None else profile.images.cpu or settings.image_cpu,
+            trainer_image=image if self.image is None else images.cpu or settings.image_cpu,
             least=least,
-            code=None if name == LEARNER else code,
+            code=code,
         )
 
-    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
-    yield role(HEAD, replicas=1, threads=1, accelerators=0, asked=spec.trainer.resources)
-    if LEARNER in pools:
-        learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
-        yield role(LEARNER, learner.replicas, learner.threads, accelerators=per_pod)
-    if SAMPLER in pools:
-        sampler, least = spec.sampler, None if queued else spec.sampler.min_replicas
-        per_pod = sampler.tensor_parallel_size
-        yield role(SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least)
+    @property
+    def _disk(self) -> str:
+        """The head handles checkpoints of the models that others have accelerators for."""
+        large = any(some[0].accelerator_resource is not None for some in self.pools.values())
+        return self.settings.accelerator_ephemeral_storage if large else self.settings.ephemeral_storage

@@ -1,4 +1,4 @@
-"""Events about a run, as `kubectl describe` shows them."""
+"""Events about runs and services, as `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from rl_operator.model.settings import FIELD_MANAGER
 _LONGEST = 1024
 
 
-def run_event(metadata: Mapping[str, Any], note: Note, attempt: int, now: datetime) -> Manifest:
-    """The event that says `note` of a run. Its name says what it is about: said twice, it is there once."""
+def event_of(
+    metadata: Mapping[str, Any], note: Note, attempt: int, now: datetime, kind: str = KIND
+) -> Manifest:
+    """The event that says `note` of a run, or of another `kind` of ours. Its name says what it is about: said twice, it is
+    there once."""
     what = f"{metadata['uid']} {int(metadata.get('generation') or 0)} {attempt} {note.reason} {note.message}"
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -26,7 +29,7 @@ def run_event(metadata: Mapping[str, Any], note: Note, attempt: int, now: dateti
         "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": kind,
             **{key: metadata[key] for key in ("name", "namespace", "uid")},
         },
         "type": note.type,

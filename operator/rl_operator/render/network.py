@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rl_api.egress import EgressSpec
+from rl_api.profile import ProfileSpec
 from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest
+from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
@@ -18,34 +20,49 @@ def network_policy(effective: Effective) -> Manifest:
     the latter alone anybody can give a pod.
     """
     settings, own = effective.settings, {"podSelector": {"matchLabels": {RUN_LABEL: effective.name}}}
-    operator = _pods(settings.namespace, settings.labels)
-    kuberay = _pods(settings.kuberay_namespace, settings.kuberay_labels)
+    operator = pods_of(settings.namespace, settings.labels)
+    kuberay = pods_of(settings.kuberay_namespace, settings.kuberay_labels)
+    return isolated(
+        effective.metadata(effective.name),
+        own,
+        [
+            {"from": [operator], "ports": [port(effective.status_port)]},
+            {"from": [kuberay], "ports": [port(RAY_PORTS["dashboard"])]},
+        ],
+        settings,
+        effective.profile,
+    )
+
+
+def isolated(
+    metadata: Manifest, own: Manifest, ingress: list[Manifest], settings: Settings, profile: ProfileSpec
+) -> Manifest:
+    """NetworkPolicy of the pods that `own` selects: each other, and what `ingress` says, may come in; out to DNS, each other
+    and what the profile allows."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": effective.metadata(effective.name),
+        "metadata": metadata,
         "spec": {
             **own,
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [
-                {"from": [own]},
-                {"from": [operator], "ports": [_port(effective.status_port)]},
-                {"from": [kuberay], "ports": [_port(RAY_PORTS["dashboard"])]},
-            ],
-            "egress": [dict(settings.dns), {"to": [own]}, *map(_egress, effective.profile.allow.egress)],
+            "ingress": [{"from": [own]}, *ingress],
+            "egress": [dict(settings.dns), {"to": [own]}, *map(_egress, profile.allow.egress)],
         },
     }
 
 
-def _pods(namespace: str, labels: Mapping[str, str]) -> Manifest:
+def pods_of(namespace: str, labels: Mapping[str, str]) -> Manifest:
+    """Peer of a rule: pods of a namespace with these labels."""
     return {
         "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: namespace}},
         "podSelector": {"matchLabels": dict(labels)},
     }
 
 
-def _port(port: int) -> Manifest:
-    return {"protocol": "TCP", "port": port}
+def port(number: int) -> Manifest:
+    """Port of a rule."""
+    return {"protocol": "TCP", "port": number}
 
 
 def _egress(rule: EgressSpec) -> Manifest:
@@ -55,4 +72,4 @@ def _egress(rule: EgressSpec) -> Manifest:
         peer = {"podSelector": {"matchLabels": dict(rule.pods or {})}}
         if rule.namespaces is not None:
             peer["namespaceSelector"] = {"matchLabels": dict(rule.namespaces)}
-    return {"to": [peer]} | ({"ports": [_port(port) for port in rule.ports]} if rule.ports else {})
+    return {"to": [peer]} | ({"ports": [port(number) for number in rule.ports]} if rule.ports else {})

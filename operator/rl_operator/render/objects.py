@@ -16,15 +16,15 @@ from rl_operator.render.rayjob import ray_job
 
 def run_objects(effective: Effective) -> list[Manifest]:
     """Objects that all attempts share and that follow the run as it changes."""
-    return [_hashed(network_policy(effective)), _hashed(disruption_budget(effective))]
+    return [hashed(network_policy(effective)), hashed(disruption_budget(effective))]
 
 
 def attempt_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
     """Objects of one attempt, with tokens of the operator's `key`. The RayJob or RayCluster last: its pods need the
     others."""
     ray = ray_cluster if effective.spec.workload == "Cluster" else ray_job
-    config = _hashed(config_map(effective, attempt))
-    return [secret(effective, attempt, key), config, _hashed(ray(effective, attempt))]
+    config = hashed(config_map(effective, attempt))
+    return [secret(effective, attempt, key), config, hashed(ray(effective, attempt))]
 
 
 def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
@@ -32,7 +32,7 @@ def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest
     return [*run_objects(effective), *attempt_objects(effective, attempt, key)]
 
 
-def _hashed(manifest: Manifest) -> Manifest:
+def hashed(manifest: Manifest) -> Manifest:
     """The manifest with its own hash as an annotation, to see later whether it must be written again."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = dict(manifest["metadata"])

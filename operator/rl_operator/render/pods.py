@@ -52,12 +52,34 @@ _AGENT_PORT: Final = 52365
 
 
 def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
-    """The pod template of one role. Passes Pod Security `restricted`; holds no Kubernetes credentials."""
+    """The pod template of one role of a run."""
+    spec, container = restricted_pod(
+        role,
+        effective.image_pull_policy,
+        _environment(effective, role, attempt),
+        effective.spec.scheduling.priority_class,
+    )
+    add_secrets(_secrets(effective, role), spec, container)
+    add_encryption(effective, role, attempt, spec, NO_DEVICES)
+    if role.name == HEAD:
+        _add_head_parts(effective, attempt, spec, container)
+    # Where workers write too, the claim must be one that several nodes can mount.
+    if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
+        _add_storage(effective, role, spec, container)
+    add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
+    return {"metadata": {"labels": labels_of(effective.name, attempt, role.name)}, "spec": spec}
+
+
+def restricted_pod(
+    role: Role, pull_policy: str, environment: list[Manifest], priority_class: str | None = None
+) -> tuple[Manifest, Manifest]:
+    """The spec of a pod of Ray's, and its first container, for more to be added. Passes Pod Security `restricted`; holds no
+    Kubernetes credentials."""
     container: Manifest = {
         "name": CONTAINER,
         "image": role.image,
-        "imagePullPolicy": effective.image_pull_policy,
-        "env": _environment(effective, role, attempt),
+        "imagePullPolicy": pull_policy,
+        "env": environment,
         "resources": _resources(role),
         # KubeRay's own begins after ten seconds, and everything waits for it: half of the time that Ray takes to start.
         "readinessProbe": {
@@ -98,17 +120,9 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         "volumes": volumes,
         **pod_placement(role.pools),
     }
-    if effective.spec.scheduling.priority_class is not None:
-        spec["priorityClassName"] = effective.spec.scheduling.priority_class
-    add_secrets(_secrets(effective, role), spec, container)
-    add_encryption(effective, role, attempt, spec, NO_DEVICES)
-    if role.name == HEAD:
-        _add_head_parts(effective, attempt, spec, container)
-    # Where workers write too, the claim must be one that several nodes can mount.
-    if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
-        _add_storage(effective, role, spec, container)
-    add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
-    return {"metadata": {"labels": labels_of(effective.name, attempt, role.name)}, "spec": spec}
+    if priority_class is not None:
+        spec["priorityClassName"] = priority_class
+    return spec, container
 
 
 def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
             "secretName": secret_name(effective.name, effective.uid, attempt),
         },
         "headGroupSpec": {
-            "rayStartParams": _start_params(head),
+            "rayStartParams": start_params(head.name, head.ray_cpus, head.accelerators),
             "template": pod_template(effective, head, attempt),
         },
         "workerGroupSpecs": [
@@ -50,18 +50,19 @@ def _worker_group(effective: Effective, role: Role, attempt: int) -> Manifest:
         "replicas": role.at_start,
         "minReplicas": role.at_start,
         "maxReplicas": role.replicas,
-        "rayStartParams": _start_params(role),
+        "rayStartParams": start_params(role.name, role.ray_cpus, role.accelerators),
         "template": pod_template(effective, role, attempt),
     }
 
 
-def _start_params(role: Role) -> dict[str, str]:
-    """Options of `ray start`. Resources are given here and not in `resources` as well: KubeRay takes only one."""
+def start_params(role: str, cpus: int, accelerators: int) -> dict[str, str]:
+    """Options of `ray start` on a pod of this role. Resources are given here and not in `resources` as well: KubeRay takes
+    only one."""
     # Ray's shell sees the value, hence the quotes within quotes.
-    resources = json.dumps({role.name: 1}, separators=(",", ":"))
+    resources = json.dumps({role: 1}, separators=(",", ":"))
     return {
-        "num-cpus": str(role.ray_cpus),
-        "num-gpus": str(role.accelerators),
+        "num-cpus": str(cpus),
+        "num-gpus": str(accelerators),
         "resources": json.dumps(resources),
     }
 

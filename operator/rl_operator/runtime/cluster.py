@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -20,17 +19,18 @@ from rl_operator.decide.unreadable import condition_patch
 from rl_operator.kube.apply import bring
 from rl_operator.kube.cache import Store, place_of
 from rl_operator.kube.client import Api
+from rl_operator.kube.own import create_owned, delete_owned, every, write_event
 from rl_operator.kube.wire import ApiError, version_of
-from rl_operator.model.decision import Decision, Scale, Target
+from rl_operator.model.decision import Decision, Scale
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
-from rl_operator.model.parse import hash_of, is_owned, parse_event
+from rl_operator.model.parse import parse_event
 from rl_operator.model.seen import Event, Live, Pod, Ray, SamplerGroup, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.model.times import parse_time
 from rl_operator.model.tokens import STATUS_SERVER, derive_token
 from rl_operator.plan.effective import Effective, Plan, plan
 from rl_operator.plan.profile import goes_by_labels
-from rl_operator.render.event import run_event
+from rl_operator.render.event import event_of
 from rl_operator.runtime.earlier import earlier_token
 from rl_operator.runtime.known import Known
 from rl_operator.runtime.memory import Memory
@@ -47,10 +47,6 @@ _KUEUE_SECONDS: Final = 10.0
 _LABELS_SECONDS: Final = 30.0
 _SECRET_SECONDS: Final = 60.0
 _SCALE_SECONDS: Final = 20.0
-
-
-class NameTaken(Exception):
-    """An object with a name that we need belongs to somebody else. The message is a sentence."""
 
 
 class Cluster:
@@ -76,7 +72,7 @@ class Cluster:
 
     async def observe(self, key: Key, run: Manifest, memory: Memory) -> World:
         """Everything that decides about a run; raises ApiError where something could not be read."""
-        memory.labels = await self._labels(key[0])
+        memory.labels = await self.labels(key[0])
         world = self.known(key, run, memory)
         status = known_status(run)
         open_attempt = next((one for one in status.attempts if one.end_time is None), None)
@@ -98,7 +94,7 @@ class Cluster:
         ready = any(one.type == "ClusterReady" and one.reason == "Ready" for one in status.conditions)
         if world.rays and (not ready or any(ray.held for ray in world.rays)):
             changes["events"] = await self._said(key, world)
-            changes["log_tail"] = await self._logs(key, world.pods, memory)
+            changes["log_tail"] = await self.crash_logs(key[0], world.pods, memory.logs)
         return replace(world, **changes)
 
     def known(self, key: Key, run: Manifest, memory: Memory) -> World:
@@ -171,7 +167,7 @@ class Cluster:
 
         return await self._known.lately(("claim", namespace, claim), _CLAIM_SECONDS, ask)
 
-    async def _labels(self, namespace: str) -> dict[str, str] | None:
+    async def labels(self, namespace: str) -> dict[str, str] | None:
         """Labels of a namespace, which are asked for where a profile goes by them."""
         if not goes_by_labels(self.store.profiles()):
             return None
@@ -184,14 +180,14 @@ class Cluster:
 
     async def _said(self, key: Key, world: World) -> tuple[Event, ...]:
         """Events about the run's objects, newest first: warnings, and why a queue has stopped them."""
-        found = await self._events(key[0], "type=Warning")
+        found = await self.events(key[0], "type=Warning")
         if any(ray.held for ray in world.rays):
-            found = [*found, *await self._events(key[0], f"reason={STOPPED}")]
+            found = [*found, *await self.events(key[0], f"reason={STOPPED}")]
         names = {ray.name for ray in world.rays} | {ray.cluster for ray in world.rays}
         names |= {pod.name for pod in world.pods}
         return tuple(event for event in found if event.name in names)
 
-    async def _events(self, namespace: str, fields: str) -> list[Event]:
+    async def events(self, namespace: str, fields: str) -> list[Event]:
         """Events of a namespace, newest first. One request for all of its runs."""
 
         async def ask() -> list[Event]:
@@ -202,17 +198,19 @@ class Cluster:
 
         return await self._known.lately(("events", namespace, fields), _EVENTS_SECONDS, ask)
 
-    async def _logs(self, key: Key, pods: Iterable[Pod], memory: Memory) -> dict[str, str]:
-        """Last log lines of containers that crash again and again, read once per crash."""
+    async def crash_logs(
+        self, namespace: str, pods: Iterable[Pod], known: dict[tuple[str, int], str]
+    ) -> dict[str, str]:
+        """Last log lines of containers that crash again and again by pod, read once per crash, as is `known`."""
         tails: dict[str, str] = {}
         for pod in pods:
             for container in pod.containers:
                 if pod.gone or container.waiting != "CrashLoopBackOff":
                     continue
                 crash = (pod.uid, container.restarts)
-                if crash not in memory.logs:
-                    memory.logs[crash] = await self.api.log_tail(key[0], pod.name, container.name)
-                tails[pod.name] = memory.logs[crash]
+                if crash not in known:
+                    known[crash] = await self.api.log_tail(namespace, pod.name, container.name)
+                tails[pod.name] = known[crash]
         return tails
 
     async def make(self, world: World, decision: Decision, memory: Memory) -> None:
@@ -225,13 +223,13 @@ class Cluster:
         namespace = str(world.metadata["namespace"])
         if decision.create:
             first, last = decision.create[:-1], decision.create[-1]
-            await _all([self._create(manifest, memory) for manifest in first])
+            await every([self._create(manifest, memory) for manifest in first])
             await self._create(last, memory)
         for manifest in decision.apply:
             live = world.live[manifest["kind"], manifest["metadata"]["name"]]
             self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
-            await self._delete(target, namespace, memory)
+            await delete_owned(self.api, target, namespace, memory.uid)
         if decision.scale is not None:
             await self._scale(namespace, decision.scale, memory)
         else:
@@ -246,13 +244,13 @@ class Cluster:
         round it would be lost.
         """
         attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
-        events = [run_event(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
-        work: list[Any] = [self._note(event) for event in events]
+        events = [event_of(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
+        work: list[Any] = [write_event(self.api, event) for event in events]
         version = version_of(world.run)
         if decision.finalizer:
-            version, *_ = await _all([self._add_finalizer(world), *work])
+            version, *_ = await every([self._add_finalizer(world), *work])
         else:
-            await _all(work)
+            await every(work)
         try:
             await self._write_status(world, decision, version)
             if decision.finalizer is False:
@@ -262,46 +260,9 @@ class Cluster:
                 raise
 
     async def _create(self, manifest: Manifest, memory: Memory) -> None:
-        """Create an object of the run; one that is there already is taken only if it is the run's own."""
-        kind, metadata = manifest["kind"], manifest["metadata"]
-        namespace, name = metadata["namespace"], metadata["name"]
-        for _ in range(2):
-            try:
-                made = await (
-                    self.api.apply(manifest, new=True) if _brought(kind) else self.api.create(manifest)
-                )
-            except ApiError as error:
-                if not error.conflict:
-                    raise
-                if kind == "Secret" and error.reason == "AlreadyExists":
-                    # Of a begin that was cut short, and it may not be read. A driver with another one says so.
-                    return
-                made = await self.api.get(kind, namespace, name)
-                if not is_owned(made, memory.uid):
-                    raise NameTaken(
-                        f"the run needs the name {name} for a {kind}, and there is one in namespace {namespace} "
-                        "that is not its own; delete that, or give the run another name"
-                    ) from None
-                if kind == "ConfigMap" and hash_of(made) != hash_of(
-                    manifest
-                ):  # of a begin that was cut short, and immutable
-                    await self.api.delete(kind, namespace, name, made["metadata"]["uid"])
-                    continue
-                if _brought(kind):
-                    made = await bring(self.api, manifest, made["metadata"]["uid"])
-            break
-        if kind not in ("Secret", "ConfigMap"):
-            self.store.put({**made, "kind": kind})
-
-    async def _delete(self, target: Target, namespace: str, memory: Memory) -> None:
-        """Delete this very object; one whose uid is not known only if it is the run's own."""
-        uid = target.uid
-        if not uid:
-            found = await self.api.find(target.kind, namespace, target.name)
-            if found is None or not is_owned(found, memory.uid):
-                return
-            uid = found["metadata"]["uid"]
-        await self.api.delete(target.kind, namespace, target.name, uid)
+        made = await create_owned(self.api, manifest, memory.uid)
+        if made is not None and manifest["kind"] not in ("Secret", "ConfigMap"):
+            self.store.put({**made, "kind": manifest["kind"]})
 
     async def _scale(self, namespace: str, wanted: Scale, memory: Memory) -> None:
         """Ask KubeRay for another number of samplers. Training does not depend on it: a refusal is shown, no more."""
@@ -365,32 +326,6 @@ class Cluster:
             if error.passing or error.conflict:
                 raise
             LOG.warning("it cannot be shown: %s", error, extra={"namespace": namespace, "run": name})
-
-    async def _note(self, event: Manifest) -> None:
-        """Write an event about a run."""
-        try:
-            await self.api.create(event)
-        except ApiError as error:
-            # A namespace that is being deleted takes no events, and one that is there is enough.
-            if error.passing:
-                raise
-            if error.status not in (403, 404, 409):
-                about = {key: event["metadata"][key] for key in ("namespace", "name")}
-                LOG.warning("an event cannot be written: %s", error, extra=about)
-
-
-async def _all(work: list[Any]) -> list[Any]:
-    """Wait for all, then raise the first error: none is left behind in the background."""
-    results = await asyncio.gather(*work, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-def _brought(kind: str) -> bool:
-    """Whether an object is brought to what is rendered later on: then its fields are ours by apply from birth."""
-    return kind in ("NetworkPolicy", "PodDisruptionBudget")
 
 
 def _identity(world: World, version: int = 0) -> Manifest:

@@ -20,6 +20,8 @@ from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.talks import Talks
 from rl_operator.kube.cache import WATCHED, Store, place_of
 from rl_operator.kube.client import Api
+from rl_operator.kube.own import NameTaken, refusal_of
+from rl_operator.kube.services import SERVICE_KINDS, concerns_services
 from rl_operator.kube.watch import Watch
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.decision import Decision
@@ -27,18 +29,21 @@ from rl_operator.model.names import KIND, MANAGED_SELECTOR, Key, Manifest
 from rl_operator.model.seen import World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Plan
-from rl_operator.runtime.cluster import Cluster, NameTaken
+from rl_operator.runtime.cluster import Cluster
+from rl_operator.runtime.failing import back_off, say_failed
 from rl_operator.runtime.ledger import Ledger
 from rl_operator.runtime.memory import Memory
 from rl_operator.runtime.metrics import Metrics
+from rl_operator.runtime.services import Services
 from rl_operator.runtime.work_queue import WorkQueue
 
 LOG = logging.getLogger("rl_operator")
 
-_OURS: Final = ("RLTrainingRun", "RLTrainingProfile")
+_OURS: Final = ("RLTrainingRun", "RLTrainingProfile", "RLPolicyService")
 _RECONCILE_SECONDS: Final = 60.0
 _PRIME_SECONDS: Final = 60.0
-_LONGEST_BACK_OFF: Final = 60.0
+_SERVICE_WORKERS: Final = 8
+"""Services that are looked at together."""
 _AT_ONCE: Final = 3
 """So many conflicts in a row are each answered with a new look at once."""
 
@@ -58,13 +63,14 @@ class Controller:
         self.queue = WorkQueue(metrics.queue_depth.set)
         self.watches = [
             Watch(api, self, kind, scope, "" if kind in _OURS else MANAGED_SELECTOR)
-            for kind in WATCHED
+            for kind in (*WATCHED, *SERVICE_KINDS)
             for scope in ((None,) if kind == "RLTrainingProfile" else self.namespaces or (None,))
         ]
         self.finished_at = time.monotonic()
         self.ledger = Ledger()
         self._memory: dict[Key, Memory] = {}
         self._talks = Talks(self.drivers, self.queue.add_after, news)
+        self.services = Services(self.cluster, self.drivers, settings, metrics)
 
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture; an API server that is starting itself is
@@ -104,16 +110,26 @@ class Controller:
         """A watch saw an object: it is there, or was DELETED."""
         document = document | {"kind": kind}
         try:
+            if concerns_services(document):
+                self.services.seen(change, document)
+                return
             keys = self.store.drop(document) if change == "DELETED" else self.store.put(document)
         except Exception as error:  # an object that nobody thought of: the watch goes on with all others
             self.metrics.errors.labels("Unexpected").inc()
             LOG.error("a %s is disregarded: %s", kind, place_of(document), exc_info=error)
             return
         self._wake(keys)
+        if kind == KIND:
+            self.services.run_changed(place_of(document))
+        elif kind == "RLTrainingProfile":
+            self.services.profiles_changed()
 
     def listed(self, kind: str, namespace: str | None, there: set[str] | None, version: int) -> None:
         """A watch has listed everything of a kind."""
-        self._wake(self.store.listed(kind, namespace, there, version))
+        if kind in SERVICE_KINDS or kind not in _OURS:
+            self.services.listed(kind, namespace, there, version)
+        if kind in WATCHED:
+            self._wake(self.store.listed(kind, namespace, there, version))
 
     @property
     def watches_problem(self) -> str:
@@ -132,7 +148,9 @@ class Controller:
     async def run(self, workers: int) -> None:
         """Work until cancelled."""
         self.queue.turns.places = workers
+        self.services.queue.turns.places = _SERVICE_WORKERS
         work = [*(self._work() for _ in range(workers)), *(watch.run() for watch in self.watches)]
+        work += [self.services.work() for _ in range(_SERVICE_WORKERS)]
         tasks = [asyncio.create_task(one) for one in work]
         try:
             await asyncio.gather(*tasks)
@@ -207,11 +225,8 @@ class Controller:
         self.metrics.errors.labels(reason).inc()
         memory = self._memory_of(key)
         memory.failures += 1
-        wait = min(0.5 * 2 ** min(memory.failures, 10), _LONGEST_BACK_OFF)
-        if anew and memory.failures <= _AT_ONCE:
-            wait = 0.0
-        level = {"Conflict": logging.INFO, "Unexpected": logging.DEBUG}.get(reason, logging.WARNING)
-        LOG.log(level, "%s; trying again in %.0f s", sentence, wait, extra=_about(key) | {"reason": reason})
+        wait = 0.0 if anew and memory.failures <= _AT_ONCE else back_off(memory.failures)
+        say_failed(reason, sentence, wait, _about(key))
         self.queue.add_after(key, wait)
 
     async def reconcile(self, key: Key) -> None:
@@ -233,9 +248,8 @@ class Controller:
         try:
             await self._decide(key, world, memory)
         except (ApiError, NameTaken) as error:
-            if isinstance(error, ApiError) and error.status not in (400, 403, 404, 422):
-                raise
-            await self._refused(key, memory, error)
+            if refusal := refusal_of(error):
+                await self._refused(key, memory, refusal)
             raise
 
     async def _decide(self, key: Key, world: World, memory: Memory) -> None:
@@ -278,10 +292,9 @@ class Controller:
             self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
-    async def _refused(self, key: Key, memory: Memory, error: Exception) -> None:
+    async def _refused(self, key: Key, memory: Memory, refusal: str) -> None:
         """The API server does not take an object: say so in the status, which is what people look at."""
-        text = str(error)
-        memory.refusal = text if isinstance(error, NameTaken) else f"the API server refuses: {text}"
+        memory.refusal = refusal
         try:
             run = self.store.run(key)
             if run is not None:
@@ -308,7 +321,8 @@ class Controller:
     async def show_metrics(self) -> None:
         """Keep the gauges that are not set where things happen."""
         while True:
-            self.metrics.show_runs(self.store.phases())
+            self.metrics.show_runs(self.store.phases(), self.store.figures())
+            self.metrics.show_services(self.services.shown())
             self.metrics.unreadable.set(sum(bool(memory.unreadable) for memory in self._memory.values()))
             await asyncio.sleep(5.0)
 

@@ -115,6 +115,13 @@ def _parser() -> argparse.ArgumentParser:
         help="egress rule of a NetworkPolicy, by which runs' pods ask for names",
     )
     parser.add_argument(
+        "--metrics-from",
+        type=json.loads,
+        default=settings.metrics_from,
+        metavar="JSON",
+        help="who may read metrics of services' pods, as `from` of a NetworkPolicy",
+    )
+    parser.add_argument(
         "--cpu-burst",
         type=int,
         default=settings.cpu_burst,
@@ -139,7 +146,7 @@ def _labels(text: str) -> dict[str, str]:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    more = ("image_pull_policy", "labels", "kuberay_labels", "dns", "cpu_burst")
+    more = ("image_pull_policy", "labels", "kuberay_labels", "dns", "metrics_from", "cpu_burst")
     known = {name: getattr(args, name) for name in (*_OPTIONS, *more)}
     settings = Settings(namespace=args.operator_namespace, **known)
     metrics = Metrics()

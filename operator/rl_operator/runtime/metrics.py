@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rl_operator.model.figures import ENDED, NUMBERS, Figures, shown
+from rl_operator.model.names import Key
+
+PROMOTIONS: Final = ("promoted", "refused", "rolled_back")
+"""What may become of a candidate of a policy service."""
 
 _ANSWERS: Final = frozenset({"200", "401", "409", "error"})
 
@@ -36,7 +46,6 @@ class Metrics:
             ["verb"],
             registry=registry,
         )
-        self.runs = Gauge("rltrain_operator_runs", "Runs by phase", ["phase"], registry=registry)
         self.unreadable = Gauge(
             "rltrain_operator_unreadable_runs",
             "Runs with which nothing is done, as their status cannot be read",
@@ -51,6 +60,15 @@ class Metrics:
         self.leader = Gauge(
             "rltrain_operator_leader", "1 while this operator is the one that acts", registry=registry
         )
+        self.promotions = Counter(
+            "rltrain_operator_service_promotions",
+            "Candidates of policy services, by what became of them",
+            ["namespace", "service", "result"],
+            registry=registry,
+        )
+        self._services: set[Key] = set()
+        self._shown = _Shown()
+        registry.register(self._shown)
 
     def api_called(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """A request to the API server was answered, or not (`none`)."""
@@ -62,8 +80,105 @@ class Metrics:
         shown = result if result in _ANSWERS else f"{result[0]}xx"
         self.driver_calls.labels(path, shown).inc()
 
-    def show_runs(self, phases: dict[str, int]) -> None:
-        """Set the number of runs by phase."""
-        self.runs.clear()
-        for phase, count in phases.items():
-            self.runs.labels(phase).set(count)
+    def show_runs(self, phases: Mapping[str, int], figures: Mapping[Key, Figures]) -> None:
+        """Set the number of runs by phase, and the figures of single runs."""
+        self._shown.phases, self._shown.runs = phases, shown(figures)
+
+    def show_services(self, services: Mapping[Key, Service]) -> None:
+        """Set what is known of policy services: all of them, others are forgotten.
+
+        Their promotions count from 0, so that Prometheus sees the first one rise.
+        """
+        for namespace, name in self._services - services.keys():
+            for result in PROMOTIONS:
+                self.promotions.remove(namespace, name, result)
+        for namespace, name in services.keys() - self._services:
+            for result in PROMOTIONS:
+                self.promotions.labels(namespace, name, result)
+        self._services = set(services)
+        self._shown.services = dict(services)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A policy service between two scrapes."""
+
+    phase: str
+    ready: int = 0
+    """Replicas that answer."""
+    desired: int = 0
+    """Replicas wanted."""
+
+
+class _Shown(Collector):
+    """Runs and services as they were put down last. Each is replaced as a whole, so that a scrape, which has a thread of its
+    own, never sees half of them."""
+
+    def __init__(self) -> None:
+        self.phases: Mapping[str, int] = {}
+        self.runs: Mapping[Key, Figures] = {}
+        self.services: Mapping[Key, Service] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families, also those without a sample."""
+        phases, runs, services = self.phases, self.runs, self.services
+        yield _gauge(
+            "rltrain_operator_runs", "Runs by phase", ["phase"], (([p], n) for p, n in phases.items())
+        )
+        yield from _of_runs(runs)
+        counts: dict[str, int] = {}
+        for one in services.values():
+            counts[one.phase] = counts.get(one.phase, 0) + 1
+        yield _gauge(
+            "rltrain_operator_services",
+            "Policy services by phase",
+            ["phase"],
+            (([p], n) for p, n in counts.items()),
+        )
+        yield _gauge(
+            "rltrain_operator_service_replicas",
+            "Replicas of policy services: ready, and desired",
+            ["namespace", "service", "state"],
+            (
+                ([*key, state], number)
+                for key, one in services.items()
+                for state, number in (("ready", one.ready), ("desired", one.desired))
+            ),
+        )
+
+
+def _of_runs(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
+    labels = ["namespace", "run"]
+    yield _gauge(
+        "rltrain_run_phase",
+        "1 for the phase that a run is in; runs that succeeded are left out",
+        [*labels, "phase"],
+        (([*key, one.phase], 1) for key, one in runs.items() if one.phase not in ENDED - {"Failed"}),
+    )
+    yield _gauge(
+        "rltrain_run_waits",
+        "1 for the first condition that a run which is to train does not meet",
+        [*labels, "condition", "reason"],
+        (([*key, *one.waits], 1) for key, one in runs.items() if one.waits is not None),
+    )
+    yield _gauge(
+        "rltrain_run_failed_timestamp_seconds",
+        "When a run failed",
+        labels,
+        (([*key], one.failed) for key, one in runs.items() if one.failed is not None),
+    )
+    values: dict[str, list[tuple[list[str], float]]] = {name: [] for name in NUMBERS}
+    for key, one in runs.items():
+        for name, value in one.numbers:
+            values[name].append(([*key], value))
+    for name, (_, _, text) in NUMBERS.items():
+        yield _gauge(f"rltrain_run_{name}", text, labels, values[name])
+
+
+def _gauge(
+    name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family

@@ -77,7 +77,8 @@ class Process:
             LOG.error("%s", error, exc_info=None if isinstance(error, ApiError | BadKey | OSError) else error)
             self._give_up()
             return
-        LOG.info("%d runs are kept going", len(self._controller.store.runs()))
+        runs, services = self._controller.store.runs(), self._controller.services.store.services()
+        LOG.info("%d runs and %d services are kept going", len(runs), len(services))
         self._work += map(
             asyncio.create_task, (self._controller.run(self._workers), self._controller.show_metrics())
         )

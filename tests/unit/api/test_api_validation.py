@@ -79,10 +79,13 @@ def test_several_files_and_documents_are_read(file: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "f.yaml: found nothing, allowed: a document with kind RLTrainingRun or RLTrainingProfile"),
+        (
+            "",
+            "f.yaml: found nothing, allowed: a document with kind RLTrainingRun, RLPolicyService or RLTrainingProfile",
+        ),
         (
             "# a comment\n---\n",
-            "f.yaml: found nothing, allowed: a document with kind RLTrainingRun or RLTrainingProfile",
+            "f.yaml: found nothing, allowed: a document with kind RLTrainingRun, RLPolicyService or RLTrainingProfile",
         ),
         (b"\x00\xff\xfe", "f.yaml: not valid YAML: byte 1 is not UTF-8 text"),
         (
@@ -90,7 +93,10 @@ def test_several_files_and_documents_are_read(file: Any) -> None:
             "f.yaml: line 1, column 5: not valid YAML: expected the node content, but found '<stream end>'",
         ),
         ("- 1\n", "f.yaml: found a list, allowed: an object with apiVersion, kind, metadata and spec"),
-        ("spec: {}\n", "f.yaml: kind: missing, required: RLTrainingRun or RLTrainingProfile"),
+        (
+            "spec: {}\n",
+            "f.yaml: kind: missing, required: RLTrainingRun, RLPolicyService or RLTrainingProfile",
+        ),
         (
             run_text() + "  seed: 1\n  seed: 2\n",
             "f.yaml: line 9, column 3: not valid YAML: the key 'seed' is there twice",
@@ -267,6 +273,6 @@ def test_objects_of_other_apis_beside_ours_are_left_alone(file) -> None:
     assert [one.source for one in report.valid] == [f"{both} (document 2)"]
     alone = check_files([file("g.yaml", claim)])
     assert (
-        "kind: found 'PersistentVolumeClaim', allowed: RLTrainingRun or RLTrainingProfile"
+        "kind: found 'PersistentVolumeClaim', allowed: RLTrainingRun, RLPolicyService or RLTrainingProfile"
         in alone.problems[0]
     )

@@ -14,6 +14,7 @@ import pytest
 
 from rl_api.crd_rules import PROFILE_CEL_RULES, RUN_RULES
 from rl_api.rules import CLUSTER_RULES, RULES
+from rl_api.service_rules import SERVICE_CEL_RULES
 from rl_api.validation import check_files
 
 FOLDER = Path(__file__).parents[2] / "invalid"
@@ -47,11 +48,11 @@ def test_every_rule_of_the_api_server_has_its_manifest() -> None:
     broken = {re.sub(r"\[\d+\]", "[]", path) for path in first}
     rules = [
         (path, rule)
-        for table in (RUN_RULES, PROFILE_CEL_RULES)
+        for table in (RUN_RULES, PROFILE_CEL_RULES, SERVICE_CEL_RULES)
         for path, them in table.items()
         for rule in them
     ]
-    here = {f"{path}{rule['fieldPath']}" for path, rule in rules if "oldSelf" not in rule["rule"]}
-    # A service is a valid run that no operator can carry out yet, and the parts of a reward share one rule.
+    here = {f"{path}{rule.get('fieldPath', '')}" for path, rule in rules if "oldSelf" not in rule["rule"]}
+    # A run that serves is valid, and no operator can carry it out, and the parts of a reward share one rule.
     assert here - {"spec.workload", "spec.task.rewards"} <= broken
     assert len(rules) > len(RULES + CLUSTER_RULES)

@@ -30,6 +30,8 @@ EVERYTHING = (
     "replicas=2",
     "metrics.podMonitor.enabled=true",
     "metrics.serviceMonitor.enabled=true",
+    "metrics.servicePodMonitor.enabled=true",
+    "alerts.enabled=true",
     "grafana.dashboard.enabled=true",
     'watch.namespaces=["team-a","team-b"]',
     'imagePullSecrets=[{"name":"registry"}]',
@@ -44,7 +46,7 @@ EVERYTHING = (
     'networkPolicy.metricsFrom=[{"podSelector":{}}]',
     'operatorArgs=["--cpu-burst=4","--ephemeral-storage=50Gi"]',
 )
-MONITORS = {"PodMonitor", "ServiceMonitor"}
+MONITORS = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 
 @pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
@@ -180,6 +182,8 @@ def test_switches_that_are_on(value: str, gone: set[str]) -> None:
         ("replicas=2", {"PodDisruptionBudget"}),
         ("metrics.podMonitor.enabled=true", {"PodMonitor"}),
         ("metrics.serviceMonitor.enabled=true", {"ServiceMonitor"}),
+        ("metrics.servicePodMonitor.enabled=true", {"PodMonitor"}),
+        ("alerts.enabled=true", {"PrometheusRule"}),
     ],
 )
 def test_switches_that_are_off(value: str, added: set[str]) -> None:
@@ -207,21 +211,26 @@ def test_monitors_and_services_find_the_operator() -> None:
         assert not selector.items() <= job["metadata"]["labels"].items()
     monitor = one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert monitor.items() <= service["metadata"]["labels"].items()
+    # Else Prometheus would put the operator's namespace over that of a run.
+    for kind, field in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+        assert [each["honorLabels"] for each in one(objects, kind)["spec"][field]] == [True]
 
 
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    metrics = pytest.importorskip("rl_operator.runtime.metrics").Metrics()
-    names = {metric.name for metric in metrics.registry.collect()}
-    dashboard = one(render("grafana.dashboard.enabled=true"), "ConfigMap", "rltrain-dashboard")
-    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    (text,) = dashboard["data"].values()
-    panels = json.loads(text)["panels"]
-    used = {word for word in text.replace("(", " ").replace("[", " ").replace("{", " ").split()
-            if word.startswith("rltrain_operator_")}  # fmt: skip
-    bare = {u.removesuffix("_bucket").removesuffix("_total").rstrip(')"\\,') for u in used}
-    assert len(panels) >= 8
-    assert len(bare) >= 7
-    assert {name.removesuffix("_bucket").removesuffix("_total") for name in bare} <= names
+def test_pods_of_services_are_found_where_services_are_watched() -> None:
+    def spec(*values: str) -> Any:
+        found = render("metrics.servicePodMonitor.enabled=true", *values)
+        return one(found, "PodMonitor", "rltrain-services")["spec"]
+
+    assert spec()["namespaceSelector"] == {"any": True}
+    assert spec('watch.namespaces=["team-a","team-b"]')["namespaceSelector"] == {
+        "matchNames": ["team-a", "team-b"]
+    }
+    selector = spec()["selector"]
+    assert selector["matchExpressions"] == [{"key": "rltrain.dev/service", "operator": "Exists"}]
+    pods = pytest.importorskip("rl_operator.model.names").labels_of("run", 1, "head")
+    assert selector["matchLabels"].items() <= pods.items()
+    # A pod of a tenant's says what it likes, but not that it is another namespace's.
+    assert [each.get("honorLabels", False) for each in spec()["podMetricsEndpoints"]] == [False]
 
 
 def test_network_policy_lets_in_probes_and_metrics_and_out_what_is_needed() -> None:

@@ -14,7 +14,11 @@ RUN_VERBS = {
     "rltrain.dev/rltrainingruns": "get list watch patch",
     "rltrain.dev/rltrainingruns/status": "patch",
     "rltrain.dev/rltrainingruns/finalizers": "update",
+    "rltrain.dev/rlpolicyservices": "list watch",
+    "rltrain.dev/rlpolicyservices/status": "patch",
+    "rltrain.dev/rlpolicyservices/finalizers": "update",
     "ray.io/rayjobs": "get list watch create delete",
+    "ray.io/rayservices": "get list watch create patch",
     "ray.io/rayclusters": CREATED,
     "networking.k8s.io/networkpolicies": CREATED,
     "policy/poddisruptionbudgets": CREATED,
@@ -117,7 +121,8 @@ def test_users_get_runs_through_their_own_roles() -> None:
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
     assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
     # The status is the operator's, profiles are the platform's.
-    assert verbs(edit).keys() == {"rltrain.dev/rltrainingruns", "rltrain.dev/rltrainingruns/scale"}
+    kinds = {"rltrain.dev/rltrainingruns", "rltrain.dev/rltrainingruns/scale", "rltrain.dev/rlpolicyservices"}
+    assert verbs(edit).keys() == kinds
 
 
 @pytest.mark.parametrize(("value", "left"), [("rbac.create=false", 3), ("rbac.userRoles=false", 3)])
@@ -150,11 +155,9 @@ def test_the_page_lists_every_verb() -> None:
 def test_the_page_lists_every_metric() -> None:
     metrics = pytest.importorskip("rl_operator.runtime.metrics").Metrics()
     names = {metric.name for metric in metrics.registry.collect()}
-    listed = set(
-        re.findall(
-            r"^\| `(rltrain_operator_\w+?)(?:_total)?` \|", PAGE.read_text(encoding="utf-8"), flags=re.M
-        )
-    )
+    table = PAGE.read_text(encoding="utf-8").partition("## Watch the operator")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| ((?:`rltrain_\w+`(?:, )?)+) \|", table, flags=re.M)
+    listed = {name.removesuffix("_total") for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert listed == names
 
 

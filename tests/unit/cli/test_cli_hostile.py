@@ -26,7 +26,7 @@ from rl_cli.failures import ClusterError
 from rl_cli.logs import split
 from rl_cli.main import _say
 from rl_cli.screen import Screen, all_runs, one_run
-from rl_cli.view import facts, line, row
+from rl_cli.view import line, row
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NUMBERS = st.one_of(
@@ -112,7 +112,7 @@ class Terminal:
 @given(st.one_of(STATUS, ANYTHING))
 def test_watch_shows_any_status(status: Any) -> None:
     shown = row(run(status), NOW)
-    for text in (line(shown, with_namespace=True), *facts(shown).values(), *shown.ended):
+    for text in (line(shown, with_namespace=True), *shown.facts().values(), *shown.ended):
         assert steering(text) == []
         assert "\n" not in text
         assert len(text) < 5000

@@ -78,7 +78,9 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("rltrain: no command given; allowed: run, serve, chat, validate, verify, apply, ")
+    assert error.startswith(
+        "rltrain: no command given; allowed: run, serve, generate, chat, compare, validate, verify, apply, "
+    )
     assert error.count("\n") == 1
 
 

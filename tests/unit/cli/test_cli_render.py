@@ -121,3 +121,37 @@ def test_a_namespace_that_is_not_the_files(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err == (
         "rltrain: --namespace: found 'team-b', allowed: 'team-a', the namespace in the file of RLTrainingRun arithmetic\n"
     )
+
+
+SERVICE = """\
+---
+apiVersion: rltrain.dev/v1alpha1
+kind: RLPolicyService
+metadata: {name: chat}
+spec:
+  from: {run: arithmetic}
+  auth: {anonymous: true}
+"""
+
+
+def test_a_service_beside_the_run_that_it_follows(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    both, alone = tmp_path / "both.yaml", tmp_path / "alone.yaml"
+    both.write_text(RUN + SERVICE)
+    alone.write_text(SERVICE)
+    service = rendered(capsys, str(both), "--profile", files[1])[-1]
+    assert service["kind"] == "RayService"
+    arguments = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["args"]
+    assert arguments["source"]["folder"] == "/var/lib/rltrain/arithmetic-00000000/run"
+    assert main(["render", str(alone)]) == 0
+    output = capsys.readouterr()
+    assert output.err == (
+        f"rltrain: {alone}: spec.from.run: run arithmetic is not in this file, so where service chat finds its "
+        "checkpoints is left open\n"
+    )
+    found = list(yaml.safe_load_all(output.out))
+    assert [one["kind"] for one in found] == ["Secret", "NetworkPolicy", "PodDisruptionBudget", "RayService"]
+    assert set(found[0]["data"].values()) == {"********"}
+    assert main(["render", str(both), "--set", "checkpoint=null"]) == 2
+    assert "keeps its checkpoints where nobody else gets at them" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_cli.view import Row, changed, facts, length, line, row
+from rl_cli.view import Row, changed, length, line, row
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -140,7 +140,7 @@ def test_a_deleted_run_is_stopping() -> None:
 def test_speed_is_not_shown_of_a_run_that_stands() -> None:
     progress = {"step": 3, "tokensPerSecond": 100.0, "etaSeconds": 10.0, "bufferFill": 0.5, "staleness": 1.0}
     shown = row(run(phase="Suspended", conditions=conditions(Suspended="True"), progress=progress), NOW)
-    assert list(facts(shown)) == ["step", "-"]
+    assert list(shown.facts()) == ["step", "-"]
 
 
 def test_a_sentence_cannot_steer_the_terminal() -> None:

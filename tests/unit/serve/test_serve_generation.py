@@ -12,16 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from async_work import run_async
 from starlette.requests import Request as HttpRequest
 
+from rl_api.errors import ModelError
 from rl_api.run import TinyModelSpec
 from rl_serve.admission import Admission
 from rl_serve.answers import Delta
 from rl_serve.errors import ApiError
-from rl_serve.generation import Generator, seed_of
+from rl_serve.generation import Generator, Job, seed_of
 from rl_serve.http import Api
 from rl_serve.keys import read_keys
+from rl_serve.loading import difference, shape_of
 from rl_serve.requests import Limits, parse_completion
+from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import Engine
@@ -43,7 +47,7 @@ async def generator_of(folder: Path, timeout: float = SECONDS) -> AsyncIterator[
     tokenizer = load_tokenizer(folder)
     tokenizer.stop_ids = frozenset()
     limits = Limits("small", engine.context, 2000, SLOTS + QUEUE)
-    found = Generator(engine, tokenizer, limits, Admission(SLOTS, QUEUE), timeout)
+    found = Generator(engine, tokenizer, limits, Admission(SLOTS, QUEUE), timeout, "step-7")
     try:
         yield found
     finally:
@@ -51,11 +55,7 @@ async def generator_of(folder: Path, timeout: float = SECONDS) -> AsyncIterator[
 
 
 def run(work: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(SECONDS):
-            await work
-
-    asyncio.run(bounded())
+    run_async(lambda: work, SECONDS)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -83,6 +83,45 @@ def test_answers_do_not_depend_on_who_else_asks(folder: Path) -> None:
             assert [one[0] for one in together] == alone
             assert generator.admission.taken == 0
             assert generator.tokens == 2 * sum(range(20, 24))
+
+    run(work())
+
+
+@pytest.mark.parametrize(("seconds", "pieces"), [(0.0, 20), (3600.0, 2)])
+def test_a_stream_hands_on_pieces_at_its_pace(folder: Path, seconds: float, pieces: int) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            (whole,) = await text_of(generator, seed=3, max_tokens=20)
+            body = json.dumps({"prompt": "2+2=", "seed": 3, "max_tokens": 20, "stream": True, "logprobs": 0})
+            job = generator.start(parse_completion(body.encode(), generator.limits))
+            job.pace = lambda: seconds
+            deltas = [delta async for delta in job.deltas()]
+            job.close()
+            # The first token and the end never wait; what is held back in between comes with the end.
+            assert len(deltas) == pieces
+            assert len(deltas[0].tokens) == 1
+            assert sum(len(delta.tokens) for delta in deltas) == 20
+            assert "".join(delta.text for delta in deltas) == whole
+            assert [delta.finish_reason for delta in deltas] == [None] * (pieces - 1) + ["length"]
+            assert job.usage.completion == 20
+
+    run(work())
+
+
+def test_streams_share_the_pieces_of_a_second(folder: Path) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+
+            def stream(n: int) -> Job:
+                body = json.dumps({"prompt": "a", "max_tokens": 2000, "n": n, "stream": True})
+                return generator.start(parse_completion(body.encode(), generator.limits))
+
+            one = stream(1)
+            alone = one.pace()
+            others = stream(SLOTS)
+            assert one.pace() == others.pace() == pytest.approx((1 + SLOTS) * alone)
+            one.close()
+            others.close()
 
     run(work())
 
@@ -159,7 +198,7 @@ def test_a_chat_goes_through_the_models_template(folder: Path, tmp_path: Path) -
 
     async def work() -> None:
         async with generator_of(templated) as generator:
-            client = Client(Api(generator, "step-7", frozenset()))
+            client = Client(Api(lambda: generator, lambda: None))
             messages = [{"role": "developer", "content": "add"}, {"role": "user", "content": "2+2="}]
             body = {"messages": messages, "temperature": 0, "max_tokens": 5}
             _, _, answer = await client.whole("/v1/chat/completions", body)
@@ -218,7 +257,7 @@ def test_weights_that_are_no_numbers_are_said_to_be_so(folder: Path) -> None:
         engine = create_engine(folder, slots=SLOTS)
         engine._decoder.norm.fill_(np.nan)  # type: ignore[attr-defined]
         limits = Limits("small", engine.context, 2000, SLOTS)
-        generator = Generator(engine, load_tokenizer(folder), limits, Admission(SLOTS, 0), SECONDS)
+        generator = Generator(engine, load_tokenizer(folder), limits, Admission(SLOTS, 0), SECONDS, "step-7")
         with pytest.raises(ApiError, match="probabilities that are no numbers"):
             await text_of(generator)
         generator.close()
@@ -283,7 +322,8 @@ def test_routes(folder: Path, tmp_path: Path) -> None:
 
     async def work() -> None:
         async with generator_of(folder) as generator:
-            client = Client(Api(generator, "step-7", read_keys(tmp_path / "keys")))
+            keys = read_keys(tmp_path / "keys")
+            client = Client(Api(lambda: generator, lambda: keys))
             key = {"authorization": "Bearer sk-0123456789abcdef"}
             for path, options, status, code in (
                 ("/v1/models", {}, 401, "invalid_api_key"),
@@ -312,7 +352,7 @@ def test_routes(folder: Path, tmp_path: Path) -> None:
 def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
     async def work() -> None:
         async with generator_of(folder) as generator:
-            leaving, other = (Client(Api(generator, "step-7", frozenset())) for _ in range(2))
+            leaving, other = (Client(Api(lambda: generator, lambda: None)) for _ in range(2))
             long = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, headers, _ = await leaving.ask("/v1/completions", long)
             assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
@@ -333,7 +373,7 @@ def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
 def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
     async def work() -> None:
         async with generator_of(folder, timeout=0.2) as generator:
-            client = Client(Api(generator, "step-7", frozenset()))
+            client = Client(Api(lambda: generator, lambda: None))
             body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
             assert status == 200
@@ -356,9 +396,52 @@ def test_what_nobody_thought_of_is_an_error_without_an_inside(
                 raise KeyError("/secret/path")
 
             monkeypatch.setattr(generator, "start", broken)
-            client = Client(Api(generator, "step-7", frozenset()))
+            client = Client(Api(lambda: generator, lambda: None))
             status, _, found = await client.whole("/v1/completions", {"prompt": "a"})
             assert (status, found["error"]["type"]) == (500, "server_error")
             assert "secret" not in json.dumps(found)
 
     run(work())
+
+
+def test_weights_change_between_two_tokens_and_the_answer_says_where(folder: Path, tmp_path: Path) -> None:
+    shape = TinyModelSpec(hidden_size=32, layers=1, heads=2, kv_heads=1, max_positions=2048)
+    other = write_tiny(tmp_path / "other", shape, seed=2)
+    wider = write_tiny(tmp_path / "wider", shape.model_copy(update={"hidden_size": 64}), seed=2)
+
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            client = Client(Api(lambda: generator, lambda: None, stamped=True))
+            body = {"prompt": "a", "max_tokens": 600, "temperature": 0}
+            status, headers, pieces = await client.ask("/v1/completions", body | {"stream": True})
+            assert (status, headers["x-policy-version"]) == (200, "step-7")
+            await anext(pieces)
+            await generator.swap(read_tensors(other), "step-8")
+            events = [piece async for piece in pieces if piece]
+            last = json.loads(events[-2].removeprefix(b"data: "))
+            first, second = last["policy_versions"]
+            assert first == {"index": 0, "version": "step-7", "token": 0}
+            assert (second["index"], second["version"], 0 < second["token"] < 600) == (0, "step-8", True)
+            assert b"policy_versions" not in b"".join(events[:-2])
+            _, headers, found = await client.whole("/v1/completions", body | {"max_tokens": 3})
+            assert headers["x-policy-version"] == found["policy_version"] == "step-8"
+            assert found["policy_versions"] == [{"index": 0, "version": "step-8", "token": 0}]
+            with pytest.raises(ModelError):
+                await generator.swap(read_tensors(wider), "step-9")
+            assert generator.version == "step-8"
+            _, _, again = await client.whole("/v1/completions", body | {"max_tokens": 3})
+            assert again["choices"] == found["choices"]
+
+    run(work())
+
+
+def test_only_weights_may_change_in_place(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "same")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "same" / "config.json").write_text(json.dumps(config | {"transformers_version": "1"}))
+    assert difference(shape_of(folder), shape_of(tmp_path / "same")) == ""
+    (tmp_path / "same" / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    assert "rope_theta" in difference(shape_of(folder), shape_of(tmp_path / "same"))
+    (tmp_path / "same" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "same" / "tokenizer.json").write_text("{}")
+    assert difference(shape_of(folder), shape_of(tmp_path / "same")) == "tokenizer.json"

@@ -8,6 +8,7 @@ local disk.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rl_trainer.checkpoint.manifest import (
     step_of,
     verify,
 )
+from rl_trainer.checkpoint.pins import RemotePins, pinned
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.storage.remote_folder import RemoteFolder
 
@@ -31,8 +33,8 @@ from rl_trainer.storage.remote_folder import RemoteFolder
 def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], None] = lambda: None) -> str:
     """Copy the newest checkpoint of `store` and delete copies beyond the store's `keep`.
 
-    A copy that is already there is left alone. Copies of later steps belong to a continuation that was given
-    up and are deleted.
+    A copy that is already there is left alone, those that services have pinned there stay. Copies of later steps belong to a
+    continuation that was given up and are deleted.
 
     Args:
         check: called before anything changes there, and again before the copy counts; may raise.
@@ -60,8 +62,11 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
             remote.write(_manifest(info.step), (info.path / MANIFEST).read_bytes())
         there = steps(remote)
         kept = [info.step, *(step for step in reversed(there) if step < info.step)][: store.keep]
-        for step in there:
-            if step not in kept:
+        gone = [step for step in there if step not in kept]
+        needed = pinned(RemotePins(remote), time.time(), store.tell) if gone else frozenset()
+        steps_needed = {step for step, _ in needed if step < info.step}
+        for step in gone:
+            if step not in steps_needed or (step, _digest(remote, step)) not in needed:
                 delete(remote, step)
 
     what = f"The checkpoint of step {info.step} could not be copied to {remote.uri}"

@@ -10,7 +10,8 @@ Layout, and the promises it rests on:
 
 1. A process killed at any moment leaves every finished checkpoint as it was.
 2. A save that fails (disk full, quota, a writer's error) removes what it began and touches nothing else.
-3. Older checkpoints are deleted only after a newer one is finished, and the newest never is.
+3. Older checkpoints are deleted only after a newer one is finished, and the newest never is, nor one that a policy service
+   has pinned (`pins.py`).
 4. A damaged checkpoint is never loaded: every byte is checked against the manifest, and the one before is taken.
 5. History is a line: saving step 50 removes steps above 50, which belong to a continuation that was given up.
 
@@ -24,6 +25,7 @@ import errno
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -47,12 +49,15 @@ from rl_trainer.checkpoint.manifest import (
     verify,
     wrong_name,
 )
+from rl_trainer.checkpoint.pins import LocalPins, pinned
 from rl_trainer.error_text import reason
 
 # A file's content: the bytes, or a function that writes the file (or a folder of files) at a path.
 Writer = Callable[[Path], None] | bytes
 
 _TEMPORARY = ".tmp-"
+# Whoever shares the disk can make up new sentences for every save.
+_MOST_TOLD = 32
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How libraries that write files themselves (safetensors, torch) word a full disk.
 _DISK_FULL_TEXT = ("No space left", "StorageFull", "os error 28", "Disk quota exceeded", "File too large")
@@ -65,17 +70,26 @@ class CheckpointStore:
         folder: where they are; made when missing.
         keep: how many to keep, >= 1. With 1 there is nothing to fall back to.
         read_only: for readers beside the process that trains: neither makes nor deletes anything.
+        tell: is given each sentence about pins that are disregarded, once.
 
     Raises:
         CheckpointError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int = 3,
+        *,
+        read_only: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}, must be at least 1")
         self.folder = Path(folder).absolute()
         self.keep = keep
         self.read_only = read_only
+        self._tell, self._told = tell, set[str]()
         if read_only:
             return
         try:
@@ -128,6 +142,12 @@ class CheckpointStore:
             raise CheckpointError(self._failure(step, current, error)) from error
         self._prune(step)
         return read_manifest(self._path(step))
+
+    def tell(self, sentence: str) -> None:
+        """Say something of the pins of this run, here or in the copy, unless it was said before."""
+        if sentence not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(sentence)
+            self._tell(sentence)
 
     def list(self) -> tuple[Checkpoint, ...]:
         """Finished checkpoints, oldest first: those with a sound manifest and files of the right sizes."""
@@ -206,9 +226,11 @@ class CheckpointStore:
                 self._finish_replacement(step)
 
     def _prune(self, saved: int) -> None:
-        whole = {info.step for info in self.list()}
-        older = [step for step in reversed(self._steps()) if step < saved and step in whole]
-        kept = {saved, *older[: self.keep - 1]}
+        older = [info for info in reversed(self.list()) if info.step < saved]
+        needed = pinned(LocalPins(self.folder), time.time(), self.tell)
+        kept = {saved, *(info.step for info in older[: self.keep - 1])}
+        # A later one is of a continuation that was given up, which a resume must not find.
+        kept |= {info.step for info in older if (info.step, info.digest) in needed}
         for step in self._steps():
             if step not in kept:
                 # Not worth stopping a run for: the next save tries again.

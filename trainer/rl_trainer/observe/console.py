@@ -60,7 +60,7 @@ class Console(Closes):
             file=self._stream, highlight=False, markup=False, emoji=False, soft_wrap=False
         )
         self._live: Live | None = None
-        if _can_draw(self._rich):
+        if can_draw(self._rich):
             self._live = Live(
                 get_renderable=lambda: self._view,
                 console=self._rich,
@@ -333,7 +333,8 @@ def _score(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
-def _can_draw(console: RichConsole) -> bool:
+def can_draw(console: RichConsole) -> bool:
+    """Whether there is a terminal that a live view can be drawn on."""
     if not console.is_terminal or console.is_dumb_terminal or os.environ.get("RLTRAIN_PLAIN"):
         return False
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,17 +18,17 @@ import ray
 import torch
 
 from rl_api import RunSpec
-from rl_api.errors import DeadlineExceeded, InvalidConfig
+from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
-from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
+from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import has_cuts
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_tokens
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
@@ -39,19 +38,6 @@ from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 POLL_SECONDS = 5.0
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
-
-
-def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
-    """Token ids of `sampler.stop`; InvalidConfig when a text is not one token of this model."""
-    found = set()
-    for text in texts:
-        ids = tokenizer.encode(text, special_tokens=False)
-        if len(ids) != 1:
-            raise InvalidConfig(
-                f"spec.sampler.stop: {text!r} is {len(ids)} tokens of this model, allowed are texts of one token"
-            )
-        found.add(ids[0])
-    return frozenset(found)
 
 
 @dataclass

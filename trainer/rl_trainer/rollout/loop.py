@@ -10,15 +10,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 
-from rl_api.errors import ModelError, RewardError, RLTrainError, TaskError
+from rl_api.errors import InvalidConfig, ModelError, RewardError, RLTrainError, TaskError
 from rl_trainer.model.chat import Chat
+from rl_trainer.model.tokenizer import Tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.tasks import Prompt, Score, Task
 from rl_trainer.tasks.environments.episode import Episode
@@ -255,6 +256,19 @@ class Rollouts:
         self.engine.abort([(number, m) for m in range(len(group.members))])
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
+
+
+def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
+    """Token ids of `sampler.stop`; InvalidConfig when a text is not one token of this model."""
+    found = set()
+    for text in texts:
+        ids = tokenizer.encode(text, special_tokens=False)
+        if len(ids) != 1:
+            raise InvalidConfig(
+                f"spec.sampler.stop: {text!r} is {len(ids)} tokens of this model, allowed are texts of one token"
+            )
+        found.add(ids[0])
+    return frozenset(found)
 
 
 def _refused(prompt: Prompt, why: str) -> str:

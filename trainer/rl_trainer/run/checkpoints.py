@@ -18,9 +18,10 @@ are cut off.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,39 +39,30 @@ from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run.counters import Counters
+from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import parent_of
 from rl_trainer.run.remote_run import RemoteRun
-from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.tasks.split import heldout_count
+from rl_trainer.run.run_folder import RUN_FILE, RunFolder
 
 OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
-# What must be the same for a checkpoint to fit: changing these makes another model, another prompt stream, another batch
-# or other weight versions.
-_FIXED = (
-    "seed",
-    "model",
-    *(f"task.{name}" for name in ("environment", "name", "args", "file", "promptField", "answerField")),
-    *(f"task.{name}" for name in ("promptTemplate", "answerTemplate", "systemPrompt")),
-    "learner.lora",
-    "algorithm.groupSize",
-    "algorithm.promptsPerStep",
-    "weightSync.everySteps",
-)
-# Of the task, too; kept only where they are not the default, as earlier checkpoints know nothing of them.
-_FIXED_WHERE_SET = {"tools", "chat_template_kwargs", "observation_role"}
 
 
 class Checkpoints:
-    """The checkpoints of one run folder; `lineage`: what their manifests say of where they come from (`lineage_of`)."""
+    """The checkpoints of one run folder; `lineage`: what their manifests say of where they come from (`lineage_of`).
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, remote: RemoteRun | None):
+    `warn` is told what is wrong with pins of services.
+    """
+
+    def __init__(
+        self, spec: RunSpec, folder: RunFolder, remote: RemoteRun | None, warn: Callable[[str], None]
+    ):
         self.spec, self.folder, self.remote = spec, folder, remote
         storage = spec.checkpoint.storage if spec.checkpoint else None
         place = folder.path / storage.path if storage and storage.path else folder.checkpoints
         self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
         self.lineage: Mapping[str, Any] = {}
         self._parent: Checkpoint | None = None
-        self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1)
+        self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest good checkpoint; damaged ones are passed over, with a warning each.
@@ -87,7 +79,7 @@ class Checkpoints:
             return None
         for sentence in found.skipped:
             warn(sentence)
-        saved, now = found.metadata["fixed"], self._fixed()
+        saved, now = found.metadata["fixed"], fixed_of(self.spec)
         for name in sorted(saved.keys() | now.keys()):
             if saved.get(name) != now.get(name):
                 raise InvalidConfig(
@@ -120,7 +112,7 @@ class Checkpoints:
             "buffer": state.buffer,
             "optimizer_steps": learned.optimizer_steps,
             "metrics_position": metrics.position(),
-            "fixed": self._fixed(),
+            "fixed": fixed_of(self.spec),
             "lineage": {**self.lineage, "parent": parent_of(self._parent)},
         }
         info = self.store.save(
@@ -138,6 +130,10 @@ class Checkpoints:
         self._parent = info
         place = str(info.path)
         if self.remote is not None:
+            # First: who finds the checkpoint finds which prompts were held out. Where the store is away, the copy of the
+            # checkpoint says so, and where that is safe.
+            with contextlib.suppress(CheckpointError):
+                self.remote.put(RUN_FILE)
             place = mirror(self.store, self.remote.remote, self.remote.check_owner)
         return CheckpointStatus(step=info.step, uri=place, time=datetime.now(UTC))
 
@@ -226,30 +222,6 @@ class Checkpoints:
         if critic is not None:
             files[CRITIC] = lambda target: save_file(dict(critic), target)
         return files
-
-    def _fixed(self) -> dict[str, Any]:
-        """Path in spec -> value, for all that is fixed."""
-        document = self.spec.model_dump(mode="json", by_alias=True)
-        found: dict[str, Any] = {}
-        for name in _FIXED:
-            value: Any = document
-            for part in name.split("."):
-                value = value[part]
-            found.update(_leaves(name, value))
-        chat = self.spec.task.model_dump(
-            mode="json", by_alias=True, include=_FIXED_WHERE_SET, exclude_defaults=True
-        )
-        found.update(_leaves("task", chat) if chat else ())
-        # They are taken out of the prompts that are trained on.
-        return found | {"task.evaluation.samples": heldout_count(self.spec)}
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, part in value.items():
-            yield from _leaves(f"{path}.{name}", part)
-    else:
-        yield path, value
 
 
 def _link(source: str, target: str) -> None:

@@ -11,13 +11,13 @@ from rl_api import RunSpec
 from rl_api.errors import RunFolderBusy
 from rl_trainer.checkpoint.remote import delete, steps
 from rl_trainer.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER
-from rl_trainer.run.run_folder import RunFolder, attempt_after
+from rl_trainer.run.run_folder import RUN_FILE, RunFolder, attempt_after
 from rl_trainer.storage.remote_folder import RemoteFolder
 
 _OWNER = ".owner"
 # In the order in which they are copied: what is read on resuming names positions in those before it.
 _SMALL = (
-    "run.yaml",
+    RUN_FILE,
     METRICS_FILE,
     "program.json",
     "examples.json",

@@ -15,6 +15,7 @@ from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
 from rl_trainer.storage.files import Closes
 
+RUN_FILE = "run.yaml"
 _LOCK = ".lock"
 # Who trains here, for file systems without locks and for nodes that are cut off: the last one to come owns the folder.
 _OWNER = ".owner"
@@ -33,7 +34,7 @@ _OWN = (
     "summary.json",
     "examples.json",
     "report.html",
-    "run.yaml",
+    RUN_FILE,
     "run.json",
     "program.jsonl",
     "program.json",
@@ -173,7 +174,7 @@ class RunFolder(Closes):
     def write_run(self, run: RLTrainingRun) -> None:
         """Keeps the run as it was resolved, overrides included."""
         document = run.model_dump(by_alias=True, mode="json", exclude_none=True)
-        (self.path / "run.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        (self.path / RUN_FILE).write_text(yaml.safe_dump(document, sort_keys=False))
 
     def close(self) -> None:
         """Gives the folder up."""

@@ -67,7 +67,7 @@ class Session(Attempt):
         address = ray_address()  # refused now if it is none: not when everything is loaded
         if spec.sampler.engine == "vllm" and not address:  # the nodes of a cluster may have other images
             check_installed()
-        self.checkpoints = Checkpoints(spec, self.folder, self.remote)
+        self.checkpoints = Checkpoints(spec, self.folder, self.remote, self.console.warning)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
         self._serve(self._checkpoint_wanted.set)
         self._progress = Progress(step=checkpoint.step if checkpoint else 0, max_steps=spec.stop.max_steps)

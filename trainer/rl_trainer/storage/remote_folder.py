@@ -104,11 +104,11 @@ class RemoteFolder:
             raise CheckpointError(f"{what}: {reason(error)}. Install rltrain[s3] for s3://.") from error
         raise CheckpointError(f"{what}: {reason(error).rstrip('.')}. {advices}") from error
 
-    def names(self) -> list[str]:
-        """Files and folders in it; none when it is not there."""
+    def names(self, name: str = "") -> list[str]:
+        """Files and folders in it, or in its folder `name`; none when it is not there."""
         self._files.invalidate_cache()
         try:
-            paths = self._files.ls(self._place[1], detail=False)
+            paths = self._files.ls(self._path(name).rstrip("/"), detail=False)
         except FileNotFoundError:
             return []
         return sorted({path.rstrip("/").rsplit("/", 1)[-1] for path in paths})

@@ -148,7 +148,10 @@ class TestBlocked:
         found = condition(Story({"workload": "Service"}).look(), "Accepted")
         assert found is not None
         assert found[1] == "Unsupported"
-        assert "found 'Service', allowed in this version: Job or Cluster" in found[2]
+        assert (
+            "found 'Service', allowed: Job or Cluster; to serve a policy, apply an RLPolicyService"
+            in found[2]
+        )
 
     def test_a_missing_claim_is_waited_for(self) -> None:
         story = Story()

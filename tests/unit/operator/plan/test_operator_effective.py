@@ -18,11 +18,10 @@ def test_what_is_no_run_is_refused(run: dict[str, Any]) -> None:
     assert found.reason == "InvalidSpec"
 
 
-def test_serving_comes_with_a_later_version() -> None:
+def test_serving_is_another_kind() -> None:
     assert refused({"workload": "Service"}) == Refused(
         "Unsupported",
-        "spec.workload: found 'Service', allowed in this version: Job or Cluster; "
-        "serving a policy comes with a later one",
+        "spec.workload: found 'Service', allowed: Job or Cluster; to serve a policy, apply an RLPolicyService",
     )
 
 

@@ -5,19 +5,19 @@ from typing import Any
 from operator_worlds import NOW, make_run
 
 from rl_operator.model.decision import Note
-from rl_operator.render.event import run_event
+from rl_operator.render.event import event_of
 
 METADATA = make_run()["metadata"]
 NOTE = Note("Warning", "AppFailed", "attempt 1 failed: learner 0 died")
 
 
 def name(metadata: dict[str, Any] = METADATA, note: Note = NOTE, attempt: int = 1) -> str:
-    found: str = run_event(metadata, note, attempt, NOW)["metadata"]["name"]
+    found: str = event_of(metadata, note, attempt, NOW)["metadata"]["name"]
     return found
 
 
 def test_an_event_is_about_its_run() -> None:
-    event = run_event(METADATA, NOTE, 1, NOW)
+    event = event_of(METADATA, NOTE, 1, NOW)
     assert event.pop("metadata") == {"name": name(), "namespace": "team-a"}
     assert event == {
         "apiVersion": "v1",
@@ -42,7 +42,7 @@ def test_an_event_is_about_its_run() -> None:
 
 
 def test_said_twice_it_is_there_once() -> None:
-    assert name() == run_event(METADATA, NOTE, 1, NOW.replace(hour=13))["metadata"]["name"]
+    assert name() == event_of(METADATA, NOTE, 1, NOW.replace(hour=13))["metadata"]["name"]
     assert len(name()) == len("sums.") + 16
     others = {
         name(METADATA | {"generation": 2}),
@@ -57,4 +57,4 @@ def test_said_twice_it_is_there_once() -> None:
 
 
 def test_a_long_message_is_cut_to_what_kubernetes_takes() -> None:
-    assert len(run_event(METADATA, Note("Normal", "Long", "x" * 1025), 1, NOW)["message"]) == 1024
+    assert len(event_of(METADATA, Note("Normal", "Long", "x" * 1025), 1, NOW)["message"]) == 1024

@@ -85,7 +85,7 @@ def test_events_of_namespaces_without_runs_are_forgotten(monkeypatch: pytest.Mon
         monkeypatch.setattr(module.time, "monotonic", lambda: now)
         cluster = Cluster(cast(Api, Server(None)), Store(), Settings())
         for number in range(50):
-            await cluster._events(f"team-{number}", "type=Warning")
+            await cluster.events(f"team-{number}", "type=Warning")
             now += 1.0
         assert len(cluster._known.answers) <= 7
 

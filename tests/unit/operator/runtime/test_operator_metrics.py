@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rl_operator.runtime.metrics import Metrics
+from rl_operator.model.figures import Figures
+from rl_operator.runtime.metrics import Metrics, Service
 
 
 def test_whatever_drivers_answer_there_are_few_series() -> None:
@@ -18,3 +19,47 @@ def test_whatever_drivers_answer_there_are_few_series() -> None:
     kept = {"200": 1, "401": 1, "409": 1, "error": 1}
     classes = {f"{first}xx": 100 for first in range(1, 10)}
     assert found == kept | classes | {"2xx": 99, "4xx": 98}
+
+
+def test_runs_are_shown_by_phase_and_one_by_one() -> None:
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    numbers = (("step", 3.0), ("checkpoint_timestamp_seconds", 7.0))
+    runs = {
+        ("a", "trains"): Figures("Training", numbers=numbers),
+        ("a", "waits"): Figures("Starting", waits=("ClusterReady", "Unschedulable")),
+        ("b", "failed"): Figures("Failed", failed=5.0),
+        ("b", "done"): Figures("Succeeded"),
+    }
+    metrics.show_runs({"Training": 1, "Starting": 1, "Failed": 1, "Succeeded": 1}, runs)
+    assert value("rltrain_operator_runs", {"phase": "Succeeded"}) == 1
+    trains, failed = {"namespace": "a", "run": "trains"}, {"namespace": "b", "run": "failed"}
+    assert value("rltrain_run_phase", trains | {"phase": "Training"}) == 1
+    assert value("rltrain_run_step", trains) == 3
+    assert value("rltrain_run_checkpoint_timestamp_seconds", trains) == 7
+    assert value("rltrain_run_failed_timestamp_seconds", failed) == 5
+    waits = {"namespace": "a", "run": "waits", "condition": "ClusterReady", "reason": "Unschedulable"}
+    assert value("rltrain_run_waits", waits) == 1
+    assert value("rltrain_run_phase", {"namespace": "b", "run": "done", "phase": "Succeeded"}) is None
+    metrics.show_runs({}, {})
+    assert value("rltrain_run_step", trains) is None
+    assert value("rltrain_operator_runs", {"phase": "Succeeded"}) is None
+
+
+def test_promotions_of_a_service_count_from_zero_and_go_with_it() -> None:
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    one = {"namespace": "a", "service": "math"}
+    metrics.show_services({("a", "math"): Service("Serving", 1, 2), ("a", "code"): Service("Failed", 0, 1)})
+    assert value("rltrain_operator_services", {"phase": "Failed"}) == 1
+    assert value("rltrain_operator_service_replicas", one | {"state": "ready"}) == 1
+    assert value("rltrain_operator_service_replicas", one | {"state": "desired"}) == 2
+    assert value("rltrain_operator_service_promotions_total", one | {"result": "refused"}) == 0
+    metrics.promotions.labels("a", "math", "refused").inc()
+    metrics.show_services({("a", "math"): Service("Serving", 2, 2)})
+    assert value("rltrain_operator_service_promotions_total", one | {"result": "refused"}) == 1
+    gone = {"namespace": "a", "service": "code", "result": "promoted"}
+    assert value("rltrain_operator_service_promotions_total", gone) is None
+    metrics.show_services({})
+    assert value("rltrain_operator_service_promotions_total", one | {"result": "refused"}) is None
+    assert value("rltrain_operator_service_replicas", one | {"state": "ready"}) is None

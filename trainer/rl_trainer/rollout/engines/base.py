@@ -129,10 +129,11 @@ class Engine(ABC):
         token in the model's context; then none of `requests` is queued.
         """
         for request in requests:
-            self._check_request(request)
+            self.check_request(request)
         self._waiting.extend(requests)
 
-    def _check_request(self, request: GenerationRequest) -> None:
+    def check_request(self, request: GenerationRequest) -> None:
+        """Raises TaskError as `add` does."""
         prompt = request.prompt
         if len(prompt) == 0:
             raise TaskError(f"request {request.id}: the prompt is empty; a prompt needs at least one token")

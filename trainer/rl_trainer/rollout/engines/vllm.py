@@ -109,8 +109,9 @@ class VllmEngine(Engine):
         """Sequences in flight now."""
         return self._sequences.active
 
-    def _check_request(self, request: GenerationRequest) -> None:
-        super()._check_request(request)
+    def check_request(self, request: GenerationRequest) -> None:
+        """See `Engine.check_request`."""
+        super().check_request(request)
         params = request.params
         wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
         if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`

@@ -1,0 +1,326 @@
+"""RLPolicyService: a policy behind OpenAI's interface, and how better ones take its place. An ML engineer writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from pydantic import Field
+
+from rl_api.allow import SelectorSpec, selector_problems
+from rl_api.base import (
+    MOST,
+    MOST_ITEMS,
+    Address,
+    Duration,
+    GraceDuration,
+    Image,
+    Model,
+    ObjectName,
+    PositiveDuration,
+    RunName,
+    Word,
+)
+from rl_api.place_rules import wrong_model_on_a_cluster
+from rl_api.problems import Problem
+from rl_api.roles import ResourcesSpec
+from rl_api.run import Metadata
+from rl_api.service_status import ServiceStatus
+
+
+class PolicySourceSpec(Model):
+    """Where policies come from: exactly one of the fields."""
+
+    run: RunName | None = None
+    """RLTrainingRun of the same namespace, whose checkpoints are candidates as they are written."""
+    checkpoint: Address | None = None
+    """One policy that stays: a Hugging Face hub id, s3://bucket/folder, or a folder of the image."""
+
+
+class ReplicasSpec(Model):
+    """Copies of the policy."""
+
+    min: int = Field(default=1, ge=1, le=1024)
+    """Copies that are always there, each in a pod of its own."""
+    max: int | None = Field(default=None, ge=1, le=1024)
+    """Copies at most: the more requests wait, the more there are; null: as many as min."""
+
+
+class ServiceLimitsSpec(Model):
+    """What one request, one client and all of them may ask for."""
+
+    context: int = Field(default=4096, ge=2, le=16_777_216)
+    """Tokens of a prompt with its answer."""
+    new_tokens: int = Field(default=1024, ge=1, le=16_777_216)
+    """Tokens of an answer."""
+    queue: int = Field(default=64, ge=0, le=100_000)
+    """Answers that may wait at each copy; beyond it a request is refused with status 429."""
+    timeout: PositiveDuration = Duration(300)
+    """Longest time to an answer's end."""
+    requests_per_second: float | None = Field(default=None, gt=0.0, le=MOST)
+    """Requests of all clients together; null: no limit."""
+    requests_per_second_per_key: float | None = Field(default=None, gt=0.0, le=MOST)
+    """Requests with one API key; null: no limit."""
+
+
+class HeadSpec(Model):
+    """The pod that reads policies, measures candidates on its CPU, and gives policies to the copies."""
+
+    pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Pools of the profile, the most wanted first; empty: one without accelerators, if there is one."""
+    resources: ResourcesSpec | None = None
+    """What it asks for: room for two copies of the policy; null: the profile's."""
+
+
+class AuthSpec(Model):
+    """Who may ask: exactly one of the fields."""
+
+    secret: ObjectName | None = None
+    """Secret of the namespace whose values are API keys, one on each line."""
+    anonymous: bool = False
+    """true: everyone who reaches the service may ask."""
+
+
+class HeldOutGateSpec(Model):
+    """The run's held-out prompts, answered greedily by candidate and serving policy."""
+
+    samples: int = Field(default=128, ge=1, le=100_000)
+    """Prompts at most."""
+    confidence: float = Field(default=0.95, ge=0.5, le=0.9999)
+    """Level of the interval of the difference in score."""
+    max_drop: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The candidate is refused where its score is lower than the serving policy's by more than this, so confidently."""
+
+
+class ProbeGateSpec(Model):
+    """Prompts that training never saw, scored by something that is not the reward."""
+
+    config_map: ObjectName
+    """ConfigMap of the namespace with the prompts: JSON lines with `prompt` or `messages`, and `answer`."""
+    key: Word = "probe.jsonl"
+    """Its key."""
+    scorer: Literal["exact", "contains", "number"] = "exact"
+    """What is right: the answer itself, an answer that contains it, or one whose last number it is."""
+    max_drop: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Most by which the candidate's score may be lower than the serving policy's."""
+    min_score: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Least score of a candidate; null: none."""
+
+
+class LatencyGateSpec(Model):
+    """Time per token."""
+
+    max_ratio: float = Field(default=1.5, ge=1.0, le=1000.0)
+    """Most that the candidate may take, as a multiple of the serving policy's."""
+
+
+class AgreementGateSpec(Model):
+    """Log-probabilities of the engine against those of the checkpoint, computed without it."""
+
+    max_difference: float = Field(default=0.05, gt=0.0, le=100.0)
+    """Largest mean absolute difference, in nats."""
+
+
+class GateSpec(Model):
+    """What a candidate is measured by before it gets any traffic. A part that is not there is not looked at."""
+
+    held_out: HeldOutGateSpec | None = None
+    """The run's held-out prompts; only with from.run."""
+    probe: ProbeGateSpec | None = None
+    """A second set of prompts, against policies that have learnt to please the reward alone."""
+    latency: LatencyGateSpec | None = None
+    """Time per token."""
+    agreement: AgreementGateSpec | None = None
+    """Whether the engine computes what the checkpoint says."""
+
+
+USUAL_GATE: Final = GateSpec(
+    held_out=HeldOutGateSpec(), latency=LatencyGateSpec(), agreement=AgreementGateSpec()
+)
+"""What a candidate must show where nobody says it."""
+
+
+class RollbackSpec(Model):
+    """When a promoted policy gives its place back to the one before."""
+
+    window: GraceDuration = Duration(120)
+    """How long it is compared with the one before; 0: not at all."""
+    max_error_ratio: float = Field(default=0.02, ge=0.0, le=1.0)
+    """Share of its requests that may fail (status 5xx), beyond that of the one before."""
+    max_latency_ratio: float = Field(default=3.0, ge=1.0, le=1000.0)
+    """Most that its time per token (95th percentile) may be, as a multiple of that of the one before."""
+    min_requests: int = Field(default=20, ge=1, le=MOST)
+    """Requests from which on its errors and times count."""
+    probe: bool = True
+    """Whether it answers the gate's probe again once it has the traffic, within the gate's bounds."""
+
+
+class PromotionSpec(Model):
+    """How candidates take the place of the policy that serves."""
+
+    mode: Literal["automatic", "manual"] = "automatic"
+    """automatic: each new checkpoint is a candidate; manual: `step` names the one that is wanted."""
+    step: int | None = Field(default=None, ge=0, le=MOST)
+    """Checkpoint that is wanted, with mode manual; it passes the gate as well. null: the newest, once."""
+    strategy: Literal["inPlace", "newCluster"] = "inPlace"
+    """inPlace: copies load the new weights beside the old ones; newCluster: a second Ray cluster comes up, and has the
+    traffic once it is healthy. Another image, or other pods, take a second cluster in both."""
+    answers: Literal["finish", "stamp"] = "finish"
+    """What becomes of answers that are under way where weights change in place: finish: they end with the policy they began
+    with; stamp: they go on with the new one, and say where it changed."""
+    gate: GateSpec = USUAL_GATE
+    """What a candidate must show: where nothing is said, all of it but a probe, which needs prompts; with `gate: {}`
+    nothing."""
+    rollback: RollbackSpec = RollbackSpec()
+    """When it is taken back."""
+
+
+class ServiceSpec(Model):
+    """What to serve and with what."""
+
+    profile: ObjectName | None = None
+    """RLTrainingProfile of the platform; null: the one marked default."""
+    image: Image | None = None
+    """Container image of the trainer; null: the profile's."""
+    source: PolicySourceSpec = Field(alias="from")
+    """Where policies come from."""
+    model: Word | None = None
+    """Name of the model for clients; null: the service's."""
+    engine: Literal["torch"] = "torch"
+    """Inference engine."""
+    replicas: ReplicasSpec = ReplicasSpec()
+    """Copies of the policy."""
+    pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Pools of the profile for the copies, the most wanted first; empty: the profile's first alone."""
+    resources: ResourcesSpec | None = None
+    """What one copy's pod asks for; null: the profile's."""
+    head: HeadSpec = HeadSpec()
+    """The pod that measures candidates."""
+    secrets: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Secrets of the namespace, whose keys become environment variables of the head, which reads policies: HF_TOKEN,
+    AWS_ACCESS_KEY_ID."""
+    limits: ServiceLimitsSpec = ServiceLimitsSpec()
+    """What may be asked for."""
+    auth: AuthSpec
+    """Who may ask."""
+    clients: SelectorSpec | None = None
+    """Namespaces whose pods reach the service; null: its own alone."""
+    promotion: PromotionSpec = PromotionSpec()
+    """How better policies take its place."""
+
+
+class RLPolicyService(Model):
+    """A policy behind OpenAI's interface on a cluster."""
+
+    api_version: Literal["rltrain.dev/v1alpha1"] = "rltrain.dev/v1alpha1"
+    """Version of the contract."""
+    kind: Literal["RLPolicyService"] = "RLPolicyService"
+    """Kind of the object."""
+    metadata: Metadata
+    """Name and labels."""
+    spec: ServiceSpec
+    """What to serve and with what."""
+    status: ServiceStatus | None = None
+    """How it goes; written by the operator, not by people."""
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return self.metadata.name
+
+
+def one_source(spec: ServiceSpec) -> Iterator[Problem]:
+    """`from` names a run or a checkpoint."""
+    given = [name for name in ("run", "checkpoint") if getattr(spec.source, name) is not None]
+    if len(given) != 1:
+        yield Problem(
+            ("spec", "from"),
+            f"found {' and '.join(given) or 'none'}, allowed: exactly one of run and checkpoint",
+        )
+
+
+def policies_on_a_cluster(spec: ServiceSpec) -> Iterator[Problem]:
+    """`from.checkpoint` is one that a pod can read."""
+    source = spec.source.checkpoint
+    if source is not None and (wrong := wrong_model_on_a_cluster(source)) is not None:
+        yield Problem(("spec", "from", "checkpoint"), wrong)
+
+
+def one_way_in(spec: ServiceSpec) -> Iterator[Problem]:
+    """`auth` names a Secret with keys, or says that there are none."""
+    if (spec.auth.secret is not None) == spec.auth.anonymous:
+        found = "secret and anonymous: true" if spec.auth.anonymous else "none"
+        yield Problem(("spec", "auth"), f"found {found}, allowed: exactly one of secret, and anonymous: true")
+
+
+def replicas_in_order(spec: ServiceSpec) -> Iterator[Problem]:
+    """`replicas.max` is at least `replicas.min`."""
+    least, most = spec.replicas.min, spec.replicas.max
+    if most is not None and most < least:
+        yield Problem(
+            ("spec", "replicas", "max"),
+            f"found {most}, allowed: a whole number >= replicas.min, which is {least}",
+            (("spec", "replicas", "min"),),
+        )
+
+
+def answers_in_their_context(spec: ServiceSpec) -> Iterator[Problem]:
+    """`limits.newTokens` is less than `limits.context`."""
+    limits = spec.limits
+    if limits.new_tokens >= limits.context:
+        yield Problem(
+            ("spec", "limits", "newTokens"),
+            f"found {limits.new_tokens}, allowed: a whole number < limits.context, which is {limits.context}",
+            (("spec", "limits", "context"),),
+        )
+
+
+def keys_before_their_limit(spec: ServiceSpec) -> Iterator[Problem]:
+    """`limits.requestsPerSecondPerKey` is set only with `auth.secret`."""
+    if spec.limits.requests_per_second_per_key is not None and spec.auth.secret is None:
+        yield Problem(
+            ("spec", "limits", "requestsPerSecondPerKey"),
+            f"found {spec.limits.requests_per_second_per_key:g}, allowed: null without auth.secret, as there are no keys",
+            (("spec", "auth", "secret"),),
+        )
+
+
+def a_step_by_hand(spec: ServiceSpec) -> Iterator[Problem]:
+    """`promotion.step` is set only with `promotion.mode` manual and `from.run`."""
+    promotion, path = spec.promotion, ("spec", "promotion", "step")
+    if promotion.step is None:
+        return
+    if promotion.mode != "manual":
+        yield Problem(
+            path,
+            f"found {promotion.step}, allowed: null with promotion.mode {promotion.mode}",
+            (("spec", "promotion", "mode"),),
+        )
+    elif spec.source.run is None:
+        yield Problem(
+            path, f"found {promotion.step}, allowed: null without from.run", (("spec", "from", "run"),)
+        )
+
+
+def labels_as_kubernetes_compares_them(spec: ServiceSpec) -> Iterator[Problem]:
+    """In `clients`, operators In and NotIn have values, the others have none."""
+    if spec.clients is not None:
+        yield from selector_problems(spec.clients, ("spec", "clients"))
+
+
+SERVICE_RULES: Final = (
+    one_source,
+    policies_on_a_cluster,
+    one_way_in,
+    replicas_in_order,
+    answers_in_their_context,
+    keys_before_their_limit,
+    a_step_by_hand,
+    labels_as_kubernetes_compares_them,
+)
+"""Rules across the fields of a service."""
+
+
+def check_service_rules(spec: ServiceSpec) -> list[Problem]:
+    """All rules across fields that `spec` breaks; an empty list when it keeps them."""
+    return [problem for rule in SERVICE_RULES for problem in rule(spec)]

@@ -1,0 +1,246 @@
+"""A service follows a run: better policies reach its clients by themselves, a worse one does not, or not for long."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cluster_client import Cluster, wait_for
+from conftest import SYSTEM, TRAINER_IMAGE, Train
+from policy_service import PROMPT, TOKENS, Clients, PolicyService, service_document, steady_clients
+from test_training import START_SECONDS
+from training_run import CLAIM, ENDLESS, REPOSITORY, TrainingRun
+
+pytestmark = [pytest.mark.long, pytest.mark.alone]
+
+# A Ray cluster comes up, torch is imported and a policy loaded, beside a run that trains on the same two cores.
+SERVE_SECONDS = 300
+PROMOTE_SECONDS = 240
+ROLLBACK_SECONDS = 60
+# A head is made anew, its Ray starts, KubeRay gives it the applications, and copies load the policy.
+HEAD_SECONDS = 240
+OPERATOR = "app.kubernetes.io/component=operator"
+POISON = (REPOSITORY / "tests" / "support" / "poisoned_policy.py").read_text()
+FOLLOWED: dict[str, Any] = ENDLESS | {
+    "task": {"evaluation": {"everySteps": 1000, "samples": 64}},
+    "warmStart": {"maxSteps": 200, "batchSize": 64, "learningRate": 1e-3, "untilScore": 0.15},
+    "checkpoint": {"everySteps": 10, "keep": 1000},
+}
+GATE = {
+    "heldOut": {"samples": 64, "maxDrop": 0.2},
+    "probe": {"configMap": "probe", "scorer": "exact", "minScore": 0.04, "maxDrop": 0.2},
+    "agreement": {},
+}
+ROLLBACK = {"window": "10s", "minRequests": 10, "maxLatencyRatio": 1000, "probe": False}
+# As a user would compute it: the checkpoint's own folder, and nothing of ours but the tokenizer's file.
+GREEDY = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+from rl_trainer.model.tokenizer import load_tokenizer
+run, prompt, count, *steps = sys.argv[1:]
+for step in steps:
+    folder = f"{run}/checkpoints/step-{int(step):08d}/model"
+    tokenizer, model = load_tokenizer(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([tokenizer.encode(prompt, special_tokens=True)])
+    new = []
+    for _ in range(int(count)):
+        token = int(model(ids).logits[0, -1].argmax())
+        if token in tokenizer.stop_ids:
+            break
+        new.append(token)
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    print("ANSWER", json.dumps([int(step), tokenizer.decode(new)]))
+"""
+
+
+@pytest.fixture
+def serve(cluster: Cluster, namespace: str) -> Iterator[Callable[..., PolicyService]]:
+    """Applies services in the scenario's namespace: `serve("name", {"from": {"run": "teacher"}})`."""
+
+    def apply(name: str, spec: dict[str, Any]) -> PolicyService:
+        cluster.apply(service_document(name, namespace, spec))
+        return PolicyService(cluster, name, namespace)
+
+    yield apply
+    cluster.kubectl("delete", "rlpolicyservices", "--all", "-n", namespace, "--timeout=60s", check=False)
+
+
+def on_the_claim(run: TrainingRun, name: str, script: str, *arguments: object) -> str:
+    """What a Python program prints that has the run's disk; its first argument is the run's folder."""
+    text = f"cat > /tmp/program.py <<'END'\n{script}\nEND\n"
+    folder = f"/data/{run.name}-{run.uid[:8]}/run"
+    command = " ".join(f"'{one}'" for one in (folder, *arguments))
+    return run.cluster.run_once(
+        run.namespace, name, TRAINER_IMAGE, f"{text}python /tmp/program.py {command}", claim=CLAIM
+    )
+
+
+def probe_of_matrices(count: int) -> str:
+    """Matrices that training never saw, and how they read in a spiral: scored by what is right, and no reward."""
+    rows, random_ = [], random.Random(7)
+    for _ in range(count):
+        matrix = [random_.randrange(10) for _ in range(9)]
+        answer = "".join(str(matrix[place]) for place in (0, 1, 2, 5, 8, 7, 6, 3, 4))
+        rows.append({"prompt": "".join(map(str, matrix)) + "=", "answer": answer})
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def settled(service: PolicyService, step: int) -> None:
+    """Returns when a checkpoint of this step or a later one is served or refused, and nothing is under way."""
+
+    def look() -> bool:
+        status = service.status
+        done = [one["step"] for one in status.get("promotions", [])]
+        return "candidate" not in status and max(done, default=0) >= step
+
+    wait_for(f"step {step} is decided upon", look, PROMOTE_SECONDS, service.describe)
+
+
+def stopped(run: TrainingRun) -> int:
+    """The last step of the run, which is suspended and has given its pods back."""
+    run.patch({"suspend": True})
+    run.wait_for_condition("Suspended", 180)
+    return int(run.status["checkpoint"]["step"])
+
+
+def test_better_policies_reach_clients_and_worse_ones_do_not(
+    cluster: Cluster, namespace: str, train: Train, serve: Callable[..., PolicyService]
+) -> None:
+    probe = {
+        "metadata": {"name": "probe", "namespace": namespace},
+        "data": {"probe.jsonl": probe_of_matrices(60)},
+    }
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", **probe})
+    promotion = {"gate": GATE, "rollback": ROLLBACK}
+    service = serve("chat", {"from": {"run": "teacher"}, "promotion": promotion})
+    service.wait_for_reason("SourceFound", "RunMissing", 60)
+    assert service.pods() == []
+    run = train("teacher", FOLLOWED)
+    service.wait_for_promotions("promoted", 1, START_SECONDS + SERVE_SECONDS)
+    service.wait_for_reason("Serving", "Serving", 60)
+    with steady_clients(service, TRAINER_IMAGE) as clients:
+        service.wait_for_promotions("promoted", 4, 4 * PROMOTE_SECONDS)
+        settled(service, stopped(run))
+        promoted = service.promotions("promoted")
+        clients.wait_for_version(promoted[-1]["version"], 60)
+        clients.assert_all_answered(500)
+        made = json.loads(on_the_claim(run, "poison", POISON, "7"))
+        refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
+        assert refused[-1]["digest"] == made["digest"]
+        assert "probe" in refused[-1]["message"] or "held-out" in refused[-1]["message"], refused
+        assert service.serving == promoted[-1]["version"]
+        clients.assert_all_answered(600)
+        seen = clients.seen
+    steps = sorted(one["step"] for one in promoted if one["version"] in seen["versions"])
+    assert len(steps) >= 3, seen["versions"]
+    said = on_the_claim(run, "greedy", GREEDY, PROMPT, TOKENS, *steps)
+    right = dict(
+        json.loads(line.removeprefix("ANSWER ")) for line in said.splitlines() if line.startswith("ANSWER ")
+    )
+    for one in promoted:
+        if one["step"] in right:
+            assert seen["versions"][one["version"]] == [right[one["step"]]], one["version"]
+
+
+def test_a_second_cluster_takes_over_and_a_bad_policy_goes_back(
+    train: Train, serve: Callable[..., PolicyService]
+) -> None:
+    run = train("teacher", FOLLOWED | {"warmStart": None, "stop": {"maxSteps": 10, "targetReward": None}})
+    run.wait_for_condition("Succeeded", START_SECONDS + 120)
+    promotion = {"gate": {}, "rollback": ROLLBACK | {"window": "5m"}}
+    limits = {
+        "timeout": "20s",
+        "queue": 5000,
+    }  # for so long, and a little more, the first of two clusters stays
+    service = serve("chat", {"from": {"run": "teacher"}, "promotion": promotion, "limits": limits})
+    service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+    service.wait_for_reason("Serving", "Serving", 60)
+    with steady_clients(service, TRAINER_IMAGE) as clients:
+        a_second_cluster_takes_over(service, clients)
+        good, failed = service.serving, len(clients.seen["failed"])
+        assert failed == 0, clients.seen["failed"][:3]
+
+        broken = json.loads(on_the_claim(run, "spoil", POISON, "nan"))
+        service.wait_for_promotions("promoted", 2, PROMOTE_SECONDS)
+        began = time.monotonic()
+        back = service.wait_for_promotions("rolledBack", 1, ROLLBACK_SECONDS)
+        print(f"rolled back after {time.monotonic() - began:.1f} s: {back[-1]['message']}")
+        assert back[-1]["digest"] == broken["digest"]
+        assert "requests failed" in back[-1]["message"]
+        assert service.serving == good
+        answered_so = ("no numbers", "queue_full")
+        others = [
+            one for one in clients.seen["failed"] if not any(word in one["error"] for word in answered_so)
+        ]
+        assert others == []
+
+
+def test_copies_operator_and_head_may_die(
+    cluster: Cluster, train: Train, serve: Callable[..., PolicyService]
+) -> None:
+    run = train("teacher", FOLLOWED | {"warmStart": None, "stop": {"maxSteps": 10, "targetReward": None}})
+    run.wait_for_condition("Succeeded", START_SECONDS + 120)
+    service = serve("chat", {"from": {"run": "teacher"}, "promotion": {"gate": {}}})
+    service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+    service.wait_for_reason("Serving", "Serving", 60)
+    good, failed = service.serving, 0
+    with steady_clients(service, TRAINER_IMAGE) as clients:
+        kill_the_copy(service)
+        goes_on(clients)
+        died = clients.seen["failed"][failed:]
+        said = ("replica_died", "unavailable", "queue_full")
+        assert [one for one in died if not any(word in one["error"] for word in said)] == []
+        print(f"a killed copy cost {len(died)} requests")
+
+        cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=0")
+        try:
+            cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=60s")
+            failed = len(clients.seen["failed"])
+            goes_on(clients)
+            assert len(clients.seen["failed"]) == failed
+        finally:
+            cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=1")
+            cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s")
+
+        (head,) = (pod["metadata"]["name"] for pod in service.pods("head"))
+        cluster.kubectl("delete", "pod", head, "-n", service.namespace, "--grace-period=0", "--force")
+        began = time.monotonic()
+        goes_on(clients, HEAD_SECONDS)
+        print(f"answers {time.monotonic() - began:.0f} s after the head was killed")
+        assert service.serving == good
+
+
+def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> None:
+    """Other pods take another Ray cluster, which has the traffic when it is healthy."""
+    before = {pod["metadata"]["name"] for pod in service.pods()}
+    service.patch({"resources": {"memory": "1700Mi"}})
+
+    def gone() -> bool:
+        now = {pod["metadata"]["name"] for pod in service.pods()}
+        return bool(now) and not now & before
+
+    wait_for("the first cluster has gone", gone, SERVE_SECONDS + 120, service.describe)
+    service.wait_for_reason("Serving", "Serving", 60)
+    goes_on(clients)
+
+
+def kill_the_copy(service: PolicyService) -> None:
+    """SIGKILL for the process of the copy, whose pod stays."""
+    (pod,) = (one["metadata"]["name"] for one in service.pods("replica"))
+    script = "pkill -9 -f '[r]ay::ServeReplica'"  # not this shell, whose words have it too
+    service.cluster.kubectl("exec", pod, "-n", service.namespace, "-c", "ray", "--", "bash", "-c", script)
+
+
+def goes_on(clients: Clients, seconds: float = 120) -> None:
+    """Returns when requests that were sent from now on are answered."""
+    target = clients.seen["answered"] + 100
+    wait_for(
+        "requests are answered",
+        lambda: clients.seen["answered"] >= target,
+        seconds,
+        lambda: json.dumps(clients.seen)[-2000:],
+    )

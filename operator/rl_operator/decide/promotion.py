@@ -1,0 +1,307 @@
+"""Which policy a service serves: candidates, the gate, the roll-out, and the way back. Pure.
+
+    candidate ── Evaluating ──> RollingOut ──> Watching ──> promoted
+                     │              │              │
+                     └─ refused     └──────────────┴──> RollingBack ──> refused, or rolledBack
+
+What was refused or rolled back is never tried again, known by the digest of its manifest. Whatever is read here is in the
+service's status: an operator that is killed at any line goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from rl_api.service import ServiceSpec
+from rl_api.service_status import (
+    MOST_PROMOTIONS,
+    MOST_REFUSED,
+    Baseline,
+    Candidate,
+    CandidateState,
+    PolicyVersion,
+    Promotion,
+    ServiceStatus,
+    Serving,
+)
+from rl_operator.decide.diagnose import one_line
+from rl_operator.model.decision import Note
+from rl_operator.model.service import Control, VersionFigures, Wish
+from rl_operator.render.service_config import gate_config, policy_config
+
+EVALUATION: Final = timedelta(minutes=30)
+"""How long a candidate may be measured."""
+
+ROLL_OUT: Final = timedelta(minutes=15)
+"""How long copies may take to load a policy."""
+
+_SETTLED: Final = timedelta(seconds=5)
+"""How long after a roll-out's begin a copy may still speak of the one before."""
+
+
+@dataclass(frozen=True)
+class Promoting:
+    """How it goes with the candidate: a value, changed by what is learnt."""
+
+    spec: ServiceSpec
+    status: ServiceStatus
+    now: datetime
+    control: Control | None
+    """What the control said; None: nothing that is still true."""
+    notes: tuple[Note, ...] = ()
+    wish: Wish | None = None
+
+    @property
+    def target(self) -> PolicyVersion | None:
+        """The policy that copies are to serve; None: none."""
+        candidate = self.status.candidate
+        if candidate is None or candidate.state == "Evaluating":
+            return self.status.serving
+        return candidate.before if candidate.state == "RollingBack" else candidate
+
+    def advanced(self) -> Promoting:
+        """After what the control has said."""
+        candidate, control = self.status.candidate, self.control
+        if control is None:
+            return self
+        if candidate is None:
+            return self._choose(control)
+        if candidate.state == "Evaluating":
+            return self._evaluate(candidate, control)
+        if candidate.state == "RollingOut":
+            return self._roll_out(candidate, control)
+        if candidate.state == "RollingBack":
+            return self._roll_back(candidate, control)
+        return self._watch(candidate, control)
+
+    # -- the states ----------------------------------------------------------------------------------------------
+
+    def _choose(self, control: Control) -> Promoting:
+        """The next candidate, if there is one."""
+        chosen = choose(self.spec, self.status, control.checkpoints)
+        if chosen is None:
+            return self
+        before = self.status.serving
+        candidate = Candidate(
+            **_version(chosen),
+            state="Evaluating",
+            since=self.now,
+            message="it is measured by the gate",
+            before=PolicyVersion(**_version(before)) if before is not None else None,
+        )
+        started = self._with(candidate=candidate)
+        return started._evaluate(candidate, control)
+
+    def _evaluate(self, candidate: Candidate, control: Control) -> Promoting:
+        gate = gate_config(self.spec.promotion.gate)
+        if self.spec.source.run is None:
+            gate.pop("heldOut", None)
+        if not gate:
+            return self._begin(candidate, control, "there is no gate")
+        found = control.evaluations.get(candidate.digest)
+        if found is not None and found.state == "passed":
+            return self._begin(candidate, control, found.message)
+        if found is not None and found.state in ("failed", "error"):
+            return self._ended(candidate, "refused", found.message or "it did not pass the gate")
+        if self._spent(candidate) > EVALUATION:
+            why = f"it was not measured within {EVALUATION.total_seconds() / 60:.0f} minutes"
+            return self._ended(candidate, "refused", why)
+        if found is None:
+            body = {
+                "candidate": policy_config(candidate),
+                "serving": policy_config(candidate.before),
+                "gate": gate,
+            }
+            return replace(self, wish=Wish("evaluate", body))
+        return self._with(
+            candidate=candidate.model_copy(update={"message": found.message or candidate.message})
+        )
+
+    def _begin(self, candidate: Candidate, control: Control, why: str) -> Promoting:
+        """Let copies load the candidate."""
+        serving, baseline = self.status.serving, None
+        if serving is not None:
+            before = control.versions.get(serving.version, VersionFigures())
+            baseline = Baseline(
+                requests=before.requests,
+                errors=before.errors,
+                token_seconds=before.token_seconds,
+                probe=before.probe if before.probe is not None else serving.probe,
+            )
+        return self._state(candidate, "RollingOut", one_line(why, 500), baseline=baseline)
+
+    def _roll_out(self, candidate: Candidate, control: Control) -> Promoting:
+        if _all_serve(control, candidate.version):
+            return self._serves(candidate)
+        failed = next((one.error for one in control.replicas if one.error and not one.loading), "")
+        if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
+            return self._back(candidate, f"a copy cannot load it: {failed}")
+        if self._spent(candidate) > ROLL_OUT:
+            return self._back(
+                candidate, f"copies did not load it within {ROLL_OUT.total_seconds() / 60:.0f} minutes"
+            )
+        return self
+
+    def _serves(self, candidate: Candidate) -> Promoting:
+        """All copies serve the candidate: it is promoted, until it is taken back."""
+        serving = Serving(**_version(candidate), since=self.now)
+        text = f"{candidate.version} serves"
+        if candidate.before is not None:
+            text += f" instead of {candidate.before.version}"
+        promoted = self._listed(candidate, "promoted", candidate.message)
+        promoted = promoted._with(serving=serving)._noted(
+            Note("Normal", "Promoted", f"{text}: {candidate.message}")
+        )
+        window = self.spec.promotion.rollback.window.seconds
+        if not window or (candidate.before is None and not self._probes):
+            return promoted._with(candidate=None)
+        return promoted._state(
+            candidate, "Watching", f"it is watched for {self.spec.promotion.rollback.window}"
+        )
+
+    def _watch(self, candidate: Candidate, control: Control) -> Promoting:
+        figures = control.versions.get(candidate.version, VersionFigures())
+        why = worse(self.spec, candidate.baseline, figures)
+        if why:
+            if candidate.before is None:
+                return self._with(candidate=None)
+            return self._back(candidate, why)
+        watched = self
+        if figures.probe is not None and self.status.serving is not None:
+            watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
+        over = self._spent(candidate).total_seconds() >= self.spec.promotion.rollback.window.seconds
+        if self._probes and figures.probe is None and _all_serve(control, candidate.version):
+            watched = replace(watched, wish=Wish("probe", {"version": candidate.version}))
+            over = over and self._spent(candidate) > EVALUATION
+        return watched._with(candidate=None) if over else watched
+
+    def _roll_back(self, candidate: Candidate, control: Control) -> Promoting:
+        before = candidate.before
+        there = (
+            _all_serve(control, before.version)
+            if before is not None
+            else not _any_serves(control, candidate.version)
+        )
+        if not there:
+            return self
+        had_it = self.status.serving is not None and self.status.serving.digest == candidate.digest
+        ended = self._ended(candidate, "rolledBack" if had_it else "refused", candidate.message)
+        if had_it:
+            ended = ended._with(
+                serving=Serving(**_version(before), since=self.now) if before is not None else None
+            )
+        return ended
+
+    # -- steps of theirs -----------------------------------------------------------------------------------------
+
+    @property
+    def _probes(self) -> bool:
+        return self.spec.promotion.gate.probe is not None and self.spec.promotion.rollback.probe
+
+    def _back(self, candidate: Candidate, why: str) -> Promoting:
+        """Let copies load the one before again."""
+        text = one_line(why, 500)
+        back = self._state(candidate, "RollingBack", text)._refuse(candidate)
+        to = f"to {candidate.before.version}" if candidate.before is not None else "to no policy"
+        return back._noted(Note("Warning", "RollingBack", f"{candidate.version} goes back {to}: {text}"))
+
+    def _ended(self, candidate: Candidate, result: Any, why: str) -> Promoting:
+        """The candidate is none any more, and never will be again."""
+        text = one_line(why, 500)
+        reason = {"refused": "Refused", "rolledBack": "RolledBack"}[result]
+        ended = self._refuse(candidate)._listed(candidate, result, text)._with(candidate=None)
+        return ended._noted(Note("Warning", reason, f"{candidate.version}: {text}"))
+
+    def _refuse(self, candidate: Candidate) -> Promoting:
+        known = [one for one in self.status.refused if one != candidate.digest]
+        return self._with(refused=[*known, candidate.digest][-MOST_REFUSED:])
+
+    def _listed(self, candidate: Candidate, result: Any, why: str) -> Promoting:
+        entry = Promotion(
+            version=candidate.version,
+            step=candidate.step,
+            digest=candidate.digest,
+            time=self.now,
+            result=result,
+            message=why,
+        )
+        return self._with(promotions=[*self.status.promotions, entry][-MOST_PROMOTIONS:])
+
+    def _state(self, candidate: Candidate, state: CandidateState, message: str, **more: Any) -> Promoting:
+        fields = {"state": state, "since": self.now, "message": message, **more}
+        return self._with(candidate=candidate.model_copy(update=fields))
+
+    def _with(self, **fields: Any) -> Promoting:
+        return replace(self, status=self.status.model_copy(update=fields))
+
+    def _noted(self, note: Note) -> Promoting:
+        return replace(self, notes=(*self.notes, note))
+
+    def _since(self, candidate: Candidate) -> datetime:
+        return candidate.since or self.now
+
+    def _spent(self, candidate: Candidate) -> timedelta:
+        return self.now - self._since(candidate)
+
+
+def choose(
+    spec: ServiceSpec, status: ServiceStatus, checkpoints: Sequence[PolicyVersion]
+) -> PolicyVersion | None:
+    """The policy that is to be tried next, of those that there are; None: none is."""
+    serving, promotion = status.serving, spec.promotion
+    open_ = [
+        one
+        for one in checkpoints
+        if one.digest not in status.refused and (serving is None or one.digest != serving.digest)
+    ]
+    if promotion.mode == "manual" and spec.source.run is not None:
+        if promotion.step is not None:
+            return next((one for one in open_ if one.step == promotion.step), None)
+        open_ = open_ if serving is None else []
+    if serving is not None:
+        open_ = [one for one in open_ if one.step > serving.step]
+    return max(open_, key=lambda one: one.step, default=None)
+
+
+def worse(spec: ServiceSpec, baseline: Baseline | None, figures: VersionFigures) -> str:
+    """In what a policy that has the traffic is worse than bounds, as a sentence; empty: in nothing that is known."""
+    rollback, probe = spec.promotion.rollback, spec.promotion.gate.probe
+    known = baseline or Baseline()
+    if figures.requests >= rollback.min_requests:
+        usual = known.errors / known.requests if known.requests else 0.0
+        most = usual + rollback.max_error_ratio
+        if figures.error_ratio > most:
+            return (
+                f"{figures.errors} of {figures.requests} requests failed ({figures.error_ratio:.1%}), allowed: at most "
+                f"{most:.1%}"
+            )
+        times = figures.token_seconds, known.token_seconds
+        if times[0] is not None and times[1] and times[0] > rollback.max_latency_ratio * times[1]:
+            return (
+                f"its time per token is {1000 * times[0]:.1f} ms (95th percentile), allowed: at most "
+                f"{rollback.max_latency_ratio:g} times that of the one before, {1000 * times[1]:.1f} ms"
+            )
+    if probe is not None and rollback.probe and figures.probe is not None:
+        if known.probe is not None and figures.probe < known.probe - probe.max_drop:
+            return (
+                f"it scores {figures.probe:.3f} in the probe, allowed: at most {probe.max_drop:g} less than the one before, "
+                f"{known.probe:.3f}"
+            )
+        if probe.min_score is not None and figures.probe < probe.min_score:
+            return f"it scores {figures.probe:.3f} in the probe, allowed: at least {probe.min_score:g}"
+    return ""
+
+
+def _all_serve(control: Control, version: str) -> bool:
+    return bool(control.replicas) and all(one.version == version for one in control.replicas)
+
+
+def _any_serves(control: Control, version: str) -> bool:
+    return any(one.version == version for one in control.replicas)
+
+
+def _version(policy: PolicyVersion) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in PolicyVersion.model_fields}

@@ -1,0 +1,240 @@
+"""The state machine of a policy service: from the world as it is to what should be done. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rl_api.service_status import ReplicasStatus, ServicePhase, ServiceStatus, Traffic
+from rl_operator.decide.conditions import Conditions, State
+from rl_operator.decide.diagnose import Diagnosis, missing_kuberay, no_quota, one_line, pods_problems
+from rl_operator.decide.drift import drift
+from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON
+from rl_operator.decide.promotion import Promoting
+from rl_operator.model.decision import Note
+from rl_operator.model.names import HEAD
+from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
+from rl_operator.plan.refused import Refused
+from rl_operator.plan.service import EffectiveService, ServicePlan
+from rl_operator.render.service import ray_service, service_objects, service_secret
+from rl_operator.render.service_config import APPLICATION, SERVE_PORT
+
+_WATCHED_SECONDS: Final = 2.0
+"""How often the control of a service that serves is asked."""
+
+
+def reconcile_service(world: ServiceWorld, now: datetime, plan: ServicePlan) -> ServiceDecision:
+    """What is to be done for a service now, in whole seconds, as the API server keeps times."""
+    old = known_service_status(world.service)
+    if world.deleted is not None:
+        # What it has goes with it.
+        return ServiceDecision(old, requeue=IDLE)
+    known = {condition.type: condition for condition in old.conditions}
+    look = _Look(world, plan, old, Conditions(known, world.generation, now), now)
+    if isinstance(plan, Refused):
+        # What runs goes on as it is: a service is not taken down for a mistake in what it is to become.
+        return look.set("Accepted", "False", plan.reason, plan.message).decide(old.phase or "Pending", SLOW)
+    look = look.set("Accepted", "True", "Valid", "the service can be carried out")
+    return _serve(_sourced(look, plan), plan)
+
+
+def known_service_status(service: Mapping[str, Any]) -> ServiceStatus:
+    """The status as it was last written; an empty one where it cannot be read."""
+    try:
+        return ServiceStatus.model_validate(service.get("status") or {})
+    except ValidationError:
+        return ServiceStatus()
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is known of a service: the world, and the status as far as it follows from it by now."""
+
+    world: ServiceWorld
+    plan: ServicePlan
+    status: ServiceStatus
+    conditions: Conditions
+    now: datetime
+    notes: tuple[Note, ...] = ()
+
+    def set(self, kind: str, status: State, reason: str, message: str) -> _Look:
+        """With a condition."""
+        return replace(self, conditions=self.conditions.set(kind, status, reason, message))
+
+    def showing(self, **fields: Any) -> _Look:
+        """With these fields of the status."""
+        return replace(self, status=self.status.model_copy(update=fields))
+
+    def decide(self, phase: ServicePhase, requeue: float, **more: Any) -> ServiceDecision:
+        """A decision by which the status is as known by now."""
+        shown = {
+            "phase": phase,
+            "conditions": self.conditions.all(),
+            "observed_generation": self.world.generation,
+        }
+        status = self.status.model_copy(update=shown)
+        notes = (*self.notes, *self.conditions.notes())
+        return ServiceDecision(status, notes=notes, requeue=requeue, **more)
+
+
+def _sourced(look: _Look, service: EffectiveService) -> _Look:
+    """Whether there are policies to serve."""
+    world, run = look.world, service.spec.source.run
+    look = look.showing(followed=world.followed)
+    if run is None:
+        return look.set("SourceFound", "True", "Fixed", f"{service.spec.source.checkpoint} is served")
+    if world.lost is not None:
+        return look.set("SourceFound", "False", *world.lost)
+    control = world.control
+    if control is not None and not control.checkpoints and look.status.serving is None:
+        why = (
+            control.problem or "it has written none yet; the first one is a candidate as soon as it is there"
+        )
+        return look.set(
+            "SourceFound", "False", "NoCheckpoint", one_line(f"run {run} has no checkpoint: {why}")
+        )
+    return look.set("SourceFound", "True", "Followed", f"checkpoints of run {run} are candidates")
+
+
+def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
+    world = look.world
+    if not world.kuberay:
+        found = missing_kuberay("RayService")
+        return look.set("ClusterReady", "False", found.reason, found.message).decide("Pending", SLOW)
+    if service.spec.source.run is not None and world.followed is None and world.ray is None:
+        return look.set("Serving", "False", "NoSource", "there is no policy to serve").decide("Pending", SLOW)
+    before = look.status
+    promoting = Promoting(service.spec, look.status, look.now, _current(world)).advanced()
+    look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
+    wanted = [*service_objects(service), ray_service(service, world.followed, promoting.target)]
+    create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
+    if any(one["kind"] == "RayService" for one in create):
+        create = (service_secret(service, world.key), *create)
+    look = _seen(look, service)
+    busy = look.status.candidate is not None or look.status != before
+    decision = look.decide(_phase(look), _WATCHED_SECONDS if world.ray is not None else QUICK)
+    waits = SOON if world.control is None and world.ray is not None else decision.requeue
+    return replace(
+        decision,
+        create=create,
+        apply=apply,
+        wish=promoting.wish,
+        requeue=min(waits, 1.0) if busy else waits,
+    )
+
+
+def _current(world: ServiceWorld) -> Control | None:
+    """What the control of the cluster with the traffic said, once there is one and it is the only one."""
+    ray, control = world.ray, world.control
+    if ray is None or control is None or control.cluster != (ray.active or ray.pending):
+        return None
+    return control
+
+
+def _seen(look: _Look, service: EffectiveService) -> _Look:
+    """Cluster, copies, traffic."""
+    world, ray, control = look.world, look.world.ray, _current(look.world)
+    desired = service.spec.replicas.min
+    replicas = control.replicas if control is not None else ()
+    ready = sum(bool(one.version) for one in replicas)
+    found = _problem(look, service)
+    status = ReplicasStatus(
+        desired=max(desired, len(replicas)),
+        ready=ready,
+        reason=found.message if found is not None and ready < desired else None,
+    )
+    shares = Counter(one.version for one in replicas if one.version)
+    traffic = [
+        Traffic(version=version, percent=round(100 * count / sum(shares.values())))
+        for version, count in sorted(shares.items())
+    ]
+    endpoint = f"http://{service.name}-serve-svc.{service.namespace}.svc:{SERVE_PORT}/v1"
+    look = look.showing(replicas=status, traffic=traffic, endpoints=[endpoint] if ray is not None else [])
+    if found is not None:
+        look = look.set("ClusterReady", "False", found.reason, found.message)
+    elif ray is not None and ray.ready:
+        look = look.set("ClusterReady", "True", "Ready", "the pods are ready")
+    else:
+        look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
+    serving = look.status.serving
+    if serving is not None and ready and ray is not None and ray.ready:
+        look = look.set("Serving", "True", "Serving", f"{serving.version} is served")
+    elif control is None and world.control_error:
+        look = look.set(
+            "Serving",
+            "Unknown",
+            "ControlSilent",
+            f"the service does not answer the operator: {world.control_error}",
+        )
+    elif serving is not None and (look.conditions.holds("Serving") or not ready):
+        why = "no copy of the policy answers" if not ready else "no pod of the service takes requests"
+        look = look.set("Serving", "False", "NoReplica", why)
+    elif serving is not None:
+        look = look.set("Serving", "False", "Starting", "no pod of the service takes requests yet")
+    else:
+        look = look.set("Serving", "False", "Starting", "no policy is served yet")
+    return _promoting(look)
+
+
+def _promoting(look: _Look) -> _Look:
+    candidate = look.status.candidate
+    if candidate is not None:
+        return look.set("Promoting", "True", candidate.state, f"{candidate.version}: {candidate.message}")
+    plan, control = look.plan, look.world.control
+    if (
+        isinstance(plan, EffectiveService)
+        and control is not None
+        and (step := plan.spec.promotion.step) is not None
+    ):
+        serving = look.status.serving
+        there = sorted(one.step for one in control.checkpoints)
+        if step not in there and (serving is None or serving.step != step):
+            steps = ", ".join(map(str, there)) or "none"
+            why = f"spec.promotion.step: found {step}, allowed: a step with a checkpoint: {steps}"
+            return look.set("Promoting", "False", "StepMissing", why)
+    last = look.status.promotions[-1] if look.status.promotions else None
+    if last is None:
+        return look.set("Promoting", "False", "Idle", "there is no candidate")
+    words = {"promoted": "was promoted", "refused": "was refused", "rolledBack": "was rolled back"}[
+        last.result
+    ]
+    why = f": {last.message}" if last.message else ""
+    return look.set(
+        "Promoting", "False", last.result[0].upper() + last.result[1:], f"{last.version} {words}{why}"
+    )
+
+
+def _problem(look: _Look, service: EffectiveService) -> Diagnosis | None:
+    """Why the service's cluster does not run as it should; None: nothing is known."""
+    world, ray = look.world, look.world.ray
+    if world.refusal:
+        return no_quota(world.refusal) or Diagnosis("ObjectRefused", world.refusal)
+    if ray is None:
+        return None
+    pods = [pod for cluster in (ray.active, ray.pending) if cluster for pod in world.pods_of(cluster)]
+    found = pods_problems(sorted(pods, key=lambda pod: (pod.role != HEAD, pod.name)), world, service.roles)
+    if found:
+        return found[0]
+    if ray.problem:
+        return Diagnosis("ServeFailed", one_line(f"Ray Serve: {ray.problem}", 600))
+    return None
+
+
+def _phase(look: _Look) -> ServicePhase:
+    serves = look.conditions.holds("Serving")
+    candidate, ray = look.status.candidate, look.world.ray
+    if serves and ((candidate is not None and candidate.state in ("RollingOut", "RollingBack")) or _two(ray)):
+        return "Updating"
+    if serves:
+        return "Serving"
+    failed = ray is not None and ray.applications.get(APPLICATION) == "DEPLOY_FAILED"
+    return "Failed" if failed else "Starting"
+
+
+def _two(ray: RayService | None) -> bool:
+    return ray is not None and bool(ray.active) and bool(ray.pending)

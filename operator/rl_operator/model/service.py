@@ -1,0 +1,158 @@
+"""What the operator sees of one policy service, and what it decides for it: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
+from rl_operator.model.decision import Note, Target
+from rl_operator.model.names import Manifest
+from rl_operator.model.seen import Event, Live, Pod
+from rl_operator.model.times import parse_time
+
+
+@dataclass(frozen=True)
+class RayService:
+    """A RayService as KubeRay shows it."""
+
+    name: str
+    uid: str
+    live: Live
+    """As it was applied."""
+    active: str = ""
+    """Name of the RayCluster that has the traffic; empty: none yet."""
+    pending: str = ""
+    """Name of the one that is to have it; empty: none."""
+    ready: bool = False
+    """Whether requests can be answered, in KubeRay's words."""
+    problem: str = ""
+    """What KubeRay or Ray Serve say is wrong."""
+    applications: Mapping[str, str] = field(default_factory=dict)
+    """State of each Serve application of the cluster with the traffic, such as RUNNING."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of the policy, as the service's control says."""
+
+    id: str
+    version: str = ""
+    """Version that it serves; empty: none."""
+    loading: str = ""
+    """Version that it loads."""
+    error: str = ""
+    """Why it could not load the last one."""
+
+
+@dataclass(frozen=True)
+class VersionFigures:
+    """Answers of one version in the last minutes."""
+
+    requests: int = 0
+    errors: int = 0
+    token_seconds: float | None = None
+    """Time per token, 95th percentile."""
+    probe: float | None = None
+    """Score of the probe, answered by the copies that serve."""
+
+    @property
+    def error_ratio(self) -> float:
+        """Share of requests that failed."""
+        return self.errors / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What became of the wish to measure a candidate."""
+
+    state: str
+    """running, passed, failed or error."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a service's control said last."""
+
+    time: datetime
+    cluster: str
+    """RayCluster that it is of."""
+    replicas: tuple[Replica, ...] = ()
+    versions: Mapping[str, VersionFigures] = field(default_factory=dict)
+    checkpoints: tuple[PolicyVersion, ...] = ()
+    """Policies that there are, newest first."""
+    problem: str = ""
+    """Why there are none."""
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    """By digest."""
+
+
+@dataclass(frozen=True)
+class ServiceWorld:
+    """Everything that decides what happens next with a service."""
+
+    service: Mapping[str, Any]
+    """The RLPolicyService as the API server holds it."""
+    ray: RayService | None = None
+    pods: tuple[Pod, ...] = ()
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """RayCluster of each pod that one of the service's controls, by the pod's name."""
+    events: tuple[Event, ...] = ()
+    live: Mapping[tuple[str, str], Live] = field(default_factory=dict)
+    """Objects by kind and name."""
+    followed: FollowedRun | None = None
+    lost: tuple[str, str] | None = None
+    """Reason and sentence: why there is no run to follow (any more)."""
+    control: Control | None = None
+    control_error: str = ""
+    key: bytes = field(default=b"", repr=False)
+    kuberay: bool = True
+    """Whether the cluster knows RayService."""
+    refusal: str = ""
+    """What the API server said when an object of the service could not be written."""
+    log_tail: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the service."""
+        found: Mapping[str, Any] = self.service["metadata"]
+        return found
+
+    @property
+    def generation(self) -> int:
+        """Generation of the service's spec."""
+        return int(self.metadata.get("generation") or 0)
+
+    @property
+    def deleted(self) -> datetime | None:
+        """When somebody deleted the service."""
+        return parse_time(self.metadata.get("deletionTimestamp"))
+
+    def pods_of(self, cluster: str) -> tuple[Pod, ...]:
+        """Pods of a RayCluster that are there."""
+        return tuple(pod for pod in self.pods if not pod.gone and self.clusters.get(pod.name) == cluster)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a service's control is asked for."""
+
+    path: str
+    """evaluate or probe."""
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ServiceDecision:
+    """What to do now. Done in the order of the fields, the status after the notes."""
+
+    status: ServiceStatus
+    create: tuple[Manifest, ...] = ()
+    apply: tuple[Manifest, ...] = ()
+    delete: tuple[Target, ...] = ()
+    notes: tuple[Note, ...] = ()
+    wish: Wish | None = None
+    requeue: float = field(kw_only=True)

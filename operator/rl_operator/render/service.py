@@ -1,0 +1,209 @@
+"""Everything a policy service needs in the cluster: RayService, Secret, NetworkPolicy, budget."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Final
+
+from rl_api.service_status import FollowedRun, PolicyVersion
+from rl_operator.model.names import (
+    HEAD,
+    RAY_PORTS,
+    REPLICA,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    Manifest,
+    service_labels,
+)
+from rl_operator.model.tokens import CONTROL, RAY, derive_token
+from rl_operator.plan.roles import Role
+from rl_operator.plan.service import EffectiveService
+from rl_operator.render.config import RAY_TOKEN_KEY, TOKEN_KEY
+from rl_operator.render.network import isolated, pods_of, port
+from rl_operator.render.objects import hashed
+from rl_operator.render.pods import NO_DEVICES, TOKEN_FOLDER, restricted_pod
+from rl_operator.render.raycluster import start_params
+from rl_operator.render.secrets import add_secrets
+from rl_operator.render.service_config import (
+    KEYS_FOLDER,
+    POLICIES_FOLDER,
+    PROBE_FOLDER,
+    SERVE_PORT,
+    serve_config,
+)
+
+POLICY_ANNOTATION: Final = "rltrain.dev/policy"
+"""Of the head's pods with strategy newCluster: the version, so that another one takes another Ray cluster."""
+
+_METRICS_PORT: Final = 8080
+"""Where each Ray node shows metrics, those of the copies among them."""
+
+_OLD_CLUSTER_SECONDS: Final = 40
+"""How long a cluster that has lost the traffic stays beyond the longest answer: clients keep a connection to it for half
+of that (`rl_serve.proxy`)."""
+
+
+def service_objects(service: EffectiveService) -> list[Manifest]:
+    """What follows the service as it changes, but for its RayService."""
+    return [hashed(_network_policy(service)), hashed(_disruption_budget(service))]
+
+
+def service_secret(service: EffectiveService, key: bytes) -> Manifest:
+    """The tokens of a service, derived from the operator's key."""
+    tokens = {
+        TOKEN_KEY: derive_token(key, service.uid, 0, CONTROL),
+        RAY_TOKEN_KEY: derive_token(key, service.uid, 0, RAY),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": service.metadata(service.secret),
+        "immutable": True,
+        "type": "Opaque",
+        "data": {part: base64.b64encode(token.encode()).decode() for part, token in tokens.items()},
+    }
+
+
+def ray_service(
+    service: EffectiveService, followed: FollowedRun | None, policy: PolicyVersion | None
+) -> Manifest:
+    """The RayService that serves `policy`; None: there is none yet, and requests are told so."""
+    head, replica = service.role(HEAD), service.role(REPLICA)
+    template = _pod(service, head, followed)
+    if service.spec.promotion.strategy == "newCluster" and policy is not None:
+        template["metadata"]["annotations"] = {POLICY_ANNOTATION: policy.version}
+    return hashed(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayService",
+            "metadata": service.metadata(service.name),
+            "spec": {
+                "rayClusterDeletionDelaySeconds": _OLD_CLUSTER_SECONDS
+                + math.ceil(service.spec.limits.timeout.seconds),
+                "upgradeStrategy": {"type": "NewCluster"},
+                "serveConfigV2": serve_config(service, followed, policy),
+                "rayClusterConfig": {
+                    "rayVersion": service.settings.ray_version,
+                    "authOptions": {"mode": "token", "secretName": service.secret},
+                    "headGroupSpec": {
+                        # It hands out none of its cores: what answers requests runs beside the policy.
+                        "rayStartParams": start_params(HEAD, 0, 0),
+                        "template": template,
+                    },
+                    "workerGroupSpecs": [
+                        {
+                            "groupName": REPLICA,
+                            "replicas": replica.replicas,
+                            "minReplicas": replica.replicas,
+                            "maxReplicas": replica.replicas,
+                            "rayStartParams": start_params(REPLICA, replica.ray_cpus, replica.accelerators),
+                            "template": _pod(service, replica, followed),
+                        }
+                    ],
+                },
+            },
+        }
+    )
+
+
+def _pod(service: EffectiveService, role: Role, followed: FollowedRun | None) -> Manifest:
+    spec, container = restricted_pod(role, service.image_pull_policy, _environment(service, role))
+    ports = {"serve": SERVE_PORT, "metrics": _METRICS_PORT} | (RAY_PORTS if role.name == HEAD else {})
+    container["ports"] = [{"name": name, "containerPort": number} for name, number in ports.items()]
+    if role.name == HEAD:
+        add_secrets(service.spec.secrets, spec, container)
+        _add_folder(spec, container, "token", TOKEN_FOLDER, _secret(service.secret, TOKEN_KEY))
+        _add_policies(spec, container, followed)
+        probe = service.spec.promotion.gate.probe
+        if probe is not None:
+            files = {
+                "configMap": {"name": probe.config_map, "items": [{"key": probe.key, "path": probe.key}]}
+            }
+            _add_folder(spec, container, "probe", PROBE_FOLDER, files)
+    else:
+        # Traffic comes to a pod that is ready: the proxy is there as long as a copy of the policy is.
+        container["readinessProbe"] |= {
+            "httpGet": {"path": "/-/healthz", "port": SERVE_PORT},
+            "failureThreshold": 2,
+        }
+    if service.spec.auth.secret is not None:
+        _add_folder(spec, container, "keys", KEYS_FOLDER, _secret(service.spec.auth.secret))
+    return {"metadata": {"labels": service_labels(service.name, role.name)}, "spec": spec}
+
+
+def _environment(service: EffectiveService, role: Role) -> list[Manifest]:
+    values = {
+        "RLTRAIN_SERVICE": service.name,
+        "RLTRAIN_SERVICE_UID": service.uid,
+        "RLTRAIN_NAMESPACE": service.namespace,
+        "RAY_AUTH_MODE": "token",
+        # A request of which nothing was answered goes to another copy when its own dies.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_serve.proxy:middlewares",
+        **({} if role.accelerators else NO_DEVICES),
+    }
+    secret = {"secretKeyRef": {"name": service.secret, "key": RAY_TOKEN_KEY}}
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": secret},
+    ]
+
+
+def _secret(name: str, key: str | None = None) -> Manifest:
+    items = {"items": [{"key": key, "path": key}]} if key is not None else {}
+    return {"secret": {"secretName": name, "defaultMode": 0o440, **items}}
+
+
+def _add_folder(spec: Manifest, container: Manifest, name: str, path: str, source: Manifest) -> None:
+    container["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": True})
+    spec["volumes"].append({"name": name, **source})
+
+
+def _add_policies(spec: Manifest, container: Manifest, followed: FollowedRun | None) -> None:
+    """The followed run's own folder, and none of another run that shares the claim. The head writes its pin there."""
+    if followed is None or followed.claim is None:
+        return
+    mount = {
+        "name": "policies",
+        "mountPath": f"{POLICIES_FOLDER}/{followed.folder}",
+        "subPath": followed.folder,
+    }
+    container["volumeMounts"].append(mount)
+    spec["volumes"].append(
+        {"name": "policies", "persistentVolumeClaim": {"claimName": followed.claim, "readOnly": False}}
+    )
+
+
+def _network_policy(service: EffectiveService) -> Manifest:
+    """Lets in the service's own pods, its clients, the operator, and KubeRay. Lets out to DNS, its own pods, and what the
+    profile allows."""
+    settings, own = service.settings, {"podSelector": {"matchLabels": {SERVICE_LABEL: service.name}}}
+    operator = pods_of(settings.namespace, settings.labels)
+    kuberay = pods_of(settings.kuberay_namespace, settings.kuberay_labels)
+    clients: list[Manifest] = [{"podSelector": {}}]
+    if service.spec.clients is not None:
+        selector = service.spec.clients.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        clients.append({"namespaceSelector": selector})
+    readers = [dict(peer) for peer in settings.metrics_from]
+    return isolated(
+        service.metadata(service.object_name),
+        own,
+        [
+            {"from": [*clients, operator], "ports": [port(SERVE_PORT)]},
+            {"from": [kuberay], "ports": [port(RAY_PORTS["dashboard"]), port(SERVE_PORT)]},
+            *([{"from": readers, "ports": [port(_METRICS_PORT)]}] if readers else ()),
+        ],
+        settings,
+        service.profile,
+    )
+
+
+def _disruption_budget(service: EffectiveService) -> Manifest:
+    """Keeps the head: without it all copies begin anew. Copies may go one after another; others take over."""
+    labels = {SERVICE_LABEL: service.name, ROLE_LABEL: HEAD}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": service.metadata(service.object_name),
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
+    }

@@ -1,0 +1,314 @@
+"""The loop of policy services: look, decide, act. It shares the watches of runs, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rl_api.base import API_VERSION
+from rl_api.service_status import ReplicasStatus
+from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.service import known_service_status, reconcile_service
+from rl_operator.drivers.client import DriverError, Drivers
+from rl_operator.drivers.control import ask_control, tell_control
+from rl_operator.kube.apply import bring
+from rl_operator.kube.cache import place_of
+from rl_operator.kube.own import NameTaken, create_owned, delete_owned, every, refusal_of, write_event
+from rl_operator.kube.services import ServiceStore
+from rl_operator.kube.wire import ApiError
+from rl_operator.model.names import HEAD, SERVICE_KIND, Key, Manifest
+from rl_operator.model.seen import Pod
+from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
+from rl_operator.model.settings import Settings
+from rl_operator.model.tokens import CONTROL, derive_token
+from rl_operator.plan.service import EffectiveService, ServicePlan, follow, plan_service
+from rl_operator.render.event import event_of
+from rl_operator.render.service_config import CONTROL_PREFIX, SERVE_PORT
+from rl_operator.runtime.cluster import Cluster
+from rl_operator.runtime.failing import back_off, say_failed
+from rl_operator.runtime.memory import Memory
+from rl_operator.runtime.metrics import Metrics, Service
+from rl_operator.runtime.work_queue import WorkQueue
+
+LOG = logging.getLogger("rl_operator")
+
+_RECONCILE_SECONDS: Final = 60.0
+_BEARABLE: Final = 2
+"""So many requests to a control may fail in a row before anybody is told."""
+
+
+@dataclass
+class _Memory:
+    """What is known of a service besides what the API server holds. Losing it costs a few requests, nothing else."""
+
+    uid: str
+    control: Control | None = None
+    silent: int = 0
+    control_error: str = ""
+    refusal: str = ""
+    failures: int = 0
+    fault: str = ""
+    logs: dict[tuple[str, int], str] = field(default_factory=dict)
+    run: Memory = field(default_factory=lambda: Memory(""))
+    """The plan of the followed run, which is made anew only when it has changed."""
+
+
+class Services:
+    """Keeps all policy services going."""
+
+    def __init__(self, cluster: Cluster, drivers: Drivers, settings: Settings, metrics: Metrics) -> None:
+        """Prepare; `run` begins.
+
+        Args:
+            cluster: where runs and profiles are, and the API server.
+            drivers: carries requests to the services' controls.
+            settings: of the operator.
+            metrics: what is counted.
+        """
+        self.cluster, self.drivers, self.settings, self.metrics = cluster, drivers, settings, metrics
+        self.api, self.store = cluster.api, ServiceStore()
+        self.queue = WorkQueue()
+        self._memory: dict[Key, _Memory] = {}
+
+    # -- what is seen --------------------------------------------------------------------------------------------
+
+    def seen(self, change: str, document: Manifest) -> None:
+        """A watch saw an object of services: it is there, or was DELETED."""
+        if change == "DELETED":
+            uid = str(document["metadata"].get("uid", ""))
+            self._wake(self.store.drop(document["kind"], place_of(document), uid))
+        else:
+            self._wake(self.store.put(document))
+
+    def listed(self, kind: str, namespace: str | None, there: Collection[str] | None, version: int) -> None:
+        """A watch has listed everything of a kind."""
+        self._wake(self.store.listed(kind, namespace, there, version))
+
+    def run_changed(self, key: Key) -> None:
+        """A run has changed, or is gone."""
+        self._wake(self.store.following(key))
+
+    def profiles_changed(self) -> None:
+        """A profile has changed."""
+        self._wake(self.store.services())
+
+    def shown(self) -> dict[Key, Service]:
+        """What metrics say of each service."""
+        found = {}
+        for key in self.store.services():
+            status = known_service_status(self.store.service(key) or {})
+            copies = status.replicas or ReplicasStatus()
+            found[key] = Service(status.phase or "Pending", copies.ready, copies.desired)
+        return found
+
+    def _wake(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.queue.add(key)
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        """Work on one service after the other, until cancelled."""
+        while True:
+            key = await self.queue.get()
+            try:
+                await self.attend(key)
+            finally:
+                self.queue.done(key)
+
+    async def attend(self, key: Key) -> None:
+        """Reconcile one service; what goes wrong is counted and said, and it is tried again later."""
+        try:
+            async with asyncio.timeout(_RECONCILE_SECONDS):
+                await self.reconcile(key)
+            if (memory := self._memory.get(key)) is not None:
+                memory.failures, memory.fault = 0, ""
+        except (ApiError, NameTaken, TimeoutError) as error:
+            reason = error.reason if isinstance(error, ApiError) else type(error).__name__
+            self._failed(key, reason, str(error) or f"no end after {_RECONCILE_SECONDS:g} s")
+        except Exception as error:  # a fault of ours, or an object that nobody thought of: others go on
+            memory = self._memory.setdefault(key, _Memory(""))
+            why = one_line(f"unexpected {type(error).__name__}: {error}", 300)
+            if memory.fault != why:
+                LOG.error("a reconcile of a service failed", exc_info=error, extra=_about(key))
+            memory.fault = why
+            self._failed(key, "Unexpected", why)
+
+    def _failed(self, key: Key, reason: str, sentence: str) -> None:
+        self.metrics.errors.labels(reason).inc()
+        memory = self._memory.setdefault(key, _Memory(""))
+        memory.failures += 1
+        wait = back_off(memory.failures)
+        say_failed(reason, sentence, wait, _about(key))
+        self.queue.add_after(key, wait)
+
+    async def reconcile(self, key: Key) -> None:
+        """Look at one service, decide, act.
+
+        Raises:
+            ApiError: the API server did not do its part.
+            NameTaken: an object's name is used by somebody else.
+        """
+        service = self.store.service(key)
+        if service is None:
+            self._memory.pop(key, None)
+            self.queue.forget(key)
+            return
+        uid = str(service["metadata"].get("uid", ""))
+        memory = self._memory.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memory[key] = _Memory(uid)
+        labels = await self.cluster.labels(key[0])
+        planned = plan_service(service, self.cluster.store.profiles(), self.settings, labels)
+        world = await self._observe(key, service, planned, labels, memory)
+        try:
+            await self._act(key, world, planned, memory)
+        except (ApiError, NameTaken) as error:
+            # The API server does not take an object: the status says so, which is what people look at.
+            if why := refusal_of(error):
+                await self._tell(world, reconcile_service(replace(world, refusal=why), _now(), planned))
+            raise
+
+    async def _act(self, key: Key, world: ServiceWorld, planned: ServicePlan, memory: _Memory) -> None:
+        decision = reconcile_service(world, _now(), planned)
+        if decision.wish is not None and world.ray is not None:
+            await self._bring(key, world, decision, memory)
+        for manifest in decision.create:
+            made = await create_owned(self.api, manifest, memory.uid, "service")
+            if made is not None and manifest["kind"] != "Secret":
+                self.store.put({**made, "kind": manifest["kind"]})
+        for manifest in decision.apply:
+            live = world.live[manifest["kind"], manifest["metadata"]["name"]]
+            self.store.put({**await bring(self.api, manifest, live.uid), "kind": manifest["kind"]})
+        for target in decision.delete:
+            await delete_owned(self.api, target, key[0], memory.uid)
+        await self._tell(world, decision)
+        self.queue.add_after(key, decision.requeue)
+
+    async def _tell(self, world: ServiceWorld, decision: ServiceDecision) -> None:
+        """Write events and status. Events come first: what is there already is not written twice."""
+        metadata, now = world.metadata, datetime.now(UTC)
+        notes = decision.notes
+        await every([write_event(self.api, event_of(metadata, note, 0, now, SERVICE_KIND)) for note in notes])
+        old = known_service_status(world.service)
+        if old == decision.status and world.service.get("status"):
+            return
+        manifest: Manifest = {
+            "apiVersion": API_VERSION,
+            "kind": SERVICE_KIND,
+            "metadata": {name: metadata[name] for name in ("name", "namespace", "uid", "resourceVersion")},
+            "status": decision.status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+        try:
+            made = await self.api.apply(manifest, "status")
+        except ApiError as error:
+            if error.missing:  # it is gone: nobody needs to be told any more
+                return
+            raise
+        self.store.put({**made, "kind": SERVICE_KIND})
+        for note in notes:
+            LOG.info("%s: %s", note.reason, note.message, extra=_about(place_of(world.service)))
+        for one in decision.status.promotions:
+            if one not in old.promotions:
+                name = {"rolledBack": "rolled_back"}.get(one.result, one.result)
+                self.metrics.promotions.labels(metadata["namespace"], metadata["name"], name).inc()
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    async def _observe(
+        self,
+        key: Key,
+        service: Manifest,
+        planned: ServicePlan,
+        labels: dict[str, str] | None,
+        memory: _Memory,
+    ) -> ServiceWorld:
+        ray = self.store.ray(key, memory.uid)
+        pods = list(self.store.pods(key, ray.uid)) if ray is not None else []
+        world = ServiceWorld(
+            service=service,
+            ray=ray,
+            pods=tuple(pod for pod, _ in pods),
+            clusters={pod.name: cluster for pod, cluster in pods},
+            live=dict(self.store.live(key, memory.uid)),
+            key=self.cluster.key,
+            kuberay=self.store.serves("RayService"),
+            followed=known_service_status(service).followed,
+        )
+        if not isinstance(planned, EffectiveService):
+            return world
+        if (name := planned.spec.source.run) is not None:
+            run = self.cluster.store.run((key[0], name))
+            memory.run.labels = labels
+            carried = self.cluster.plan(run, memory.run) if run is not None else None
+            followed, lost = follow(name, run, carried, world.followed)
+            why = (lost.reason, lost.message) if lost is not None else None
+            world = replace(world, followed=followed, lost=why)
+        if ray is None:
+            return world
+        await self._ask(key, ray, world, planned, memory)
+        if not ray.ready or any(not pod.ready for pod in world.pods):
+            names = {pod.name for pod in world.pods} | {ray.name, ray.active, ray.pending}
+            events = await self.cluster.events(key[0], "type=Warning")
+            tails = await self.cluster.crash_logs(key[0], world.pods, memory.logs)
+            world = replace(world, events=tuple(one for one in events if one.name in names), log_tail=tails)
+        return replace(world, control=memory.control, control_error=memory.control_error)
+
+    async def _ask(
+        self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
+    ) -> None:
+        """What the control of the cluster with the traffic says."""
+        cluster = ray.active or ray.pending
+        if memory.control is not None and memory.control.cluster != cluster:
+            memory.control = None
+        head = head_of(world, cluster)
+        if head is None:
+            memory.control = None
+            return
+        token = derive_token(self.cluster.key, memory.uid, 0, CONTROL)
+        run = planned.spec.source.run
+        try:
+            memory.control = await ask_control(
+                self.drivers, self._url(key, head), token, cluster, run, _now()
+            )
+        except DriverError as error:
+            # Before KubeRay calls it ready, it is starting: that is no news.
+            memory.silent = memory.silent + 1 if ray.ready else 0
+            if memory.silent > _BEARABLE:
+                memory.control, memory.control_error = None, str(error)
+        else:
+            memory.silent, memory.control_error = 0, ""
+
+    async def _bring(self, key: Key, world: ServiceWorld, decision: ServiceDecision, memory: _Memory) -> None:
+        """Bring a wish to the control. Where it fails it is decided upon again."""
+        head = head_of(world, memory.control.cluster) if memory.control is not None else None
+        if head is None or decision.wish is None:
+            return
+        token = derive_token(self.cluster.key, memory.uid, 0, CONTROL)
+        try:
+            await tell_control(self.drivers, self._url(key, head), token, decision.wish)
+        except DriverError as error:
+            LOG.info(
+                "the control of a service does not take %r: %s", decision.wish.path, error, extra=_about(key)
+            )
+
+    def _url(self, key: Key, head: Pod) -> str:
+        return self.drivers.url(key, head.ip, SERVE_PORT) + CONTROL_PREFIX
+
+
+def head_of(world: ServiceWorld, cluster: str) -> Pod | None:
+    """The head of a RayCluster where it can be asked."""
+    heads = [pod for pod in world.pods_of(cluster) if pod.role == HEAD and pod.deleting is None and pod.ip]
+    return max(heads, key=lambda pod: (pod.ready, pod.name), default=None)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _about(key: Key) -> dict[str, Any]:
+    return {"namespace": key[0], "service": key[1]}

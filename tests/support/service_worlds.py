@@ -1,0 +1,159 @@
+"""Policy services for tests of the operator: a service, what its control says, and a world that does what is decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+
+from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
+from rl_operator.decide.service import reconcile_service
+from rl_operator.model.names import Manifest
+from rl_operator.model.parse import hash_of
+from rl_operator.model.seen import Live
+from rl_operator.model.service import (
+    Control,
+    Evaluation,
+    RayService,
+    Replica,
+    ServiceDecision,
+    ServiceWorld,
+    VersionFigures,
+)
+from rl_operator.model.settings import Settings
+from rl_operator.plan.service import EffectiveService, plan_service
+
+NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+FOLLOWED = FollowedRun(name="sums", uid="run-uid", claim="ckpt", folder="sums-run-uid")
+CLUSTER = "chat-abcde"
+
+
+def make_service(spec: dict[str, Any] | None = None, **more: Any) -> Manifest:
+    """An RLPolicyService as the API server holds it; `spec` replaces fields."""
+    metadata = {"name": "chat", "namespace": "team-a", "uid": "service-uid", "generation": 1}
+    whole = {"from": {"run": "sums"}, "auth": {"anonymous": True}, **(spec or {})}
+    return {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLPolicyService",
+        "metadata": metadata,
+        "spec": whole,
+        **more,
+    }
+
+
+def make_service_plan(spec: dict[str, Any] | None = None, *profiles: Manifest) -> EffectiveService:
+    """The service as it is carried out."""
+    found = plan_service(make_service(spec), profiles, Settings())
+    assert isinstance(found, EffectiveService), found
+    return found
+
+
+def checkpoint(step: int) -> PolicyVersion:
+    """A checkpoint of the followed run."""
+    digest = f"{step:064x}"
+    return PolicyVersion(
+        version=f"sums-step-{step}-{digest[:8]}",
+        step=step,
+        digest=digest,
+        source=f"/var/lib/rltrain/sums-run-uid/run/checkpoints/step-{step:08}",
+        run="sums",
+    )
+
+
+class ServiceStory:
+    """A service from its birth on: what is decided is done at once, and its copies serve what they are told to."""
+
+    def __init__(self, spec: dict[str, Any] | None = None, **world: Any) -> None:
+        self.spec, self.now = spec or {}, NOW
+        self.status: ServiceStatus = ServiceStatus()
+        self.world = ServiceWorld(make_service(spec), **({"followed": FOLLOWED, "key": b"key"} | world))
+        self.checkpoints: list[PolicyVersion] = []
+        self.evaluations: dict[str, Evaluation] = {}
+        self.figures: dict[str, VersionFigures] = {}
+        self.obeys = True
+        """Whether copies load what they are told to."""
+        self.error = ""
+        self.decisions: list[ServiceDecision] = []
+
+    @property
+    def last(self) -> ServiceDecision:
+        """What was decided last."""
+        return self.decisions[-1]
+
+    @property
+    def told(self) -> str:
+        """Version that copies are told to serve; empty: none."""
+        policy = self._config().get("policy") or {}
+        return str(policy.get("version") or "")
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons of all events so far."""
+        return [note.reason for decision in self.decisions for note in decision.notes]
+
+    def condition(self, kind: str) -> tuple[str, str, str]:
+        """Status, reason and message of a condition."""
+        found = next(one for one in self.status.conditions if one.type == kind)
+        return found.status, found.reason, found.message
+
+    def look(self, seconds: float = 2.0, **world: Any) -> ServiceDecision:
+        """One look, so many seconds later."""
+        self.now += timedelta(seconds=seconds)
+        self.world = replace(self.world, **world)
+        seen = replace(
+            self.world,
+            service=make_service(
+                self.spec, status=self.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            ),
+            control=self._control(),
+        )
+        decision = reconcile_service(seen, self.now, plan_service(seen.service, [], Settings()))
+        self.decisions.append(decision)
+        self.status = decision.status
+        live = dict(self.world.live)
+        for manifest in (*decision.create, *decision.apply):
+            name = manifest["metadata"]["name"]
+            if manifest["kind"] != "Secret":
+                live[manifest["kind"], name] = Live(f"uid-of-{name}", hash_of(manifest), manifest["spec"])
+        self.world = replace(self.world, live=live)
+        if ("RayService", "chat") in live and self.world.ray is None:
+            ray = RayService("chat", "ray-uid", live["RayService", "chat"], active=CLUSTER, ready=True)
+            self.world = replace(self.world, ray=ray)
+        return decision
+
+    def looks(self, count: int, seconds: float = 2.0) -> None:
+        """Several looks."""
+        for _ in range(count):
+            self.look(seconds)
+
+    def served(self, step: int) -> None:
+        """A checkpoint is there, passes the gate, and is served."""
+        self.checkpoints = [checkpoint(step), *self.checkpoints]
+        self.evaluations[checkpoint(step).digest] = Evaluation("passed", "it is good enough")
+        self.looks(6)
+        assert self.status.serving is not None
+        assert self.status.serving.step == step
+
+    def _config(self) -> dict[str, Any]:
+        live = self.world.live.get(("RayService", "chat"))
+        if live is None:
+            return {}
+        applications = yaml.safe_load(live.spec["serveConfigV2"])["applications"]
+        found: dict[str, Any] = applications[1]["deployments"][0]["user_config"]
+        return found
+
+    def _control(self) -> Control | None:
+        if self.world.ray is None:
+            return None
+        before = self.status.serving.version if self.status.serving is not None else ""
+        version = self.told if self.obeys else before
+        return Control(
+            self.now,
+            CLUSTER,
+            replicas=(Replica("one", version, error=self.error if not self.obeys else ""),),
+            versions=self.figures,
+            checkpoints=tuple(self.checkpoints),
+            evaluations=self.evaluations,
+        )

@@ -1,0 +1,299 @@
+"""Which policy a service serves: candidates, the gate, the roll-out and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from service_worlds import ServiceStory, checkpoint
+
+from rl_api.service import RLPolicyService, ServiceSpec
+from rl_api.service_status import Baseline, PolicyVersion, ServiceStatus, Serving
+from rl_operator.decide.promotion import EVALUATION, ROLL_OUT, choose, worse
+from rl_operator.model.service import Evaluation, VersionFigures
+
+PROBE = {
+    "gate": {"probe": {"configMap": "probe", "maxDrop": 0.1}},
+    "rollback": {"window": "60s", "minRequests": 10},
+}
+
+
+def spec_of(**promotion: Any) -> ServiceSpec:
+    document = {
+        "metadata": {"name": "chat"},
+        "spec": {"from": {"run": "sums"}, "auth": {"anonymous": True}, "promotion": promotion},
+    }
+    return RLPolicyService.model_validate(document).spec
+
+
+def test_nothing_is_served_before_there_is_a_checkpoint() -> None:
+    story = ServiceStory()
+    story.looks(3)
+    assert [one["kind"] for one in story.decisions[0].create] == [
+        "Secret",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "RayService",
+    ]
+    assert story.told == ""
+    assert story.condition("SourceFound")[1] == "NoCheckpoint"
+    assert story.condition("Serving")[:2] == ("False", "Starting")
+    assert story.status.phase == "Starting"
+
+
+def test_the_first_checkpoint_is_measured_and_then_served() -> None:
+    story = ServiceStory()
+    story.looks(2)
+    story.checkpoints = [checkpoint(20), checkpoint(10)]
+    decision = story.look()
+    assert story.status.candidate is not None
+    assert (story.status.candidate.step, story.status.candidate.state) == (20, "Evaluating")
+    assert decision.wish is not None
+    assert decision.wish.path == "evaluate"
+    assert decision.wish.body["serving"] is None
+    assert set(decision.wish.body["gate"]) == {"heldOut", "latency", "agreement"}
+    assert story.told == ""
+    story.evaluations[checkpoint(20).digest] = Evaluation("running", "prompt 3 of 128")
+    assert story.look().wish is None
+    assert story.condition("Promoting")[2].endswith("prompt 3 of 128")
+    story.evaluations[checkpoint(20).digest] = Evaluation("passed", "held-out score 0.5")
+    story.looks(3)
+    assert story.told == checkpoint(20).version
+    assert story.status.serving is not None
+    assert story.status.serving.version == checkpoint(20).version
+    assert story.status.candidate is None  # there is nothing to compare it with
+    assert [one.result for one in story.status.promotions] == ["promoted"]
+    assert story.condition("Serving")[0] == "True"
+    assert story.status.phase == "Serving"
+    assert [one.percent for one in story.status.traffic] == [100]
+
+
+def test_better_ones_follow_and_older_ones_do_not() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "10s"}}})
+    story.served(20)
+    story.looks(2)
+    assert story.status.candidate is None  # step 10 would be a step back
+    story.served(30)
+    story.served(40)
+    assert [one.step for one in story.status.promotions] == [20, 30, 40]
+    assert story.reasons.count("Promoted") == 3
+
+
+def test_what_fails_the_gate_is_never_tried_again() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "0s"}}})
+    story.served(20)
+    story.checkpoints.insert(0, checkpoint(30))
+    story.evaluations[checkpoint(30).digest] = Evaluation("failed", "probe: 0.10, allowed: at least 0.85")
+    story.looks(4)
+    assert story.told == checkpoint(20).version
+    assert story.status.refused == [checkpoint(30).digest]
+    assert story.condition("Promoting")[:2] == ("False", "Refused")
+    assert "0.10, allowed: at least 0.85" in story.condition("Promoting")[2]
+    assert story.reasons.count("Refused") == 1
+    del story.evaluations[checkpoint(30).digest]  # the control has begun anew, and has forgotten
+    story.looks(4)
+    assert story.reasons.count("Refused") == 1
+    story.served(40)
+
+
+@pytest.mark.parametrize("state", ["error", "failed"])
+def test_what_cannot_be_measured_does_not_pass(state: str) -> None:
+    story = ServiceStory()
+    story.looks(2)
+    story.checkpoints = [checkpoint(20)]
+    story.evaluations[checkpoint(20).digest] = Evaluation(state, "")
+    story.looks(3)
+    assert story.status.serving is None
+    assert story.status.promotions[-1].result == "refused"
+    assert story.status.promotions[-1].message
+
+
+def test_a_measurement_has_a_deadline() -> None:
+    story = ServiceStory()
+    story.looks(2)
+    story.checkpoints = [checkpoint(20)]
+    story.look()
+    story.look(EVALUATION.total_seconds() + 1)
+    assert story.status.promotions[-1].message == "it was not measured within 30 minutes"
+
+
+def test_a_gate_of_nothing_lets_everything_through() -> None:
+    story = ServiceStory({"promotion": {"gate": {}}})
+    story.looks(2)
+    story.checkpoints = [checkpoint(20)]
+    story.looks(3)
+    assert story.told == checkpoint(20).version
+    assert not any(decision.wish for decision in story.decisions)
+
+
+def test_a_copy_that_cannot_load_it_takes_it_back() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.obeys, story.error = False, "model.safetensors does not match its checksum"
+    story.checkpoints.insert(0, checkpoint(30))
+    story.evaluations[checkpoint(30).digest] = Evaluation("passed", "good")
+    story.looks(8)
+    assert story.told == checkpoint(20).version
+    assert story.status.serving is not None
+    assert story.status.serving.step == 20
+    assert story.status.promotions[-1].result == "refused"
+    assert "does not match its checksum" in story.status.promotions[-1].message
+    assert story.status.refused == [checkpoint(30).digest]
+
+
+def test_a_roll_out_has_a_deadline() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.obeys = False
+    story.checkpoints.insert(0, checkpoint(30))
+    story.evaluations[checkpoint(30).digest] = Evaluation("passed", "good")
+    story.looks(3)
+    story.look(ROLL_OUT.total_seconds() + 1)
+    story.looks(2)
+    assert story.status.promotions[-1].message == "copies did not load it within 15 minutes"
+    assert story.told == checkpoint(20).version
+
+
+def watched(story: ServiceStory, step: int = 30) -> str:
+    """The story with another policy that is being watched; its version."""
+    story.checkpoints.insert(0, checkpoint(step))
+    story.evaluations[checkpoint(step).digest] = Evaluation("passed", "good")
+    story.looks(4)
+    assert story.status.candidate is not None
+    assert story.status.candidate.state == "Watching"
+    return checkpoint(step).version
+
+
+def test_errors_take_it_back_and_say_so() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "60s", "minRequests": 10}}})
+    story.served(20)
+    story.figures[checkpoint(20).version] = VersionFigures(requests=1000, errors=10, token_seconds=0.01)
+    version = watched(story)
+    story.figures[version] = VersionFigures(requests=9, errors=9)
+    story.look()
+    assert story.told == version  # too few to know
+    story.figures[version] = VersionFigures(requests=100, errors=4, token_seconds=0.02)
+    story.looks(3)
+    assert story.told == checkpoint(20).version
+    assert story.status.serving is not None
+    assert story.status.serving.step == 20
+    last = story.status.promotions[-1]
+    assert (last.result, last.message) == (
+        "rolledBack",
+        "4 of 100 requests failed (4.0%), allowed: at most 3.0%",
+    )
+    assert story.reasons[-2:] == ["RollingBack", "RolledBack"]
+    assert checkpoint(30).digest in story.status.refused
+    story.looks(5)
+    assert story.status.candidate is None
+
+
+def test_after_the_window_it_stays() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "20s"}}})
+    story.served(20)
+    version = watched(story)
+    story.looks(12)
+    assert story.status.candidate is None
+    story.figures[version] = VersionFigures(requests=100, errors=100)
+    story.looks(3)
+    assert story.told == version
+
+
+def test_the_probe_is_asked_again_where_the_traffic_is() -> None:
+    story = ServiceStory({"promotion": PROBE})
+    story.checkpoints = [checkpoint(20)]
+    story.evaluations[checkpoint(20).digest] = Evaluation("passed", "good")
+    story.looks(5)
+    assert story.last.wish is not None
+    assert (story.last.wish.path, story.last.wish.body) == ("probe", {"version": checkpoint(20).version})
+    story.figures[checkpoint(20).version] = VersionFigures(probe=0.9)
+    story.looks(40)
+    assert story.status.candidate is None
+    assert story.status.serving is not None
+    assert story.status.serving.probe == 0.9
+    del story.figures[checkpoint(20).version]  # nobody asked for a while: what is known of it stays
+    version = watched(story)
+    story.figures[version] = VersionFigures(probe=0.7)
+    story.looks(3)
+    assert story.told == checkpoint(20).version
+    assert story.status.promotions[-1].message == (
+        "it scores 0.700 in the probe, allowed: at most 0.1 less than the one before, 0.900"
+    )
+
+
+def test_another_cluster_has_nothing_to_say() -> None:
+    story = ServiceStory()
+    story.served(20)
+    assert story.world.ray is not None
+    story.world = replace(story.world, ray=replace(story.world.ray, active="another"))
+    story.checkpoints.insert(0, checkpoint(30))
+    story.looks(2)
+    assert story.status.candidate is None
+
+
+@pytest.mark.parametrize(
+    ("promotion", "serving", "refused", "expected"),
+    [
+        ({}, None, (), 30),
+        ({}, None, (30,), 20),
+        ({}, 20, (), 30),
+        ({}, 30, (), None),
+        ({}, 20, (30,), None),
+        ({"mode": "manual"}, None, (), 30),
+        ({"mode": "manual"}, 20, (), None),
+        ({"mode": "manual", "step": 10}, 30, (), 10),
+        ({"mode": "manual", "step": 30}, 30, (), None),
+        ({"mode": "manual", "step": 10}, 30, (10,), None),
+        ({"mode": "manual", "step": 15}, 30, (), None),
+    ],
+)
+def test_who_is_next(
+    promotion: dict[str, Any], serving: int | None, refused: tuple[int, ...], expected: int | None
+) -> None:
+    known = Serving(**dict(checkpoint(serving))) if serving is not None else None
+    status = ServiceStatus(serving=known, refused=[checkpoint(step).digest for step in refused])
+    found = choose(spec_of(**promotion), status, [checkpoint(step) for step in (30, 20, 10)])
+    assert (found.step if found is not None else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("baseline", "figures", "words"),
+    [
+        (None, VersionFigures(), ""),
+        (
+            None,
+            VersionFigures(requests=10, errors=1),
+            "1 of 10 requests failed (10.0%), allowed: at most 2.0%",
+        ),
+        (Baseline(requests=10, errors=1), VersionFigures(requests=10, errors=1), ""),
+        (
+            Baseline(token_seconds=0.01),
+            VersionFigures(requests=10, token_seconds=0.0301),
+            "its time per token is 30.1 ms",
+        ),
+        (Baseline(token_seconds=0.01), VersionFigures(requests=9, token_seconds=1.0), ""),
+        (Baseline(), VersionFigures(requests=10, token_seconds=1.0), ""),
+        (Baseline(probe=0.5), VersionFigures(probe=0.41), ""),
+        (Baseline(probe=0.5), VersionFigures(probe=0.39), "it scores 0.390 in the probe"),
+        (None, VersionFigures(probe=0.0), ""),
+    ],
+)
+def test_what_is_worse(baseline: Baseline | None, figures: VersionFigures, words: str) -> None:
+    found = worse(spec_of(**PROBE), baseline, figures)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+
+
+def test_a_fixed_policy_is_promoted_once() -> None:
+    story = ServiceStory({"from": {"checkpoint": "s3://policies/chat"}}, followed=None)
+    story.looks(2)
+    fixed = PolicyVersion(version="policy-00000000", step=0, digest="0" * 64, source="s3://policies/chat")
+    story.checkpoints = [fixed]
+    story.look()
+    assert story.last.wish is not None
+    assert set(story.last.wish.body["gate"]) == {"latency", "agreement"}  # no run, no held-out prompts
+    story.evaluations[fixed.digest] = Evaluation("passed", "good")
+    story.looks(4)
+    assert story.told == fixed.version
+    assert story.condition("SourceFound")[1] == "Fixed"

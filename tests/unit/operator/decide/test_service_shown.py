@@ -1,0 +1,164 @@
+"""What a service's status says: conditions, phase, replicas, and what keeps it from running."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from service_worlds import CLUSTER, NOW, ServiceStory, checkpoint, make_service
+
+from rl_operator.decide.service import reconcile_service
+from rl_operator.model.seen import Container, Pod
+from rl_operator.model.service import RayService, ServiceWorld
+from rl_operator.model.settings import Settings
+from rl_operator.plan.service import plan_service
+
+
+def pod(role: str, **more: Any) -> Pod:
+    return Pod(name=f"{CLUSTER}-{role}", uid=f"uid-{role}", role=role, attempt=0, owner="cluster-uid", **more)
+
+
+@pytest.mark.parametrize("spec", [None, "text", [], 5, {}, {"from": {}}, {"from": {"run": 7}, "auth": None}])
+@pytest.mark.parametrize("status", [None, {}, {"serving": "none"}, {"conditions": [{"type": 1}]}])
+def test_no_object_makes_it_crash(spec: object, status: object) -> None:
+    service = make_service() | {"spec": spec, "status": status}
+    decision = reconcile_service(ServiceWorld(service), NOW, plan_service(service, [], Settings()))
+    found = next(one for one in decision.status.conditions if one.type == "Accepted")
+    assert (found.status, found.reason) == ("False", "InvalidSpec")
+    assert decision.create == ()
+
+
+def test_a_mistake_takes_nothing_down() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.spec = {"replicas": {"min": 0}}
+    decision = story.look()
+    assert (decision.create, decision.apply, decision.delete) == ((), (), ())
+    assert story.condition("Accepted")[:2] == ("False", "InvalidSpec")
+    assert story.status.phase == "Serving"
+    assert story.status.serving is not None
+
+
+@pytest.mark.parametrize("reason", ["RunMissing", "RunRefused", "NoStorage"])
+def test_without_a_source_no_pod_is_started(reason: str) -> None:
+    story = ServiceStory(followed=None, lost=(reason, "there is no run"))
+    decision = story.look()
+    assert decision.create == ()
+    assert story.condition("SourceFound") == ("False", reason, "there is no run")
+    assert story.status.phase == "Pending"
+    assert [note.reason for note in decision.notes] == [reason, "NoSource"]
+    assert story.look().notes == ()
+
+
+def test_a_deleted_run_is_said_and_its_policy_goes_on() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.looks(3, 60)
+    decision = story.look(lost=("RunDeleted", "run sums was deleted"))
+    assert story.condition("SourceFound")[:2] == ("False", "RunDeleted")
+    assert (decision.apply, decision.delete) == ((), ())
+    assert story.condition("Serving")[0] == "True"
+
+
+def test_without_kuberay_it_says_so() -> None:
+    story = ServiceStory(kuberay=False)
+    story.look()
+    assert story.condition("ClusterReady")[:2] == ("False", "KubeRayMissing")
+
+
+def test_a_deleted_service_is_left_to_the_garbage_collector() -> None:
+    service = make_service()
+    service["metadata"]["deletionTimestamp"] = "2026-11-01T12:00:00Z"
+    decision = reconcile_service(ServiceWorld(service), NOW, plan_service(service, [], Settings()))
+    assert (decision.create, decision.apply, decision.delete, decision.notes) == ((), (), (), ())
+
+
+def test_why_a_pod_does_not_run_is_why_the_service_does_not() -> None:
+    story = ServiceStory()
+    story.look()
+    waiting = Container("ray", image="nowhere/none:1", waiting="ImagePullBackOff")
+    pods = (pod("head", ready=True, phase="Running"), pod("replica", phase="Pending", containers=(waiting,)))
+    story.look(pods=pods, clusters={one.name: CLUSTER for one in pods})
+    status, reason, message = story.condition("ClusterReady")
+    assert (status, reason) == ("False", "ImagePullFailed")
+    assert message.startswith("replica: the image 'nowhere/none:1' cannot be pulled")
+    assert story.status.replicas is not None
+    assert story.status.replicas.reason == message
+
+
+def test_pods_of_an_older_cluster_say_nothing() -> None:
+    story = ServiceStory()
+    story.look()
+    waiting = Container("ray", image="nowhere/none:1", waiting="ImagePullBackOff")
+    story.look(pods=(pod("replica", containers=(waiting,)),), clusters={f"{CLUSTER}-replica": "older"})
+    assert story.condition("ClusterReady")[1] == "Ready"
+
+
+def test_what_serve_says_is_told() -> None:
+    story = ServiceStory()
+    story.look()
+    assert story.world.ray is not None
+    failed = replace(
+        story.world.ray, ready=False, problem="rltrain: no module", applications={"rltrain": "DEPLOY_FAILED"}
+    )
+    story.look(ray=failed)
+    assert story.condition("ClusterReady") == ("False", "ServeFailed", "Ray Serve: rltrain: no module")
+    assert story.status.phase == "Failed"
+
+
+def test_a_refusal_of_the_api_server_is_shown_and_nothing_is_tried() -> None:
+    story = ServiceStory(refusal="the API server refuses: exceeded quota: gpus")
+    decision = story.look()
+    assert decision.create == ()
+    assert story.condition("ClusterReady")[1] == "QuotaExceeded"
+
+
+def test_two_clusters_are_an_update() -> None:
+    story = ServiceStory()
+    story.served(20)
+    assert story.world.ray is not None
+    story.look(ray=replace(story.world.ray, pending="chat-new"))
+    assert story.status.phase == "Updating"
+
+
+def test_what_somebody_changed_is_put_right() -> None:
+    story = ServiceStory()
+    story.served(20)
+    live = dict(story.world.live)
+    changed = live["NetworkPolicy", "chat.service"]
+    live["NetworkPolicy", "chat.service"] = replace(changed, spec={**changed.spec, "ingress": []})
+    decision = story.look(live=live)
+    assert [one["kind"] for one in decision.apply] == ["NetworkPolicy"]
+
+
+def test_a_step_that_is_not_there_is_named() -> None:
+    story = ServiceStory({"promotion": {"mode": "manual", "step": 15}})
+    story.looks(2)
+    story.checkpoints = [checkpoint(20), checkpoint(10)]
+    story.look()
+    assert story.condition("Promoting") == (
+        "False",
+        "StepMissing",
+        "spec.promotion.step: found 15, allowed: a step with a checkpoint: 10, 20",
+    )
+
+
+def test_the_strategy_of_a_new_cluster_changes_the_head() -> None:
+    story = ServiceStory({"promotion": {"strategy": "newCluster"}})
+    story.served(20)
+    spec = story.world.live["RayService", "chat"].spec
+    annotations = spec["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"rltrain.dev/policy": checkpoint(20).version}
+
+
+def test_a_silent_control_is_no_service_that_is_down() -> None:
+    story = ServiceStory()
+    story.served(20)
+    ray = story.world.ray
+    service = make_service(status=story.status.model_dump(mode="json", by_alias=True, exclude_none=True))
+    world = replace(story.world, service=service, ray=ray, control=None, control_error="no connection")
+    decision = reconcile_service(world, story.now, plan_service(service, [], Settings()))
+    found = next(one for one in decision.status.conditions if one.type == "Serving")
+    assert (found.status, found.reason) == ("Unknown", "ControlSilent")
+    assert isinstance(ray, RayService)

@@ -1,0 +1,84 @@
+"""What a service's control says may be anything: nothing is believed that is not of the right kind and size."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rl_operator.drivers.control import read_control
+from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+DIGEST = "ab" * 32
+
+
+def read(**document: Any) -> Control:
+    return read_control(document, "chat-abcde", "sums", NOW)
+
+
+def test_what_is_said_is_read() -> None:
+    found = read(
+        replicas=[{"id": "r1", "version": "v1", "loading": None, "error": None}],
+        versions={
+            "v1": {
+                "requests": 10,
+                "errors": 1,
+                "tpot": {"p50": 0.1, "p95": 0.2},
+                "probe": {"score": 0.5, "n": 4},
+            }
+        },
+        checkpoints=[{"step": 20, "digest": DIGEST, "source": "/x/step-20"}],
+        problem="",
+        evaluations={DIGEST: {"state": "passed", "message": "good", "report": {"passed": True}}},
+    )
+    assert found.replicas == (Replica("r1", "v1"),)
+    assert found.versions == {"v1": VersionFigures(10, 1, 0.2, 0.5)}
+    assert [one.version for one in found.checkpoints] == ["sums-step-20-abababab"]
+    assert found.evaluations == {DIGEST: Evaluation("passed", "good")}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"replicas": "many", "versions": [], "checkpoints": {}, "evaluations": None, "problem": 7},
+        {
+            "replicas": [7, None, []],
+            "versions": {"v": 7},
+            "checkpoints": [None, "x"],
+            "evaluations": {"d": []},
+        },
+        {"versions": {"v": {"requests": -1, "errors": True, "tpot": {"p95": "fast"}, "probe": 3}}},
+        {"versions": {"v": {"requests": 1e400, "tpot": {"p95": float("nan")}, "probe": {"score": -1}}}},
+    ],
+)
+def test_nonsense_is_nothing(document: dict[str, Any]) -> None:
+    found = read(**document)
+    assert found.checkpoints == ()
+    assert all(one in (VersionFigures(),) for one in found.versions.values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "ab"},
+        {"digest": "AB" * 32},
+        {"digest": None},
+        {"source": ""},
+        {"source": "x" * 1025},
+        {"source": "a\x1b[31mb"},
+        {"source": None},
+    ],
+)
+def test_a_checkpoint_that_could_not_be_loaded_again_is_none(change: dict[str, Any]) -> None:
+    assert read(checkpoints=[{"step": 1, "digest": DIGEST, "source": "/x"} | change]).checkpoints == ()
+
+
+def test_there_are_never_too_many() -> None:
+    found = read(
+        replicas=[{"id": str(number)} for number in range(1000)],
+        versions={str(number): {} for number in range(1000)},
+        problem="x" * 10_000,
+    )
+    assert (len(found.replicas), len(found.versions), len(found.problem)) == (64, 64, 500)

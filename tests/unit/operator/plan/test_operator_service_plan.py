@@ -1,0 +1,156 @@
+"""A service as it is carried out: what its profile allows, and whom it follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from operator_worlds import make_profile, make_run
+from service_worlds import make_service, make_service_plan
+
+from rl_api.service_status import FollowedRun
+from rl_operator.model.settings import Settings
+from rl_operator.plan.effective import plan
+from rl_operator.plan.refused import Refused
+from rl_operator.plan.service import follow, plan_service
+
+POOLS = [
+    {"name": "h100", "acceleratorResource": "nvidia.com/gpu", "acceleratorsPerNode": 8},
+    {"name": "cpu"},
+]
+
+
+def refused(spec: dict[str, Any], **profile: Any) -> Refused:
+    given = make_profile(default=True, **({"pools": POOLS} | profile))
+    found = plan_service(make_service(spec), [given], Settings(), {"team": "a"})
+    assert isinstance(found, Refused)
+    return found
+
+
+def test_a_copy_has_a_gpu_where_there_are_some_and_the_head_has_none() -> None:
+    found = make_service_plan({"replicas": {"min": 2}}, make_profile(default=True, pools=POOLS))
+    head, replica = found.roles
+    assert (head.pool.name, head.accelerators) == ("cpu", 0)
+    assert (replica.pool.name, replica.accelerators, replica.replicas) == ("h100", 1, 2)
+    assert found.model == "chat"
+
+
+def test_what_the_head_needs_is_said() -> None:
+    found = make_service_plan({"head": {"resources": {"memory": "8Gi"}}})
+    assert found.role("head").memory == "8Gi"
+
+
+@pytest.mark.parametrize(
+    ("spec", "profile", "reason", "words"),
+    [
+        ({"pools": ["a100"]}, {}, "InvalidSpec", "spec.pools[0]: found 'a100', allowed: a pool of"),
+        ({"head": {"pools": ["a100"]}}, {}, "InvalidSpec", "spec.head.pools[0]: found 'a100'"),
+        (
+            {"resources": {"accelerators": 2}},
+            {},
+            "InvalidSpec",
+            "spec.resources.accelerators: found 2, allowed: 0 or 1",
+        ),
+        (
+            {"pools": ["cpu"], "resources": {"accelerators": 1}},
+            {},
+            "InvalidSpec",
+            "spec.resources.accelerators: found 1, allowed: 0 on pool cpu",
+        ),
+        ({"resources": {"accelerators": 0}}, {}, "NotAllowed", "spec.pools: found pool h100"),
+        ({"head": {"pools": ["h100"]}}, {}, "NotAllowed", "spec.head.pools: found pool h100"),
+        (
+            {"head": {"pools": ["h100"], "resources": {"accelerators": 1}}},
+            {},
+            "InvalidSpec",
+            "spec.head.resources.accelerators: found 1, allowed: 0",
+        ),
+        (
+            {"replicas": {"min": 9}},
+            {"limits": {"maxAccelerators": 8}},
+            "LimitExceeded",
+            "found 9 accelerators (replica: 9 * 1), allowed: at most 8",
+        ),
+        (
+            {"replicas": {"min": 1, "max": 9}},
+            {"limits": {"perNamespace": {"maxAccelerators": 8}}},
+            "LimitExceeded",
+            "found 9 accelerators, allowed: at most 8",
+        ),
+        (
+            {"image": "mine:1"},
+            {"allow": {"images": {"patterns": []}}},
+            "NotAllowed",
+            "spec.image: found 'mine:1'",
+        ),
+        (
+            {"from": {"checkpoint": "s3://others/x"}},
+            {"allow": {"modelSources": ["s3://ours/*"]}},
+            "NotAllowed",
+            "spec.from.checkpoint: found 's3://others/x'",
+        ),
+        (
+            {"secrets": ["other"]},
+            {"allow": {"environment": {"secrets": ["ours-*"]}}},
+            "NotAllowed",
+            "spec.secrets[0]: found 'other'",
+        ),
+        (
+            {},
+            {"allow": {"namespaces": {"matchLabels": {"team": "b"}}}},
+            "NotAllowed",
+            "metadata.namespace: found 'team-a'",
+        ),
+        ({"profile": "none"}, {}, "ProfileMissing", "spec.profile: found 'none'"),
+        ({"from": {}}, {}, "InvalidSpec", "spec.from: found none"),
+    ],
+)
+def test_what_is_refused(spec: dict[str, Any], profile: dict[str, Any], reason: str, words: str) -> None:
+    found = refused(spec, **profile)
+    assert found.reason == reason
+    assert words in found.message
+
+
+def carried(spec: dict[str, Any] | None = None) -> Any:
+    return plan(make_run(spec), [], Settings())
+
+
+def test_the_run_says_where_its_checkpoints_are() -> None:
+    found, lost = follow("sums", make_run(), carried(), None)
+    assert lost is None
+    assert found == FollowedRun(name="sums", uid="12345678-90ab", claim="ckpt", folder="sums-12345678")
+    storage = {"checkpoint": {"storage": {"persistentVolumeClaim": None, "s3": "s3://bucket/team"}}}
+    run = make_run(storage)
+    run["spec"]["checkpoint"]["storage"] = {"s3": "s3://bucket/team"}
+    found, _ = follow("sums", run, plan(run, [], Settings()), None)
+    assert found == FollowedRun(
+        name="sums", uid="12345678-90ab", claim=None, folder="s3://bucket/team/sums-12345678"
+    )
+
+
+KNOWN = FollowedRun(name="sums", uid="12345678-90ab", claim="ckpt", folder="sums-12345678")
+
+
+@pytest.mark.parametrize(
+    ("run", "known", "reason", "kept"),
+    [
+        (None, None, "RunMissing", False),
+        (None, KNOWN, "RunDeleted", True),
+        (make_run(uid="another"), KNOWN, "RunReplaced", True),
+        (None, KNOWN.model_copy(update={"name": "other"}), "RunMissing", False),
+    ],
+)
+def test_a_run_that_is_not_there(run: Any, known: FollowedRun | None, reason: str, kept: bool) -> None:
+    found, lost = follow("sums", run, carried(), known)
+    assert lost is not None
+    assert lost.reason == reason
+    assert (found is not None) == kept
+
+
+def test_a_run_that_cannot_be_carried_out_is_named_until_it_was() -> None:
+    bad = carried({"sampler": {"replicas": 0}})
+    found, lost = follow("sums", make_run(), bad, None)
+    assert found is None
+    assert lost is not None
+    assert lost.reason == "RunRefused"
+    assert follow("sums", make_run(), bad, KNOWN) == (KNOWN, None)

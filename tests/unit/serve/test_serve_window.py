@@ -1,0 +1,80 @@
+"""What was answered in the last minutes, over replicas that come and go; and how often clients may ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_serve.errors import ApiError
+from rl_serve.limits import RequestLimits
+from rl_serve.status import SILENT_SECONDS, ReplicaReport, Replicas, status_body
+from rl_serve.window import SECONDS, Answered, Window, add_up
+
+NOW = 1_700_000_000.0
+
+
+def answered(version: str = "a", code: int = 200, latency: float = 1.0, tokens: int = 11) -> Answered:
+    return Answered(version, code, 4, tokens, latency, latency / 2)
+
+
+def test_windows_add_up_and_the_past_is_forgotten() -> None:
+    one, other = Window(), Window()
+    for number in range(100):
+        one.note(answered(latency=0.01 * (number + 1)), NOW)
+    other.note(answered("b"), NOW)
+    other.note(answered("a", code=504), NOW)
+    for code in (400, 429, 499):
+        other.note(answered("a", code=code), NOW)
+    other.note(answered(""), NOW)
+    found = add_up([one.slices(NOW), other.slices(NOW)], NOW)
+    assert set(found) == {"a", "b"}
+    body = found["a"].body()
+    assert (body["requests"], body["errors"], body["tokens"]) == (101, 1, 101 * 11)
+    assert body["latency"]["p50"] == pytest.approx(0.5, rel=0.05)
+    assert body["latency"]["p95"] == pytest.approx(0.95, rel=0.05)
+    assert body["tpot"]["p50"] == pytest.approx(0.025, rel=0.05)
+    assert set(add_up([one.slices(NOW + SECONDS - 1)], NOW + SECONDS - 1)) == {"a"}
+    assert add_up([one.slices(NOW + SECONDS + 20)], NOW + SECONDS + 20) == {}
+
+
+def test_what_a_replica_has_answered_counts_on_when_it_is_gone() -> None:
+    now = NOW
+    replicas = Replicas(lambda: now)
+
+    def hear(name: str, version: str | None, error: str | None = None) -> None:
+        window = Window()
+        if version is not None:
+            window.note(answered(version), now)
+        replicas.hear(ReplicaReport(name, version, None, error, window.slices(now)))
+
+    hear("r1", "a")
+    now += SILENT_SECONDS + 1
+    hear("r2", None, "damaged")
+    body = status_body(replicas, [], "", {}, {"c": {"score": 1.0, "n": 3}})
+    assert body["replicas"] == [{"id": "r2", "version": None, "loading": None, "error": "damaged"}]
+    assert body["versions"]["a"]["requests"] == 1
+    assert (body["versions"]["c"]["requests"], body["versions"]["c"]["probe"]["n"]) == (0, 3)
+    now += SECONDS + 20
+    assert status_body(replicas, [], "", {}, {})["versions"] == {}
+
+
+def test_limits_are_shared_and_say_when_to_come_again() -> None:
+    now = 0.0
+    limits = RequestLimits(4, 1, lambda: now)
+    limits.check("ann")
+    with pytest.raises(ApiError, match="1 in a second with one key") as early:
+        limits.check("ann")
+    assert (early.value.status, early.value.retry_after) == (429, 1)
+    for key in ("bob", "cid", "dan"):
+        limits.check(key)
+    with pytest.raises(ApiError, match="4 in a second of all clients together"):
+        limits.check("eve")
+    now = 1.0
+    limits.check("eve")
+    limits.replicas = 4
+    now = 2.0
+    with pytest.raises(ApiError) as early:
+        limits.check("eve")
+    assert early.value.retry_after == 3
+    now = 5.0
+    limits.check("eve")
+    RequestLimits(None, None, lambda: now).check(None)

@@ -1,0 +1,1 @@
+"""Answers to all rows of a file or folder, without a service: `rltrain generate`, on Ray Data."""

@@ -1,0 +1,98 @@
+"""The two Ray Serve applications of a service on a cluster; `import_path` of a RayService names the builders."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from ray import serve
+from ray.serve import Application
+
+from rl_serve.arguments import Arguments, parse_arguments
+from rl_serve.control import Control
+from rl_serve.loading import Serving, Setup
+from rl_serve.replica import CONTROL, PolicyReplica
+from rl_serve.trials import HEAD
+
+APPLICATION: Final = "rltrain"
+POLICY: Final = "policy"
+# All requests get to a replica, which says no by itself: Ray Serve would let them wait, or refuse them in its own words.
+ALL: Final = 1_000_000
+# The custom resource that nodes are marked with: a replica has a pod to itself.
+_REPLICA: Final = {"replica": 1}
+# A replica that is to go ends its answers first; beyond their deadline there are none.
+SPARE_SECONDS: Final = 10.0
+# No user config, no policy: a service is up before there is one.
+NONE_YET: Final[dict[str, Any]] = {"policy": None}
+
+
+def policy(args: dict[str, Any]) -> Application:
+    """The application that clients ask; its `user_config` says which policy answers.
+
+    Raises:
+        InvalidConfig: `args` are wrong, in one sentence.
+    """
+    found = parse_arguments(args)
+    options = {
+        "num_cpus": found.resources.cpus,
+        "num_gpus": found.resources.gpus,
+        "resources": _REPLICA,
+    }
+    return policy_deployment(found.limits.timeout_seconds, options).bind(setup_of(found))
+
+
+def control(args: dict[str, Any]) -> Application:
+    """The application that the operator asks.
+
+    Raises:
+        InvalidConfig: `args` are wrong, in one sentence.
+    """
+    found = parse_arguments(args)
+    deployment = serve.deployment(Control).options(
+        name=CONTROL,
+        num_replicas=1,
+        max_ongoing_requests=ALL,
+        ray_actor_options={"num_cpus": 0, "resources": HEAD},
+    )
+    return deployment.bind(found, _cache(), APPLICATION, POLICY)
+
+
+def policy_deployment(timeout: float, actor: dict[str, Any]) -> Any:
+    """The deployment of the replicas; `actor`: what Ray shall give each, `timeout`: seconds that a request may take."""
+    return serve.deployment(PolicyReplica).options(
+        name=POLICY,
+        max_ongoing_requests=ALL,
+        user_config=NONE_YET,
+        graceful_shutdown_timeout_s=timeout + SPARE_SECONDS,
+        ray_actor_options=actor,
+    )
+
+
+def setup_of(found: Arguments) -> Setup:
+    """What replicas are told."""
+    limits = found.limits
+    return Setup(
+        serving=Serving(
+            name=found.model,
+            max_context=limits.context,
+            max_new_tokens=limits.new_tokens,
+            queue=limits.queue,
+            timeout=limits.timeout_seconds,
+            threads=max(1, int(found.resources.cpus)),
+            answers=found.answers,
+        ),
+        gpu=found.resources.gpus > 0,
+        keys_folder=None if found.keys_folder is None else Path(found.keys_folder),
+        control=CONTROL,
+        service=found.service,
+        requests_per_second=limits.requests_per_second,
+        requests_per_second_per_key=limits.requests_per_second_per_key,
+    )
+
+
+def _cache() -> Path:
+    """Where policies lie on the head, as long as its pod lives."""
+    base = os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir()
+    return Path(base) / "rltrain-served"

@@ -1,0 +1,210 @@
+"""One replica of the application: an engine and its HTTP interface, and from time to time another policy in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import serve
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_serve.answers import dumps
+from rl_serve.arguments import PolicyRef, parse_user_config
+from rl_serve.errors import ApiError
+from rl_serve.generation import Generator
+from rl_serve.holder import Holder
+from rl_serve.http import Api
+from rl_serve.keys import KeyFolder
+from rl_serve.limits import RequestLimits
+from rl_serve.loading import Loader, Setup
+from rl_serve.metrics import Metrics
+from rl_serve.requests import parse_chat, parse_completion
+from rl_serve.status import Fetched, ReplicaReport
+from rl_serve.window import Answered, Window
+from rl_trainer.error_text import first_line
+
+logger = logging.getLogger(__name__)
+
+# Loading a large model from a slow disk, and through a slow network, takes minutes.
+LOAD_SECONDS: Final = 1800.0
+_FETCH_SECONDS: Final = 900.0
+CONTROL: Final = "control"
+_REPORT_SECONDS: Final = 1.0
+
+
+@dataclass
+class _Opened:
+    """What exists from the first `reconfigure` on: only then there is the event loop that requests come in on."""
+
+    loader: Loader
+    holder: Holder[Generator]
+    api: Api
+    limits: RequestLimits
+    metrics: Metrics
+    window: Window = field(default_factory=Window)
+
+
+class PolicyReplica:
+    """One replica. `user_config` names its policy; see `rl_serve.arguments`.
+
+    Where there is nobody to tell why the first policy cannot be loaded, it answers everything with that sentence.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
+        self._setup = replace(setup, serving=replace(setup.serving, device=device))
+        self._control: Any = None
+        self._opened: _Opened | None = None
+        self._reporter: asyncio.Task[None] | None = None
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Serve another policy as soon as it is loaded: Ray Serve gives a replica no requests until this returns.
+
+        The first one is waited for, so that no request comes before it can be answered.
+
+        Raises:
+            InvalidConfig: `user_config` is none.
+            RLTrainError: the first policy cannot be loaded.
+        """
+        policy, first = parse_user_config(user_config), self._opened is None
+        opened = self._open()
+        opened.holder.want(policy)
+        if not first or policy is None:
+            return
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                await opened.holder.settled()
+        except TimeoutError:
+            opened.holder.error = (
+                f"{policy.version} was not loaded after {LOAD_SECONDS:.0f} s; is there enough memory, and is the disk fast "
+                "enough?"
+            )
+        if opened.holder.error is not None and self._setup.control:
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tell()
+            raise RLTrainError(opened.holder.error)
+
+    async def __call__(self, request: HttpRequest) -> Response:
+        """Answer one HTTP request."""
+        opened = self._open()
+        if opened.holder.server is None and opened.holder.error is not None:
+            error = ApiError(opened.holder.error, status=500, code="model_error")
+            return Response(error.message, error.status, {"x-model-error": "1"}, media_type="text/plain")
+        return await opened.api(request)
+
+    async def answer(self, content: str | list[dict[str, str]], tokens: int) -> dict[str, Any]:
+        """The greedy answer, at most `tokens` long, to a text or to messages: `version` of the policy, and `text`.
+
+        Text None: not now. Asked by the head, so it is no request of a client's, and counts as none.
+        """
+        server = self._open().holder.server
+        if server is None:
+            return {"version": None, "text": None}
+        asked = {"prompt": content} if isinstance(content, str) else {"messages": content}
+        body = dumps({**asked, "max_tokens": min(tokens, server.limits.max_new_tokens), "temperature": 0})
+        read = parse_completion if isinstance(content, str) else parse_chat
+        try:
+            job = server.start(read(body, server.limits))
+        except ApiError as error:
+            # One that does not fit is answered with nothing; else there is no place now.
+            return {"version": server.version, "text": "" if error.status == 400 else None}
+        try:
+            text = "".join([delta.text async for delta in job.deltas()])
+            return {"version": job.version, "text": text}
+        except ApiError:
+            return {"version": job.version, "text": None}
+        finally:
+            job.close()
+
+    def check_health(self) -> None:
+        """Called by Ray Serve now and then; a replica that raises is replaced."""
+        server = None if self._opened is None else self._opened.holder.server
+        if server is not None and server.failure:
+            raise RuntimeError(server.failure)
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            setup = self._setup
+            loader = Loader(setup.serving, self._fetched if setup.control else _here)
+            holder = Holder(loader, loader.free)
+            keys = KeyFolder(setup.keys_folder) if setup.keys_folder else lambda: setup.keys
+            stamped = setup.serving.answers == "stamp"
+            limits = RequestLimits(
+                setup.requests_per_second, setup.requests_per_second_per_key, time.monotonic
+            )
+            api = Api(lambda: holder.server, keys, limit=limits.check, stamped=stamped, ended=self._ended)
+            self._opened = _Opened(loader, holder, api, limits, Metrics(setup.service))
+            if setup.control:
+                self._reporter = asyncio.create_task(self._report())
+        return self._opened
+
+    def _ended(self, answered: Answered) -> None:
+        opened = self._open()
+        opened.window.note(answered, time.time())
+        opened.metrics.note(answered)
+
+    # -- the head ------------------------------------------------------------------------------------------------
+
+    async def _fetched(self, policy: PolicyRef) -> AbstractContextManager[Path]:
+        """The policy's folder, which the head has verified."""
+        found: Fetched = await self._ask("fetch", policy, seconds=_FETCH_SECONDS)
+        if found.folder is None:
+            raise found.error
+        folder: AbstractContextManager[Path] = found.folder.opened()
+        return folder
+
+    async def _report(self) -> None:
+        """Tell the head what was answered, until the end."""
+        while True:
+            with contextlib.suppress(DeadlineExceeded):  # it is being replaced: what counts is told again
+                await self._tell()
+            await asyncio.sleep(_REPORT_SECONDS)
+
+    async def _tell(self) -> None:
+        opened = self._open()
+        holder = opened.holder
+        report = ReplicaReport(
+            id=self._id,
+            version=None if holder.server is None else holder.server.version,
+            loading=holder.loading,
+            error=holder.error,
+            slices=opened.window.slices(time.time()),
+        )
+        admission = opened.loader.admission
+        running = min(admission.taken, admission.slots)
+        opened.metrics.places(running, admission.taken - running)
+        opened.limits.replicas = max(1, await self._ask("report", report, seconds=30.0))
+
+    async def _ask(self, method: str, argument: Any, seconds: float) -> Any:
+        """A method of the control application.
+
+        Raises:
+            DeadlineExceeded: it does not answer.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                if self._control is None:  # which asks Ray Serve's controller whether there is one
+                    get = serve.get_deployment_handle
+                    self._control = await asyncio.to_thread(get, CONTROL, self._setup.control)
+                return await getattr(self._control, method).remote(argument)
+        except Exception as error:  # of Ray and Ray Serve: a dozen kinds
+            why = first_line(error) or type(error).__name__
+            raise DeadlineExceeded(
+                f"the application {self._setup.control} on the head does not answer ({why})"
+            ) from None
+
+
+async def _here(policy: PolicyRef) -> AbstractContextManager[Path]:
+    return contextlib.nullcontext(Path(policy.source))

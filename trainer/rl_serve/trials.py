@@ -1,0 +1,215 @@
+"""Evaluations and probes of the control application: both are begun by the operator, and end by themselves.
+
+An evaluation has a process of its own on the head, which has no traffic; a probe asks the replicas as clients do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import serve
+
+from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_serve.arguments import Arguments, PolicyRef
+from rl_serve.gate.criteria import Gate
+from rl_serve.gate.evaluate import TIMEOUT, evaluate
+from rl_serve.gate.heldout import bring_run
+from rl_serve.gate.probe import Probe, Question, read_probe
+from rl_serve.keeper import Keeper
+from rl_serve.shelf import Shelf
+from rl_trainer.error_text import first_line
+from rl_trainer.storage.remote_folder import is_s3
+
+logger = logging.getLogger(__name__)
+
+# The custom resource that the head is marked with. It offers no CPUs to Ray: those it has are for what runs so.
+HEAD: Final = {"head": 0.001}
+# An evaluation that could not be done is done again when it is asked for again, but not at once.
+_AGAIN_SECONDS: Final = 30.0
+# Beyond the evaluation's own deadline: for loading a model, which is not interrupted.
+_SPARE_SECONDS: Final = 600.0
+_PROBE_SECONDS: Final = 1800.0
+_PROBE_CLIENTS: Final = 4
+_LOOK_SECONDS: Final = 0.5
+
+
+@dataclass
+class Evaluation:
+    """One candidate before the gate.
+
+    Attributes:
+        key: of what it was asked: gate and serving policy, as text.
+        state: running, passed, failed, error.
+        message: one sentence.
+        report: see `Report.to_json`; None: there is none.
+        ended: monotonic seconds.
+    """
+
+    key: str
+    state: str = "running"
+    message: str = "the candidate is evaluated"
+    report: dict[str, Any] | None = None
+    ended: float = 0.0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def body(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"state": self.state, "message": self.message, "report": self.report}
+
+
+class Trials:
+    """All of them; used on the event loop of the control application.
+
+    Args:
+        arguments: of the service.
+        shelf: where policies come from.
+        keeper: told which are needed.
+        cache: folder on the head.
+        application, deployment: names of the replicas' ones.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        shelf: Shelf,
+        keeper: Keeper,
+        cache: Path,
+        application: str,
+        deployment: str,
+    ) -> None:
+        self._arguments, self._shelf, self._keeper, self._cache = arguments, shelf, keeper, cache
+        self._application, self._deployment = application, deployment
+        self.evaluations: dict[str, Evaluation] = {}
+        self.probes: dict[str, dict[str, Any]] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
+        # The head is small: one model, or two of one evaluation, at a time.
+        self._turn = asyncio.Lock()
+
+    # -- evaluations ---------------------------------------------------------------------------------------------
+
+    def evaluate(self, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate, said: Any) -> Evaluation:
+        """Begin, unless the same was asked before; `said`: the gate as it came."""
+        digest = candidate.digest or ""
+        key = json.dumps(said, sort_keys=True)
+        found = self.evaluations.get(digest)
+        if found is not None and found.key == key:
+            late = found.state == "error" and time.monotonic() - found.ended > _AGAIN_SECONDS
+            if not late:
+                return found
+        if found is not None and found.task is not None:
+            found.task.cancel()
+        made = self.evaluations[digest] = Evaluation(key)
+        made.task = asyncio.create_task(self._evaluate(made, candidate, serving, gate))
+        return made
+
+    async def _evaluate(
+        self, made: Evaluation, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate
+    ) -> None:
+        try:
+            async with self._turn:
+                report = await self._measure(candidate, serving, gate)
+            made.report, made.message = report, report["message"]
+            made.state = "passed" if report["passed"] else "failed"
+        except RLTrainError as error:
+            made.state, made.message = "error", str(error)
+        except Exception as error:  # of Ray: the process was killed, for instance
+            logger.exception("the evaluation of %s has failed", candidate.version)
+            made.state = "error"
+            made.message = f"the evaluation has failed: {type(error).__name__}: {first_line(error)}"
+        made.ended = time.monotonic()
+
+    async def _measure(self, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate) -> dict[str, Any]:
+        """The gate's report. Raises RLTrainError where there can be none."""
+        folder = self._arguments.source.folder
+        run = None if folder is None else Path(folder)
+        if folder is not None and is_s3(folder):
+            run = await asyncio.to_thread(bring_run, folder, self._cache / "run") if gate.held_out else None
+        probe = await asyncio.to_thread(self._probe) if gate.probe else None
+        ours = await asyncio.to_thread(self._bring, candidate, candidate=True)
+        theirs = None if serving is None else await asyncio.to_thread(self._bring, serving, candidate=False)
+        alone = ray.remote(num_cpus=0, resources=HEAD, max_calls=1, max_retries=0)
+        asked = alone(_in_a_process).remote(ours, theirs, gate, probe, run)
+        try:
+            async with asyncio.timeout(TIMEOUT + _SPARE_SECONDS):
+                report, error = await asked
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"evaluating {candidate.version} took longer than {TIMEOUT + _SPARE_SECONDS:.0f} s on the head"
+            ) from None
+        finally:
+            ray.cancel(asked, force=True)  # passed over where it has ended
+        if error is not None:
+            raise RLTrainError(error)
+        return dict(report)
+
+    def _bring(self, policy: PolicyRef, *, candidate: bool) -> Path:
+        self._keeper.ask(policy, candidate=candidate)
+        return self._shelf.folder(policy)
+
+    # -- probes --------------------------------------------------------------------------------------------------
+
+    def probe(self, version: str) -> None:
+        """Ask the replicas all questions, as soon as they answer with `version`; one probe of it at a time."""
+        if version not in self._probing:
+            task = self._probing[version] = asyncio.create_task(self._ask_all(version))
+            task.add_done_callback(lambda _: self._probing.pop(version, None))
+
+    async def _ask_all(self, version: str) -> None:
+        try:
+            probe = await asyncio.to_thread(self._probe)
+            handle = serve.get_deployment_handle(self._deployment, self._application)
+            room, tokens = asyncio.Semaphore(_PROBE_CLIENTS), self._arguments.limits.new_tokens
+            most = min(probe.max_new_tokens, tokens)
+
+            async def right(number: int, question: Question) -> bool:
+                async with room:
+                    text = await _answer(handle.answer.remote, question, most, version)
+                return probe.right(number, text)
+
+            async with asyncio.timeout(_PROBE_SECONDS):
+                marks = await asyncio.gather(
+                    *(right(number, question) for number, question in enumerate(probe.questions))
+                )
+            self.probes[version] = {"score": sum(marks) / len(marks), "n": len(marks)}
+        except Exception as error:  # the operator asks again
+            logger.warning(
+                "the probe of %s has no score: %s", version, first_line(error) or type(error).__name__
+            )
+
+    def _probe(self) -> Probe:
+        found = self._arguments.probe
+        if found is None:
+            raise RLTrainError("the service has no probe")
+        return read_probe(Path(found.file), found.scorer)
+
+
+async def _answer(
+    ask: Callable[..., Awaitable[Mapping[str, Any]]], question: Question, tokens: int, version: str
+) -> str:
+    """The text with which `version` answers; another one's is no answer."""
+    content = question.content if isinstance(question.content, str) else list(question.content)
+    while True:
+        found = await ask(content, tokens)
+        if found["version"] == version and found["text"] is not None:
+            return str(found["text"])
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _in_a_process(
+    candidate: Path, serving: Path | None, gate: Gate, probe: Probe | None, run: Path | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The report, or why there is none. Whatever else runs on the head comes first."""
+    os.nice(10)
+    try:
+        return evaluate(candidate, serving, gate, probe, run=run, timeout=TIMEOUT).to_json(), None
+    except RLTrainError as error:
+        return None, str(error)
