@@ -43,6 +43,9 @@ while step < int(os.environ["RLTRAIN_MAX_STEPS"]) and not stopping:
     say(step=step, reward_mean=step / 10, unknown="x")
     if step == settings.get("saveAt"):
         open(place, "w").write(str(step))
+    if step % settings.get("saveEvery", 1 << 30) == 0:
+        open(place, "w").write(str(step))
+        say(event="checkpoint", step=step, path=place)
     if step == settings.get("killAt"):
         os.kill(os.getppid(), signal.SIGKILL)
         say(event="checkpoint", step=step, path=place)
@@ -216,24 +219,33 @@ def test_a_program_whose_rltrain_was_killed_does_not_train_on(folder: Folder) ->
     assert folder.steps == list(range(1, kept + 3))
 
 
-@pytest.mark.parametrize("forgetful", [False, True])
-def test_who_asks_for_a_checkpoint_stops_it(folder: Folder, forgetful: bool) -> None:
-    folder.configure(steps=1000, delay=0.05, forgetful=forgetful)
-    process = folder.start(RLTRAIN_STATUS_TOKEN="secret")
+def asking(process: subprocess.Popen[str]) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Asks the driver as the operator does: a path, and with data a POST; HTTP status and answer."""
     assert process.stdout is not None
     url = next(line for line in process.stdout if line.startswith("status at ")).split()[-1]
-    wait_for(lambda: len(folder.steps) >= 3, process)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(path: str, data: bytes | None = None) -> tuple[int, dict[str, Any]]:
         request = urllib.request.Request(
             url.removesuffix("/status") + path, data, {"Authorization": "Bearer secret"}
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=PATIENCE) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
+
+    return ask
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_who_asks_for_a_checkpoint_stops_it(folder: Folder, forgetful: bool) -> None:
+    # Those that it writes by itself are no answer: what it stops with is newer.
+    every = {} if forgetful else {"saveEvery": 1}
+    folder.configure(steps=1000, delay=0.05, forgetful=forgetful, **every)
+    process = folder.start(RLTRAIN_STATUS_TOKEN="secret")
+    ask = asking(process)
+    wait_for(lambda: len(folder.steps) >= 3, process)
 
     status = ask("/status")[1]
     assert status["phase"] == "Training"
@@ -256,6 +268,17 @@ def test_who_asks_for_a_checkpoint_stops_it(folder: Folder, forgetful: bool) -> 
         time.sleep(0.05)
     process.communicate()
     assert process.returncode == 143
+
+
+def test_a_program_with_nothing_left_to_do_shows_what_was_reached(folder: Folder) -> None:
+    assert folder.run()[0] == 0
+    process = folder.start("--resume", RLTRAIN_STATUS_TOKEN="secret")
+    ask, status = asking(process), {"phase": "Starting"}
+    while status["phase"] != "Succeeded":  # it stays until its last status was read
+        status = ask("/status")[1]
+        assert status["step"] == 5
+    assert process.wait(PATIENCE) == 0
+    process.communicate()
 
 
 def test_the_time_of_all_attempts_is_bounded(folder: Folder) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import CheckpointError
 from rl_api.printable import printable
-from rl_api.progress import LONGEST_URI
+from rl_api.progress import LONGEST_URI, Progress
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter, StepRecord, position_of_step
@@ -77,10 +77,12 @@ class ProgramRun(Attempt):
         self.counters.earlier_seconds = float(earlier.get("seconds", 0.0))
         self.counters.step = int(earlier.get("step", 0))
         self._serve(self._ask)
+        self._show_reached()
         self.metrics = self._stack.enter_context(MetricsWriter(path))
         lines = path / LINES_FILE
         if earlier:
             self._catch_up(lines, earlier)
+            self._show_reached()
             self.counters.resumed_from = self.counters.step
             self.console.message(f"attempt {self._attempt}: an earlier one came to step {self.counters.step}")
         else:
@@ -193,6 +195,11 @@ class ProgramRun(Attempt):
             gpus = str(torch.cuda.device_count())
         return verl_command(self.spec, name=self.run.name, checkpoints=self._place, gpus_per_node=int(gpus))
 
+    def _show_reached(self) -> None:
+        """Begins where the attempts before came to: a program with nothing left to do writes no step."""
+        self._progress = Progress(step=self.counters.step, max_steps=self.spec.stop.max_steps)
+        self.show_phase("Starting")
+
     def _ask(self) -> None:
         self._asked = True
 
@@ -287,7 +294,8 @@ class ProgramRun(Attempt):
         elif event.kind == "checkpoint":
             where = printable(fields.get("path") or self._place, LONGEST_URI)
             self._checkpoint = CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC))
-            self.server.checkpointed(self._checkpoint)
+            # One that it wrote by itself answers nobody who asks: what it writes when it stops is newer.
+            self.server.show_checkpoint(self._checkpoint)
         self._record_event(event.kind, event.step, fields)
         if event.kind == "checkpoint" and self.remote is not None:
             self._keep_state()

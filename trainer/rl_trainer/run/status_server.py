@@ -103,10 +103,14 @@ class StatusServer(Closes):
         self._state.update(progress, record)
         self._changed()
 
-    def checkpointed(self, checkpoint: CheckpointStatus) -> None:
-        """Show a complete checkpoint and answer those who wait for one."""
+    def show_checkpoint(self, checkpoint: CheckpointStatus) -> None:
+        """Show a complete checkpoint. Who waits for one that was asked for waits on."""
         self._state.checkpoint = checkpoint
         self._changed()
+
+    def checkpointed(self, checkpoint: CheckpointStatus) -> None:
+        """Show a complete checkpoint and answer those who wait for one."""
+        self.show_checkpoint(checkpoint)
         self._acknowledge(None)
 
     def checkpoint_failed(self, reason: str, *, final: bool = False) -> None:
