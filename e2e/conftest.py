@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from cluster_client import Cluster, wait_for
 from enforcement import enforced_policies
+from policy_service import PolicyService, service_document
 from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -269,6 +270,18 @@ def train_elsewhere(
     with ExitStack() as stack:
         name = stack.enter_context(open_namespace(cluster, request, f"{request.node.name[:30]}-other"))
         yield stack.enter_context(trainer(cluster, name, record_property))
+
+
+@pytest.fixture
+def serve(cluster: Cluster, namespace: str) -> Iterator[Callable[..., PolicyService]]:
+    """Applies services in the scenario's namespace: `serve("name", {"from": {"run": "teacher"}})`."""
+
+    def apply(name: str, spec: dict[str, Any]) -> PolicyService:
+        cluster.apply(service_document(name, namespace, spec))
+        return PolicyService(cluster, name, namespace)
+
+    yield apply
+    cluster.kubectl("delete", "rlpolicyservices", "--all", "-n", namespace, "--timeout=60s", check=False)
 
 
 Train = Callable[..., TrainingRun]

@@ -114,19 +114,27 @@ class Clients:
 
         return wait_for(f"clients are answered by {version}", look, seconds, lambda: json.dumps(self.seen))
 
+    def assert_none_failed(self) -> None:
+        """All requests so far were answered."""
+        failed = self.seen["failed"]
+        assert failed == [], failed[:5]
+
     def assert_all_answered(self, at_least: int) -> None:
         """No request failed, and no answer was of an unnamed version or of two."""
+        self.assert_none_failed()
         seen = self.seen
-        assert seen["failed"] == [], seen["failed"][:5]
         assert seen["answered"] >= at_least, seen
         assert all(len(texts) == 1 for texts in seen["versions"].values()), seen["versions"]
 
 
 @contextmanager
 def steady_clients(
-    service: PolicyService, image: str, rate: float = 20.0, name: str = "clients"
+    service: PolicyService, image: str, rate: float = 20.0, name: str = "clients", key: str = ""
 ) -> Iterator[Clients]:
-    """Clients that send so many requests a second for as long as this lasts, whatever becomes of the answers."""
+    """Clients that send so many requests a second for as long as this lasts, whatever becomes of the answers.
+
+    With `key`, an API key, if there is one.
+    """
     url = f"http://{service.name}-serve-svc:8000/v1/completions"
     arguments = [url, service.name, str(rate), PROMPT, str(TOKENS), RESULT]
     pod = {
@@ -143,6 +151,7 @@ def steady_clients(
                     "name": "clients",
                     "image": image,
                     "command": ["python", "-c", CLIENTS.read_text(), *arguments],
+                    "env": [{"name": "API_KEY", "value": key}] if key else [],
                     "securityContext": RESTRICTED_CONTAINER,
                 }
             ],

@@ -1,6 +1,7 @@
 """A program for a pod: sends requests at a steady rate, whatever becomes of the answers, and keeps a tally in a file.
 
-Arguments: URL of /v1/completions, model, requests a second, prompt, tokens of an answer, the file.
+Arguments: URL of /v1/completions, model, requests a second, prompt, tokens of an answer, the file. API_KEY in the
+environment is sent along.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import aiohttp
 
 URL, MODEL, RATE, PROMPT, TOKENS, RESULT = sys.argv[1:]
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": int(TOKENS), "temperature": 0}
+HEADERS = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if "API_KEY" in os.environ else {}
 SECONDS = 60.0
 
 
@@ -39,7 +41,7 @@ async def ask(session: aiohttp.ClientSession, tally: Tally) -> None:
     """One request."""
     began = time.monotonic()
     try:
-        async with session.post(URL, json=BODY) as response:
+        async with session.post(URL, json=BODY, headers=HEADERS) as response:
             body = await response.json(content_type=None)
             status, named = response.status, response.headers.get("x-policy-version", "")
         if status != 200:

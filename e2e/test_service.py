@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import SYSTEM, TRAINER_IMAGE, Train
-from policy_service import PROMPT, TOKENS, Clients, PolicyService, service_document, steady_clients
+from policy_service import PROMPT, TOKENS, Clients, PolicyService, steady_clients
 from test_training import START_SECONDS
 from training_run import CLAIM, ENDLESS, REPOSITORY, TrainingRun
 
@@ -55,18 +55,6 @@ for step in steps:
         ids = torch.cat([ids, torch.tensor([[token]])], 1)
     print("ANSWER", json.dumps([int(step), tokenizer.decode(new)]))
 """
-
-
-@pytest.fixture
-def serve(cluster: Cluster, namespace: str) -> Iterator[Callable[..., PolicyService]]:
-    """Applies services in the scenario's namespace: `serve("name", {"from": {"run": "teacher"}})`."""
-
-    def apply(name: str, spec: dict[str, Any]) -> PolicyService:
-        cluster.apply(service_document(name, namespace, spec))
-        return PolicyService(cluster, name, namespace)
-
-    yield apply
-    cluster.kubectl("delete", "rlpolicyservices", "--all", "-n", namespace, "--timeout=60s", check=False)
 
 
 def on_the_claim(run: TrainingRun, name: str, script: str, *arguments: object) -> str:

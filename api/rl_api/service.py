@@ -76,7 +76,7 @@ class AuthSpec(Model):
     """Who may ask: exactly one of the fields."""
 
     secret: ObjectName | None = None
-    """Secret of the namespace whose values are API keys, one on each line."""
+    """Secret of the namespace whose values are API keys, one on each line, of at least 16 ASCII characters each."""
     anonymous: bool = False
     """true: everyone who reaches the service may ask."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, SamplerGroup, World
+from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, WorkerGroup, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
@@ -301,8 +301,8 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
-    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+def group(replicas: int = 1, most: int = 2) -> WorkerGroup:
+    return WorkerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
 
 
 def pods(samplers: int = 1) -> tuple[Pod, ...]:
@@ -316,5 +316,5 @@ def training(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None 
     return story
 
 
-def with_group(found: SamplerGroup | None, **fields: Any) -> Ray:
+def with_group(found: WorkerGroup | None, **fields: Any) -> Ray:
     return running_ray(samplers=found, **fields)

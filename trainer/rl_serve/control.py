@@ -25,6 +25,7 @@ from rl_serve.fields import parse_object
 from rl_serve.gate.criteria import Gate, parse_gate
 from rl_serve.http import read_body
 from rl_serve.keeper import Keeper
+from rl_serve.keys import KeyFolder
 from rl_serve.shelf import Shelf
 from rl_serve.status import Fetched, ReplicaReport, Replicas, status_body
 from rl_serve.trials import Trials
@@ -53,6 +54,7 @@ class Control:
         self._keeper = Keeper(
             arguments.source.folder, arguments.service, os.environ.get("RLTRAIN_SERVICE_UID", ""), time.time
         )
+        self._keys = KeyFolder(Path(arguments.keys_folder)) if arguments.keys_folder is not None else None
         self._renewing: asyncio.Task[None] | None = None
         self._trials = Trials(arguments, self._shelf, self._keeper, cache, application, deployment)
         self._listed: tuple[list[Listed], str] = [], ""
@@ -163,7 +165,15 @@ class Control:
         checkpoints, problem = await self._checkpoints()
         problem = "; ".join(filter(None, (problem, self._keeper.problem)))
         evaluations = {digest: one.body() for digest, one in self._trials.evaluations.items()}
-        return status_body(self._replicas, checkpoints, problem, evaluations, self._trials.probes)
+        body = status_body(self._replicas, checkpoints, problem, evaluations, self._trials.probes)
+        return {**body, "keys": self._key_problem()}
+
+    def _key_problem(self) -> str:
+        """Why keys that somebody has written down are none: who made the Secret sees no log of a replica."""
+        if self._keys is None:
+            return ""
+        known = self._keys()
+        return "; ".join(filter(None, (self._keys.problem, "" if known else "nobody may ask")))
 
     async def _checkpoints(self) -> tuple[list[Listed], str]:
         """What was found lately; who asks meanwhile waits for the same look."""

@@ -55,24 +55,34 @@ class KeyFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read, self._keys = -math.inf, frozenset[str]()
+        self.problem = ""
+        """What is left out, and why; empty: nothing is."""
 
     def __call__(self) -> frozenset[str]:
         """The keys, not older than some seconds; none: nobody may ask."""
         if time.monotonic() - self._read > _FRESH_SECONDS:
             self._read = time.monotonic()
+            wrong: list[str] = []
             try:
-                self._keys = frozenset[str]().union(*map(self._of, sorted(self._path.iterdir())))
+                self._keys = frozenset[str]().union(
+                    *(self._of(file, wrong) for file in sorted(self._path.iterdir()))
+                )
             except (OSError, UnicodeDecodeError) as error:  # a Secret that changes right now
-                logger.warning("keys in %s cannot be read: %s", self._path, error)
+                wrong.append(f"keys cannot be read: {reason(error)}")
+            problem = "; ".join(wrong)
+            if problem and problem != self.problem:
+                logger.warning("%s: %s", self._path, problem)
+            self.problem = problem
         return self._keys
 
-    def _of(self, file: Path) -> frozenset[str]:
+    @staticmethod
+    def _of(file: Path, wrong: list[str]) -> frozenset[str]:
         if file.name.startswith(".") or not file.is_file():
             return frozenset()
         try:
-            return parse_keys(file.read_text(encoding="utf-8").splitlines(), str(file))
+            return parse_keys(file.read_text(encoding="utf-8").splitlines(), file.name)
         except InvalidConfig as error:  # its keys count no more: emptying a file is how they are taken back
-            logger.warning("%s", error)
+            wrong.append(str(error))
             return frozenset()
 
 

@@ -1,7 +1,8 @@
-"""How many samplers an attempt has: its Ray cluster begins with the fewest and follows the run's spec from then on. Pure.
+"""How many samplers an attempt has, and how many pods for copies a service. Pure.
 
-KubeRay begins a job only when every pod that it was asked for is ready, and disregards changes of a RayJob's cluster: what
-changes the number of samplers is a patch of the RayCluster that the RayJob has made.
+An attempt's Ray cluster begins with the fewest samplers and follows the run's spec from then on: KubeRay begins a job only
+when every pod that it was asked for is ready. It disregards changes of a RayJob's or RayService's cluster: what changes a
+number of pods is a patch of the RayCluster that was made of it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ import math
 from collections.abc import Iterable
 
 from rl_operator.model.decision import Scale
-from rl_operator.model.names import SAMPLER
-from rl_operator.model.seen import Pod, SamplerGroup
+from rl_operator.model.seen import Pod, WorkerGroup
 
 
-def scale(group: SamplerGroup, wanted: int, pods: Iterable[Pod]) -> Scale | None:
-    """What to ask KubeRay for so that an attempt with these pods has as many samplers as wanted; None: it knows already."""
+def scale(group: WorkerGroup, wanted: int, pods: Iterable[Pod]) -> Scale | None:
+    """What to ask KubeRay for so that a group with these pods has as many as wanted; None: it knows already."""
     if wanted < group.replicas:
-        there = [pod for pod in pods if pod.role == SAMPLER and pod.deleting is None]
+        there = [pod for pod in pods if pod.role == group.name and pod.deleting is None]
         return Scale(group, wanted, surplus(there, len(there) - wanted))
     return Scale(group, wanted) if wanted > group.replicas else None
+
+
+def scale_copies(group: WorkerGroup, wanted: int, pods: Iterable[Pod]) -> Scale | None:
+    """As `scale`, for a service: a pod goes when Ray Serve has taken its copy away, after the last answer of that one.
+
+    It is not ready then, as no proxy is where no copy is.
+    """
+    if wanted >= group.replicas:
+        return scale(group, wanted, pods)
+    there = [pod for pod in pods if pod.role == group.name and pod.deleting is None]
+    at_work = sum(pod.ready for pod in there)
+    return scale(group, wanted, there) if at_work <= wanted else None
 
 
 def surplus(pods: Iterable[Pod], count: int) -> tuple[str, ...]:

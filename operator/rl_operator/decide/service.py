@@ -16,8 +16,9 @@ from rl_operator.decide.diagnose import Diagnosis, missing_kuberay, no_quota, on
 from rl_operator.decide.drift import drift
 from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON
 from rl_operator.decide.promotion import Promoting
-from rl_operator.model.decision import Note
-from rl_operator.model.names import HEAD
+from rl_operator.decide.scaling import scale_copies
+from rl_operator.model.decision import Note, Scale
+from rl_operator.model.names import HEAD, REPLICA
 from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.service import EffectiveService, ServicePlan
@@ -116,6 +117,11 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
     if any(one["kind"] == "RayService" for one in create):
         create = (service_secret(service, world.key), *create)
     look = _seen(look, service)
+    wanted_copies = _scale(world, service)
+    if wanted_copies is not None:
+        group = wanted_copies.group
+        text = f"{wanted_copies.replicas} instead of {group.replicas} pods for copies are wanted in {group.cluster}"
+        look = replace(look, notes=(*look.notes, Note("Normal", "Scaling", text)))
     busy = look.status.candidate is not None or look.status != before
     decision = look.decide(_phase(look), _WATCHED_SECONDS if world.ray is not None else QUICK)
     waits = SOON if world.control is None and world.ray is not None else decision.requeue
@@ -123,9 +129,21 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         decision,
         create=create,
         apply=apply,
+        scale=wanted_copies,
         wish=promoting.wish,
         requeue=min(waits, 1.0) if busy else waits,
     )
+
+
+def _scale(world: ServiceWorld, service: EffectiveService) -> Scale | None:
+    """Another number of pods for a cluster that has the traffic: one that is to have it begins with what is wanted."""
+    ray = world.ray
+    if ray is None or not ray.active or ray.pending or world.refusal:
+        return None
+    group = world.groups.get(ray.active)
+    if group is None:
+        return None
+    return scale_copies(group, service.role(REPLICA).replicas, world.pods_of(ray.active))
 
 
 def _current(world: ServiceWorld) -> Control | None:
@@ -163,7 +181,8 @@ def _seen(look: _Look, service: EffectiveService) -> _Look:
         look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     serving = look.status.serving
     if serving is not None and ready and ray is not None and ray.ready:
-        look = look.set("Serving", "True", "Serving", f"{serving.version} is served")
+        keys = f"; auth.secret: {control.key_problem}" if control is not None and control.key_problem else ""
+        look = look.set("Serving", "True", "Serving", one_line(f"{serving.version} is served{keys}", 500))
     elif control is None and world.control_error:
         look = look.set(
             "Serving",

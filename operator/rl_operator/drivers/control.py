@@ -55,6 +55,7 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
             if (found := _checkpoint(one, run)) is not None
         ),
         problem=_text(document.get("problem")),
+        key_problem=_text(document.get("keys")),
         evaluations={
             _text(name): Evaluation(_text(one.get("state")), _text(one.get("message")))
             for name, one in _mapping(document.get("evaluations"))

@@ -16,7 +16,7 @@ from rl_operator.model.figures import Figures, figures_of
 from rl_operator.model.names import KIND, RUN_LABEL, Key, Manifest
 from rl_operator.model.nesting import shallow
 from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray
-from rl_operator.model.seen import Live, Pod, Ray, SamplerGroup
+from rl_operator.model.seen import Live, Pod, Ray, WorkerGroup
 
 WATCHED: Final = (
     "RLTrainingRun",
@@ -62,7 +62,7 @@ class Seen:
     kind: str
     uid: str
     version: int
-    view: Run | Ray | Pod | Live | SamplerGroup | Manifest | None
+    view: Run | Ray | Pod | Live | WorkerGroup | Manifest | None
     """None: it is no object of a run; only its version is known."""
     owner: str = ""
     """Uid of the run that owns it, or of the RayJob that controls a RayCluster; empty for pods, whose view says it."""
@@ -95,7 +95,7 @@ class Store:
         )
         if view is None:
             return [key] if (key := self._run_of.get((kind, place))) else []
-        if isinstance(view, SamplerGroup) and known is not None and known.view == view:
+        if isinstance(view, WorkerGroup) and known is not None and known.view == view:
             return []
         return self._note(kind, place, document)
 
@@ -243,7 +243,7 @@ def _owner(document: Manifest) -> str:
     return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
 
 
-def _view(document: Manifest) -> Run | Ray | Pod | Live | SamplerGroup | Manifest | None:
+def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Manifest | None:
     kind = document["kind"]
     if kind in ("RayJob", "RayCluster"):
         if _owner(document):

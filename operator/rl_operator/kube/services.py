@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from rl_operator.kube.cache import place_of
 from rl_operator.kube.wire import version_of
-from rl_operator.model.names import SERVICE_KIND, SERVICE_LABEL, Key, Manifest
+from rl_operator.model.names import REPLICA, SERVICE_KIND, SERVICE_LABEL, Key, Manifest
 from rl_operator.model.nesting import shallow
-from rl_operator.model.parse import controller_of, parse_live, parse_pod, parse_ray_service
-from rl_operator.model.seen import Live, Pod
+from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray_service
+from rl_operator.model.seen import Live, Pod, WorkerGroup
 from rl_operator.model.service import RayService
 
 SERVICE_KINDS: Final = (SERVICE_KIND, "RayService")
@@ -24,6 +24,7 @@ class _Cluster:
     """A RayCluster of a RayService."""
 
     name: str
+    group: WorkerGroup | None
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,15 @@ class ServiceStore:
             if isinstance(seen.view, Pod) and seen.view.owner in clusters:
                 yield seen.view, clusters[seen.view.owner]
 
+    def groups(self, key: Key, ray: str) -> dict[str, WorkerGroup]:
+        """Worker group of the copies in each RayCluster of the RayService with the uid `ray`, by the cluster's name."""
+        clusters = [
+            seen.view
+            for _, _, seen in self._its(key)
+            if isinstance(seen.view, _Cluster) and seen.owner == ray
+        ]
+        return {one.name: one.group for one in clusters if one.group is not None}
+
     def _its(self, key: Key) -> Iterator[tuple[str, str, _Seen]]:
         for kind, place in sorted(self._of_service.get(key, ())):
             yield kind, place[1], self._objects[kind, place]
@@ -170,7 +180,7 @@ def _view(document: Manifest) -> Manifest | RayService | _Cluster | Pod | Live:
     if kind == "RayService":
         return parse_ray_service(document)
     if kind == "RayCluster":
-        return _Cluster(str(document["metadata"]["name"]))
+        return _Cluster(str(document["metadata"]["name"]), parse_group(document, REPLICA))
     if kind == "Pod":
         return replace(parse_pod(document), attempt=0)
     if kind != SERVICE_KIND:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rl_api.progress import RunStatus
-from rl_operator.model.names import SAMPLER, Manifest
-from rl_operator.model.seen import SamplerGroup
+from rl_operator.model.names import Manifest
+from rl_operator.model.seen import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Pull:
 
 @dataclass(frozen=True)
 class Scale:
-    """The wish for another number of samplers."""
+    """The wish for another number of pods in a worker group."""
 
-    group: SamplerGroup
+    group: WorkerGroup
     replicas: int
     remove: tuple[str, ...] = ()
     """Pods to take away, where there are to be fewer."""
@@ -54,7 +54,7 @@ class Scale:
         root = f"/spec/workerGroupSpecs/{self.group.index}"
         patch: list[Manifest] = [
             {"op": "test", "path": "/metadata/uid", "value": self.group.uid},
-            {"op": "test", "path": f"{root}/groupName", "value": SAMPLER},
+            {"op": "test", "path": f"{root}/groupName", "value": self.group.name},
             {"op": "add", "path": f"{root}/replicas", "value": self.replicas},
             # What was named there before is gone, and names are not used again.
             {

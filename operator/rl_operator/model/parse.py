@@ -22,7 +22,7 @@ from rl_operator.model.names import (
     STATUS_PORT,
 )
 from rl_operator.model.needs import Asked, Needs
-from rl_operator.model.seen import Container, Event, Live, Pod, Ray, SamplerGroup
+from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
 from rl_operator.model.service import RayService
 from rl_operator.model.times import parse_time
 
@@ -239,18 +239,22 @@ def parse_live(document: Mapping[str, Any]) -> Live:
     return Live(uid=uid, hash=hash_of(document), spec=document.get("spec") or {})
 
 
-def parse_group(document: Mapping[str, Any]) -> SamplerGroup | None:
-    """The samplers of a RayCluster; None: it has none."""
+def parse_group(document: Mapping[str, Any], name: str = SAMPLER) -> WorkerGroup | None:
+    """The worker group of this name of a RayCluster; None: it has none."""
     metadata, spec = document["metadata"], document.get("spec") or {}
     for index, group in enumerate(spec.get("workerGroupSpecs") or ()):
-        if group.get("groupName") == SAMPLER:
-            return SamplerGroup(
+        if group.get("groupName") == name:
+            return WorkerGroup(
                 cluster=str(metadata["name"]),
                 uid=str(metadata.get("uid", "")),
-                owner=controller_of(document, "RayJob") or controller_of(document, KIND),
+                owner=next(
+                    filter(None, (controller_of(document, kind) for kind in ("RayJob", KIND, "RayService"))),
+                    "",
+                ),
                 index=index,
                 replicas=int(group.get("replicas") or 0),
                 most=int(group.get("maxReplicas") or 0),
+                name=name,
             )
     return None
 

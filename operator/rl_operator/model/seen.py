@@ -8,23 +8,24 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from rl_api.progress import CheckpointStatus, Progress
-from rl_operator.model.names import HEAD
+from rl_operator.model.names import HEAD, SAMPLER
 from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
 
 
 @dataclass(frozen=True)
-class SamplerGroup:
-    """The worker group of samplers in a RayCluster, as it is wanted there."""
+class WorkerGroup:
+    """A worker group of a RayCluster, of samplers or of copies of a policy, as it is wanted there."""
 
     cluster: str
     uid: str
     owner: str
-    """Uid of what controls the RayCluster: a RayJob or the run."""
+    """Uid of what controls the RayCluster: a RayJob, the run, or a RayService."""
     index: int
     """Place among the worker groups."""
     replicas: int
     most: int
+    name: str = SAMPLER
 
 
 _ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
@@ -64,7 +65,7 @@ class Ray:
     """Profile under which its attempt has begun; empty: it does not say."""
     asked: Asked = NOTHING_ASKED
     """What its pods take."""
-    samplers: SamplerGroup | None = None
+    samplers: WorkerGroup | None = None
     """Samplers that KubeRay was asked for; None: not known yet."""
 
     @property

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
-from rl_operator.model.decision import Note, Target
+from rl_operator.model.decision import Note, Scale, Target
 from rl_operator.model.names import Manifest
-from rl_operator.model.seen import Event, Live, Pod
+from rl_operator.model.seen import Event, Live, Pod, WorkerGroup
 from rl_operator.model.times import parse_time
 
 
@@ -86,6 +86,8 @@ class Control:
     """Policies that there are, newest first."""
     problem: str = ""
     """Why there are none."""
+    key_problem: str = ""
+    """Why API keys of the Secret are none."""
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     """By digest."""
 
@@ -100,6 +102,8 @@ class ServiceWorld:
     pods: tuple[Pod, ...] = ()
     clusters: Mapping[str, str] = field(default_factory=dict)
     """RayCluster of each pod that one of the service's controls, by the pod's name."""
+    groups: Mapping[str, WorkerGroup] = field(default_factory=dict)
+    """Worker group of the copies in each RayCluster, by its name."""
     events: tuple[Event, ...] = ()
     live: Mapping[tuple[str, str], Live] = field(default_factory=dict)
     """Objects by kind and name."""
@@ -153,6 +157,7 @@ class ServiceDecision:
     create: tuple[Manifest, ...] = ()
     apply: tuple[Manifest, ...] = ()
     delete: tuple[Target, ...] = ()
+    scale: Scale | None = None
     notes: tuple[Note, ...] = ()
     wish: Wish | None = None
     requeue: float = field(kw_only=True)

@@ -95,7 +95,7 @@ def ray_service(
                         {
                             "groupName": REPLICA,
                             "replicas": replica.replicas,
-                            "minReplicas": replica.replicas,
+                            "minReplicas": 1,  # what is wanted may become less
                             "maxReplicas": replica.replicas,
                             "rayStartParams": start_params(REPLICA, replica.ray_cpus, replica.accelerators),
                             "template": _pod(service, replica, followed),

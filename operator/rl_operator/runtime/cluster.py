@@ -24,7 +24,7 @@ from rl_operator.kube.wire import ApiError, version_of
 from rl_operator.model.decision import Decision, Scale
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
 from rl_operator.model.parse import parse_event
-from rl_operator.model.seen import Event, Live, Pod, Ray, SamplerGroup, World
+from rl_operator.model.seen import Event, Live, Pod, Ray, WorkerGroup, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.model.times import parse_time
 from rl_operator.model.tokens import STATUS_SERVER, derive_token
@@ -102,11 +102,11 @@ class Cluster:
         rays: list[Ray] = []
         pods: list[Pod] = list(self.store.ended_pods(key))
         live: dict[tuple[str, str], Live] = {}
-        groups: dict[tuple[str, str], SamplerGroup] = {}
+        groups: dict[tuple[str, str], WorkerGroup] = {}
         for name, seen in self.store.of_run(key):
             if isinstance(seen.view, Pod):
                 pods.append(seen.view)
-            elif isinstance(seen.view, SamplerGroup):
+            elif isinstance(seen.view, WorkerGroup):
                 groups[seen.view.owner, seen.view.cluster] = seen.view
             elif isinstance(seen.view, Ray) and seen.owner == memory.uid:
                 rays.append(seen.view)

@@ -186,6 +186,10 @@ class Services:
             self.store.put({**await bring(self.api, manifest, live.uid), "kind": manifest["kind"]})
         for target in decision.delete:
             await delete_owned(self.api, target, key[0], memory.uid)
+        if decision.scale is not None:
+            cluster = decision.scale.group.cluster
+            made = await self.api.patch("RayCluster", key[0], cluster, decision.scale.patch)
+            self.store.put({**made, "kind": "RayCluster"})
         await self._tell(world, decision)
         self.queue.add_after(key, decision.requeue)
 
@@ -234,6 +238,7 @@ class Services:
             ray=ray,
             pods=tuple(pod for pod, _ in pods),
             clusters={pod.name: cluster for pod, cluster in pods},
+            groups=self.store.groups(key, ray.uid) if ray is not None else {},
             live=dict(self.store.live(key, memory.uid)),
             key=self.cluster.key,
             kuberay=self.store.serves("RayService"),

@@ -97,9 +97,11 @@ def test_a_folder_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     keys = KeyFolder(tmp_path)
     assert check_key(f"Bearer {one}", keys()) in keys()
     assert len(keys()) == 1
+    assert keys.problem.startswith("bob has a key that is too short")
     monkeypatch.setattr("rl_serve.keys._FRESH_SECONDS", -1.0)
     (tmp_path / "ann").write_text("")
     (tmp_path / "bob").write_text(other)
     assert check_key(f"Bearer {other}", keys()) in keys()
+    assert keys.problem == "ann has no key; allowed: one on each line"
     (tmp_path / "bob").unlink()
     assert keys() == frozenset(), "nobody may ask"

@@ -7,6 +7,7 @@ from typing import Any
 from service_worlds import make_service
 
 from rl_operator.kube.services import ServiceStore, concerns_services
+from rl_operator.model.seen import WorkerGroup
 
 KEY = ("team-a", "chat")
 LABELS = {"rltrain.dev/service": "chat"}
@@ -47,6 +48,16 @@ def test_pods_are_those_of_its_own_clusters() -> None:
     store.put(made("Pod", "forged-head", "forged-head", ("RayCluster", "forged")))
     store.put(made("Pod", "alone", "alone"))
     assert [(pod.name, cluster) for pod, cluster in store.pods(KEY, "ray")] == [("chat-1-head", "chat-1")]
+
+
+def test_copies_of_its_own_clusters_and_how_many_are_wanted() -> None:
+    store = filled()
+    spec = {"workerGroupSpecs": [{"groupName": "replica", "replicas": 2, "maxReplicas": 3}]}
+    store.put(made("RayCluster", "chat-2", "second", ("RayService", "ray"), spec=spec))
+    store.put(made("RayCluster", "forged", "forged", ("RayService", "another"), spec=spec))
+    assert store.groups(KEY, "ray") == {
+        "chat-2": WorkerGroup("chat-2", "second", "ray", 0, 2, 3, "replica")
+    }, "the first has none"
 
 
 def test_an_object_of_another_service_of_this_name_is_not_its_own() -> None:

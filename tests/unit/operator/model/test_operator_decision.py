@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from rl_operator.model.decision import Scale
-from rl_operator.model.seen import SamplerGroup
+from rl_operator.model.seen import WorkerGroup
 
 
-def group(replicas: int = 1, most: int = 2) -> SamplerGroup:
-    return SamplerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+def group(replicas: int = 1, most: int = 2) -> WorkerGroup:
+    return WorkerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
 
 
 class TestPatch:

@@ -8,7 +8,7 @@ from operator_worlds import GPU_POOLS, NOW, make_plan, make_profile
 
 from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.parse import parse_event, parse_group, parse_live, parse_pod, parse_ray
-from rl_operator.model.seen import Container, Event, Live, Pod, Ray, SamplerGroup
+from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
 from rl_operator.plan.limits import needs_of
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
@@ -106,7 +106,7 @@ def test_a_raycluster_from_its_parts() -> None:
         head_service="s",
         status_port=9000,
         asked=ASKED,
-        samplers=SamplerGroup("sums-2", "u", "job", 1, 3, 4),
+        samplers=WorkerGroup("sums-2", "u", "job", 1, 3, 4),
     )
 
 
@@ -172,7 +172,7 @@ def test_lists_that_are_null_are_empty() -> None:
     assert (ray.attempt, ray.cluster_reason, ray.samplers, ray.status_port) == (0, "", None, None)
     assert (parse_pod(nulls).containers, parse_pod(nulls).memory_limit) == ((), "")
     group = parse_group(nulls | {"spec": {"workerGroupSpecs": [{"groupName": "sampler"}]}})
-    assert group == SamplerGroup("sums-2", "u", "", 0, 0, 0)
+    assert group == WorkerGroup("sums-2", "u", "", 0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_copies_by_number_or_by_demand() -> None:
         3,
     )
     group = rendered({"replicas": {"min": 1, "max": 3}})["rayClusterConfig"]["workerGroupSpecs"][0]
-    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 3)
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 1, 3)
 
 
 def test_pods_are_restricted_and_hold_no_credentials() -> None:
