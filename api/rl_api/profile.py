@@ -111,10 +111,10 @@ class ImagesSpec(Model):
 
 
 class NamespaceLimitsSpec(Model):
-    """Most that all runs of a namespace have at once under this profile. A run that would exceed it waits."""
+    """Most that all runs and services of a namespace have at once under this profile. One that would exceed it waits."""
 
     max_runs: int | None = Field(default=None, ge=1, le=MOST)
-    """Runs with pods; null: no limit."""
+    """Runs with pods, services not counted; null: no limit."""
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
     """Samplers; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
@@ -126,7 +126,7 @@ class NamespaceLimitsSpec(Model):
 
 
 class ProfileLimitsSpec(Model):
-    """Most that one run may ask for, over all pools, and all runs of a namespace together."""
+    """Most that one run may ask for, over all pools, and all runs and services of a namespace together."""
 
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
     """Samplers; null: no limit."""
@@ -140,7 +140,7 @@ class ProfileLimitsSpec(Model):
     """Time with pods, over all attempts: the most that stop.maxDuration may say, and what it is where a run says
     nothing; null: no limit."""
     per_namespace: NamespaceLimitsSpec = NamespaceLimitsSpec()
-    """Most that all runs of a namespace have at once."""
+    """Most that all runs and services of a namespace have at once."""
 
 
 Contact = Annotated[
@@ -165,7 +165,7 @@ class ProfileSpec(Model):
     defaults: dict[str, Any] = Field(default_factory=dict)
     """Values of RLTrainingRun.spec for runs that do not set them."""
     limits: ProfileLimitsSpec = ProfileLimitsSpec()
-    """Most that one run, and all runs of a namespace, may have."""
+    """Most that one run, and all runs and services of a namespace, may have."""
     allow: AllowSpec = AllowSpec()
     """What runs may ask for beyond their own pods."""
     contact: Contact = "the platform team"

@@ -10,8 +10,8 @@ import yaml
 
 from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
 from rl_operator.decide.service import reconcile_service
-from rl_operator.model.names import Manifest
-from rl_operator.model.parse import hash_of
+from rl_operator.model.names import PROFILE_ANNOTATION, Manifest
+from rl_operator.model.parse import hash_of, service_asked
 from rl_operator.model.seen import Live
 from rl_operator.model.service import (
     Control,
@@ -67,6 +67,7 @@ class ServiceStory:
 
     def __init__(self, spec: dict[str, Any] | None = None, **world: Any) -> None:
         self.spec, self.now = spec or {}, NOW
+        self.profiles: list[Manifest] = []
         self.status: ServiceStatus = ServiceStatus()
         self.world = ServiceWorld(make_service(spec), **({"followed": FOLLOWED, "key": b"key"} | world))
         self.checkpoints: list[PolicyVersion] = []
@@ -109,7 +110,7 @@ class ServiceStory:
             ),
             control=self._control(),
         )
-        decision = reconcile_service(seen, self.now, plan_service(seen.service, [], Settings()))
+        decision = reconcile_service(seen, self.now, plan_service(seen.service, self.profiles, Settings()))
         self.decisions.append(decision)
         self.status = decision.status
         live = dict(self.world.live)
@@ -121,6 +122,11 @@ class ServiceStory:
         if ("RayService", "chat") in live and self.world.ray is None:
             ray = RayService("chat", "ray-uid", live["RayService", "chat"], active=CLUSTER, ready=True)
             self.world = replace(self.world, ray=ray)
+        for manifest in (*decision.create, *decision.apply):
+            if manifest["kind"] == "RayService" and self.world.ray is not None:
+                profile = manifest["metadata"]["annotations"].get(PROFILE_ANNOTATION, "")
+                asked = service_asked(manifest["spec"]["rayClusterConfig"])
+                self.world = replace(self.world, ray=replace(self.world.ray, asked=asked, profile=profile))
         return decision
 
     def looks(self, count: int, seconds: float = 2.0) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rl_operator.model.decision import Scale
 from rl_operator.model.seen import Pod, WorkerGroup
@@ -27,11 +28,11 @@ def scale_copies(group: WorkerGroup, wanted: int, pods: Iterable[Pod]) -> Scale 
 
     It is not ready then, as no proxy is where no copy is.
     """
-    if wanted >= group.replicas:
-        return scale(group, wanted, pods)
     there = [pod for pod in pods if pod.role == group.name and pod.deleting is None]
-    at_work = sum(pod.ready for pod in there)
-    return scale(group, wanted, there) if at_work <= wanted else None
+    if wanted < group.replicas and sum(pod.ready for pod in there) > wanted:
+        return None
+    found = scale(group, wanted, there)
+    return replace(found, bound=True) if found is not None else None
 
 
 def surplus(pods: Iterable[Pod], count: int) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from rl_api.service_status import ReplicasStatus, ServicePhase, ServiceStatus, T
 from rl_operator.decide.conditions import Conditions, State
 from rl_operator.decide.diagnose import Diagnosis, missing_kuberay, no_quota, one_line, pods_problems
 from rl_operator.decide.drift import drift
-from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON
+from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON, TURN
 from rl_operator.decide.promotion import Promoting
+from rl_operator.decide.room import no_room_for_service
 from rl_operator.decide.scaling import scale_copies
 from rl_operator.model.decision import Note, Scale
 from rl_operator.model.names import HEAD, REPLICA
@@ -108,16 +109,28 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         found = missing_kuberay("RayService")
         return look.set("ClusterReady", "False", found.reason, found.message).decide("Pending", SLOW)
     if service.spec.source.run is not None and world.followed is None and world.ray is None:
+        # It may have waited for room before, which it does no longer.
+        look = replace(look, conditions=look.conditions.clear("ClusterReady"))
         return look.set("Serving", "False", "NoSource", "there is no policy to serve").decide("Pending", SLOW)
+    crowded = no_room_for_service(service, world.ray, world.others) if not world.refusal else None
+    if crowded is not None and world.ray is None:
+        look = look.showing(replicas=None, traffic=[], endpoints=[])
+        look = look.set("ClusterReady", "False", crowded.reason, crowded.message)
+        return look.set("Serving", "False", crowded.reason, "its pods wait for room").decide("Pending", TURN)
     before = look.status
-    promoting = Promoting(service.spec, look.status, look.now, _current(world)).advanced()
+    promoting, wanted = (
+        Promoting(service.spec, look.status, look.now, _current(world)),
+        service_objects(service),
+    )
+    if crowded is None:
+        promoting = promoting.advanced()
+        wanted = [*wanted, ray_service(service, world.followed, promoting.target)]
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
-    wanted = [*service_objects(service), ray_service(service, world.followed, promoting.target)]
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
     if any(one["kind"] == "RayService" for one in create):
         create = (service_secret(service, world.key), *create)
-    look = _seen(look, service)
-    wanted_copies = _scale(world, service)
+    look = _seen(look, service, crowded)
+    wanted_copies = _scale(world, service) if crowded is None else None
     if wanted_copies is not None:
         group = wanted_copies.group
         text = f"{wanted_copies.replicas} instead of {group.replicas} pods for copies are wanted in {group.cluster}"
@@ -154,8 +167,8 @@ def _current(world: ServiceWorld) -> Control | None:
     return control
 
 
-def _seen(look: _Look, service: EffectiveService) -> _Look:
-    """Cluster, copies, traffic."""
+def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> _Look:
+    """Cluster, copies, traffic; `crowded`: why the cluster stays as it was."""
     world, ray, control = look.world, look.world.ray, _current(look.world)
     desired = service.spec.replicas.min
     replicas = control.replicas if control is not None else ()
@@ -175,6 +188,9 @@ def _seen(look: _Look, service: EffectiveService) -> _Look:
     look = look.showing(replicas=status, traffic=traffic, endpoints=[endpoint] if ray is not None else [])
     if found is not None:
         look = look.set("ClusterReady", "False", found.reason, found.message)
+    elif crowded is not None:
+        state: State = "True" if ray is not None and ray.ready else "False"
+        look = look.set("ClusterReady", state, crowded.reason, crowded.message)
     elif ray is not None and ray.ready:
         look = look.set("ClusterReady", "True", "Ready", "the pods are ready")
     else:

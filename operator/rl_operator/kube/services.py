@@ -10,8 +10,16 @@ from typing import Any, Final
 from rl_operator.kube.cache import place_of
 from rl_operator.kube.wire import version_of
 from rl_operator.model.names import REPLICA, SERVICE_KIND, SERVICE_LABEL, Key, Manifest
+from rl_operator.model.needs import Needs
 from rl_operator.model.nesting import shallow
-from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray_service
+from rl_operator.model.parse import (
+    controller_of,
+    parse_group,
+    parse_live,
+    parse_pod,
+    parse_ray_service,
+    service_asked,
+)
 from rl_operator.model.seen import Live, Pod, WorkerGroup
 from rl_operator.model.service import RayService
 
@@ -25,6 +33,7 @@ class _Cluster:
 
     name: str
     group: WorkerGroup | None
+    asked: Needs
 
 
 @dataclass(frozen=True)
@@ -127,23 +136,24 @@ class ServiceStore:
     def pods(self, key: Key, ray: str) -> Iterator[tuple[Pod, str]]:
         """Pods of the RayService with the uid `ray`, each with its RayCluster: by who controls them, as labels are
         anybody's."""
-        clusters = {
-            seen.uid: seen.view.name
-            for _, _, seen in self._its(key)
-            if isinstance(seen.view, _Cluster) and seen.owner == ray
-        }
+        clusters = {uid: cluster.name for uid, cluster in self._clusters(key, ray)}
         for _, _, seen in self._its(key):
             if isinstance(seen.view, Pod) and seen.view.owner in clusters:
                 yield seen.view, clusters[seen.view.owner]
 
     def groups(self, key: Key, ray: str) -> dict[str, WorkerGroup]:
         """Worker group of the copies in each RayCluster of the RayService with the uid `ray`, by the cluster's name."""
-        clusters = [
-            seen.view
-            for _, _, seen in self._its(key)
-            if isinstance(seen.view, _Cluster) and seen.owner == ray
-        ]
+        clusters = [cluster for _, cluster in self._clusters(key, ray)]
         return {one.name: one.group for one in clusters if one.group is not None}
+
+    def asked(self, key: Key, ray: str) -> tuple[Needs, ...]:
+        """What each RayCluster of the RayService with the uid `ray` takes."""
+        return tuple(cluster.asked for _, cluster in self._clusters(key, ray))
+
+    def _clusters(self, key: Key, ray: str) -> Iterator[tuple[str, _Cluster]]:
+        for _, _, seen in self._its(key):
+            if isinstance(seen.view, _Cluster) and seen.owner == ray:
+                yield seen.uid, seen.view
 
     def _its(self, key: Key) -> Iterator[tuple[str, str, _Seen]]:
         for kind, place in sorted(self._of_service.get(key, ())):
@@ -180,7 +190,10 @@ def _view(document: Manifest) -> Manifest | RayService | _Cluster | Pod | Live:
     if kind == "RayService":
         return parse_ray_service(document)
     if kind == "RayCluster":
-        return _Cluster(str(document["metadata"]["name"]), parse_group(document, REPLICA))
+        spec = document.get("spec") or {}
+        return _Cluster(
+            str(document["metadata"]["name"]), parse_group(document, REPLICA), service_asked(spec)
+        )
     if kind == "Pod":
         return replace(parse_pod(document), attempt=0)
     if kind != SERVICE_KIND:

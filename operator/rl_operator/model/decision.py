@@ -47,6 +47,8 @@ class Scale:
     replicas: int
     remove: tuple[str, ...] = ()
     """Pods to take away, where there are to be fewer."""
+    bound: bool = False
+    """Whether there are to be no more later on, so that what is not asked for is free for others."""
 
     @property
     def patch(self) -> list[Manifest]:
@@ -63,7 +65,7 @@ class Scale:
                 "value": {"workersToDelete": list(self.remove)} if self.remove else {},
             },
         ]
-        if self.replicas > self.group.most:
+        if self.replicas > self.group.most or self.bound:
             patch.append({"op": "add", "path": f"{root}/maxReplicas", "value": self.replicas})
         return patch
 

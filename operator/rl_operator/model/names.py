@@ -11,7 +11,7 @@ Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
 
 Key = tuple[str, str]
-"""Namespace and name of a run."""
+"""Namespace and name of a run, or of a service."""
 
 RUN_LABEL: Final = "rltrain.dev/run"
 ATTEMPT_LABEL: Final = "rltrain.dev/attempt"
@@ -32,7 +32,7 @@ BEGAN_ANNOTATIONS: Final = {
 """What a RayJob or RayCluster says of the attempt that began with it, should its operator die before the status does."""
 
 PROFILE_ANNOTATION: Final = "rltrain.dev/profile"
-"""Name of the profile under which an attempt has begun."""
+"""Name of the profile under which an attempt has begun, or a service has its pods."""
 
 LONGEST_RAY_JOB: Final = 47
 """KubeRay refuses longer names, as it adds to them."""

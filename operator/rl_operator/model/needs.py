@@ -1,4 +1,4 @@
-"""What runs take of a cluster, in numbers that can be added up."""
+"""What runs and services take of a cluster, in numbers that can be added up."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class Needs:
         """So many of them."""
         return Needs(*(count * one for one in astuple(self)))
 
+    def at_least(self, other: Needs) -> Needs:
+        """Of each the larger one."""
+        return Needs(*(max(one, two) for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+    def where_more(self, wanted: Needs, has: Needs) -> Needs:
+        """Only that of which more is wanted than there is; what stays as it is takes nothing of anybody."""
+        parts = zip(astuple(self), astuple(wanted), astuple(has), strict=True)
+        return Needs(*(one if more > less else 0 for one, more, less in parts))
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -41,17 +50,18 @@ class Asked:
         return self.fixed + self.sampler.times(count)
 
 
+NOTHING: Final = Needs()
 NOTHING_ASKED: Final = Asked()
 
 
 @dataclass(frozen=True)
 class Others:
-    """The other runs of a namespace under the same profile."""
+    """The other runs and services of a namespace under the same profile."""
 
-    held: Needs = Needs()
+    held: Needs = NOTHING
     """What they have."""
     first: str = ""
-    """Name of the one that waits for its turn before this run does; empty: none."""
+    """The one that waits for its turn before this one does, such as `run sums`; empty: none."""
 
 
 NOBODY: Final = Others()

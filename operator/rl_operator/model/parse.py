@@ -98,7 +98,7 @@ def _container(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _asked(spec: Mapping[str, Any]) -> Asked:
-    """What the pods of a Ray cluster take."""
+    """What a run takes with this Ray cluster."""
     head = _pod_needs(spec.get("headGroupSpec") or {})
     asked = Asked(fixed=Needs(runs=1) + head)
     for group in spec.get("workerGroupSpecs") or ():
@@ -109,6 +109,12 @@ def _asked(spec: Mapping[str, Any]) -> Asked:
             learner = group.get("groupName") == LEARNER
             asked = replace(asked, fixed=asked.fixed + (Needs(learners=int(learner)) + pod).times(count))
     return asked
+
+
+def service_asked(spec: Mapping[str, Any]) -> Needs:
+    """What a service takes with this Ray cluster: all of its pods, and no run."""
+    asked = _asked(spec)
+    return replace(asked.with_samplers(asked.most), runs=0)
 
 
 def _pod_needs(group: Mapping[str, Any]) -> Needs:
@@ -287,4 +293,6 @@ def parse_ray_service(document: Mapping[str, Any]) -> RayService:
         ready=ready.get("status") == "True",
         problem="; ".join(failed),
         applications={name: str(one.get("status") or "") for name, one in applications.items()},
+        profile=str((metadata.get("annotations") or {}).get(PROFILE_ANNOTATION) or ""),
+        asked=service_asked((document.get("spec") or {}).get("rayClusterConfig") or {}),
     )

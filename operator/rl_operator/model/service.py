@@ -10,6 +10,7 @@ from typing import Any
 from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
 from rl_operator.model.decision import Note, Scale, Target
 from rl_operator.model.names import Manifest
+from rl_operator.model.needs import NOBODY, NOTHING, Needs, Others
 from rl_operator.model.seen import Event, Live, Pod, WorkerGroup
 from rl_operator.model.times import parse_time
 
@@ -32,6 +33,10 @@ class RayService:
     """What KubeRay or Ray Serve say is wrong."""
     applications: Mapping[str, str] = field(default_factory=dict)
     """State of each Serve application of the cluster with the traffic, such as RUNNING."""
+    profile: str = ""
+    """Name of the profile for which its pods count; empty: none is known."""
+    asked: Needs = NOTHING
+    """What its pods take, in one cluster."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,9 @@ class ServiceWorld:
     refusal: str = ""
     """What the API server said when an object of the service could not be written."""
     log_tail: Mapping[str, str] = field(default_factory=dict)
+    asked: tuple[Needs, ...] = ()
+    """What each Ray cluster of the service takes: during an update it has two, and the old one for a while after it."""
+    others: Others = NOBODY
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
-"""What a run asks for, against what nodes have and the profile lets it, and all runs of its namespace, have. Pure."""
+"""What a run or service asks for, against what nodes have and the profile lets it, and all of its namespace, have. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 
 from rl_api.base import amount
 from rl_api.paths import Path
@@ -10,7 +11,7 @@ from rl_api.problems import Problem
 from rl_api.profile import NamespaceLimitsSpec, ProfileSpec
 from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
-from rl_operator.model.needs import Needs
+from rl_operator.model.needs import NOTHING, Needs
 from rl_operator.plan.roles import Role
 
 
@@ -97,7 +98,7 @@ def _each(
                 f"found {disk} of disk for a pod of the {role.name}, allowed: at most {most}, "
                 f"the limit of {title}",
             )
-    for what, found, most_of_all in exceeded(limits.per_namespace, needs_of(roles)):
+    for what, found, most_of_all in exceeded(limits.per_namespace, pods_need(roles)):
         yield Problem(
             ("spec",),
             f"found {found} {what}, allowed: at most {most_of_all}, the limit of {title} for a namespace",
@@ -123,7 +124,21 @@ def _each(
 
 def needs_of(roles: Sequence[Role]) -> Needs:
     """What a run with these roles takes at most."""
-    return sum((role.pod.times(role.replicas) for role in roles), Needs(runs=1))
+    return Needs(runs=1) + pods_need(roles)
+
+
+def pods_need(roles: Sequence[Role]) -> Needs:
+    """What the pods of these roles take at most: all that a service takes, which is no run."""
+    return sum((role.pod.times(role.replicas) for role in roles), NOTHING)
+
+
+def limited(limits: NamespaceLimitsSpec, needs: Needs) -> bool:
+    """Whether anything of this is limited."""
+    most = (
+        *(limits.max_runs, limits.max_samplers, limits.max_learners),
+        *(limits.max_accelerators, limits.max_ephemeral_storage),
+    )
+    return any(limit is not None and found for limit, found in zip(most, astuple(needs), strict=True))
 
 
 def exceeded(limits: NamespaceLimitsSpec, needs: Needs) -> Iterator[tuple[str, str, str]]:

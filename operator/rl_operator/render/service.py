@@ -9,6 +9,7 @@ from typing import Final
 from rl_api.service_status import FollowedRun, PolicyVersion
 from rl_operator.model.names import (
     HEAD,
+    PROFILE_ANNOTATION,
     RAY_PORTS,
     REPLICA,
     ROLE_LABEL,
@@ -73,11 +74,12 @@ def ray_service(
     template = _pod(service, head, followed)
     if service.spec.promotion.strategy == "newCluster" and policy is not None:
         template["metadata"]["annotations"] = {POLICY_ANNOTATION: policy.version}
+    profile = {"annotations": {PROFILE_ANNOTATION: service.profile_name}} if service.profile_name else {}
     return hashed(
         {
             "apiVersion": "ray.io/v1",
             "kind": "RayService",
-            "metadata": service.metadata(service.name),
+            "metadata": service.metadata(service.name) | profile,
             "spec": {
                 "rayClusterDeletionDelaySeconds": _OLD_CLUSTER_SECONDS
                 + math.ceil(service.spec.limits.timeout.seconds),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.look import IDLE, known_status
 from rl_operator.decide.reconcile import reconcile
-from rl_operator.decide.room import WAITS, held, waits
+from rl_operator.decide.room import held, waits
 from rl_operator.decide.status import news
 from rl_operator.decide.unreadable import hands_off
 from rl_operator.drivers.client import Drivers
@@ -31,7 +31,7 @@ from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Plan
 from rl_operator.runtime.cluster import Cluster
 from rl_operator.runtime.failing import back_off, say_failed
-from rl_operator.runtime.ledger import Ledger
+from rl_operator.runtime.ledger import Holder, Ledger, made_at
 from rl_operator.runtime.memory import Memory
 from rl_operator.runtime.metrics import Metrics
 from rl_operator.runtime.services import Services
@@ -70,7 +70,7 @@ class Controller:
         self.ledger = Ledger()
         self._memory: dict[Key, Memory] = {}
         self._talks = Talks(self.drivers, self.queue.add_after, news)
-        self.services = Services(self.cluster, self.drivers, settings, metrics)
+        self.services = Services(self.cluster, self.drivers, settings, metrics, self.ledger, self._begins)
 
     async def prime(self) -> None:
         """Read everything once, so that no decision is made on half a picture; an API server that is starting itself is
@@ -92,6 +92,7 @@ class Controller:
                 await asyncio.sleep(1.0)
         for key in self.store.runs():
             self._take_down(key)
+        self.services.take_down()
 
     def _take_down(self, key: Key) -> None:
         """What a run holds and whether it waits, as the API server has it, before anything is decided."""
@@ -100,11 +101,11 @@ class Controller:
             return
         memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
         world, status = self.cluster.known(key, run, memory), known_status(run)
-        waiting = any((one.type, one.reason) == ("ClusterReady", WAITS) for one in status.conditions)
+        waiting = waits(status.conditions)
         if waiting or world.rays:
             plan = self.cluster.plan(run, memory)
             needs = held(world, status.attempts, plan)
-            self.ledger.note(key, _profile(world, plan), needs, _made(run) if waiting else None)
+            self.ledger.note(Holder(*key), _profile(world, plan), needs, made_at(run) if waiting else None)
 
     def seen(self, kind: str, change: str, document: Manifest) -> None:
         """A watch saw an object: it is there, or was DELETED."""
@@ -139,6 +140,14 @@ class Controller:
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in keys:
             self.queue.add(key, urgent=self._is_new(key))
+
+    def _begins(self, holders: Iterable[Holder]) -> None:
+        """It may be their turn."""
+        for holder in holders:
+            if holder.kind == KIND:
+                self._wake([holder.key])
+            else:
+                self.services.wake([holder.key])
 
     def _is_new(self, key: Key) -> bool:
         """Whether nothing has been begun for a run yet."""
@@ -256,12 +265,12 @@ class Controller:
         now = datetime.now(UTC).replace(microsecond=0)
         plan = self.cluster.plan(world.run, memory)
         # Nothing is waited for from here to where the ledger has what was decided.
-        others = self.ledger.others(key, plan.profile_name, _made(world.run))
+        others = self.ledger.others(Holder(*key), plan.profile_name, made_at(world.run))
         decision = reconcile(replace(world, others=others), now, plan)
         if not decision.unreadable:
             needs = held(world, decision.status.attempts, plan, decision)
-            waiting = _made(world.run) if waits(decision) else None
-            self._wake(self.ledger.note(key, _profile(world, plan), needs, waiting))
+            waiting = made_at(world.run) if waits(decision.status.conditions) else None
+            self._begins(self.ledger.note(Holder(*key), _profile(world, plan), needs, waiting))
         if decision.requeue >= IDLE:  # of thousands that are over or suspended
             memory.plan = memory.plan_of = None
         if decision.unreadable:
@@ -314,7 +323,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
-        self._wake(self.ledger.forget(key))
+        self._begins(self.ledger.forget(Holder(*key)))
         self.queue.forget(key)
         self._talks.leave(key)
 
@@ -325,11 +334,6 @@ class Controller:
             self.metrics.show_services(self.services.shown())
             self.metrics.unreadable.set(sum(bool(memory.unreadable) for memory in self._memory.values()))
             await asyncio.sleep(5.0)
-
-
-def _made(run: Mapping[str, Any]) -> str:
-    """When the run was made, to be compared with others."""
-    return str(run["metadata"].get("creationTimestamp") or "")
 
 
 def _profile(world: World, plan: Plan) -> str | None:

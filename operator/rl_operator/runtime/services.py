@@ -1,10 +1,10 @@
-"""The loop of policy services: look, decide, act. It shares the watches of runs, and nothing else."""
+"""The loop of policy services: look, decide, act. It shares the watches of runs and their ledger, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 from rl_api.base import API_VERSION
 from rl_api.service_status import ReplicasStatus
 from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.room import held_by_service, waits
 from rl_operator.decide.service import known_service_status, reconcile_service
 from rl_operator.drivers.client import DriverError, Drivers
 from rl_operator.drivers.control import ask_control, tell_control
@@ -30,6 +31,7 @@ from rl_operator.render.event import event_of
 from rl_operator.render.service_config import CONTROL_PREFIX, SERVE_PORT
 from rl_operator.runtime.cluster import Cluster
 from rl_operator.runtime.failing import back_off, say_failed
+from rl_operator.runtime.ledger import Holder, Ledger, made_at
 from rl_operator.runtime.memory import Memory
 from rl_operator.runtime.metrics import Metrics, Service
 from rl_operator.runtime.work_queue import WorkQueue
@@ -60,7 +62,15 @@ class _Memory:
 class Services:
     """Keeps all policy services going."""
 
-    def __init__(self, cluster: Cluster, drivers: Drivers, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        drivers: Drivers,
+        settings: Settings,
+        metrics: Metrics,
+        ledger: Ledger,
+        begins: Callable[[Iterable[Holder]], None],
+    ) -> None:
         """Prepare; `run` begins.
 
         Args:
@@ -68,9 +78,12 @@ class Services:
             drivers: carries requests to the services' controls.
             settings: of the operator.
             metrics: what is counted.
+            ledger: who holds what, runs and services.
+            begins: has those looked at whose turn it may be.
         """
         self.cluster, self.drivers, self.settings, self.metrics = cluster, drivers, settings, metrics
         self.api, self.store = cluster.api, ServiceStore()
+        self.ledger, self._begins = ledger, begins
         self.queue = WorkQueue()
         self._memory: dict[Key, _Memory] = {}
 
@@ -80,21 +93,32 @@ class Services:
         """A watch saw an object of services: it is there, or was DELETED."""
         if change == "DELETED":
             uid = str(document["metadata"].get("uid", ""))
-            self._wake(self.store.drop(document["kind"], place_of(document), uid))
+            self.wake(self.store.drop(document["kind"], place_of(document), uid))
         else:
-            self._wake(self.store.put(document))
+            self.wake(self.store.put(document))
 
     def listed(self, kind: str, namespace: str | None, there: Collection[str] | None, version: int) -> None:
         """A watch has listed everything of a kind."""
-        self._wake(self.store.listed(kind, namespace, there, version))
+        self.wake(self.store.listed(kind, namespace, there, version))
 
     def run_changed(self, key: Key) -> None:
         """A run has changed, or is gone."""
-        self._wake(self.store.following(key))
+        self.wake(self.store.following(key))
 
     def profiles_changed(self) -> None:
         """A profile has changed."""
-        self._wake(self.store.services())
+        self.wake(self.store.services())
+
+    def take_down(self) -> None:
+        """What services hold and which of them wait, as the API server has it, before anything is decided."""
+        for key in self.store.services():
+            service = self.store.service(key)
+            if service is None:
+                continue
+            world = self._there(key, service)
+            if world.ray is not None or waits(known_service_status(service).conditions):
+                planned = plan_service(service, self.cluster.store.profiles(), self.settings)
+                self._note(key, world, planned)
 
     def shown(self) -> dict[Key, Service]:
         """What metrics say of each service."""
@@ -105,7 +129,8 @@ class Services:
             found[key] = Service(status.phase or "Pending", copies.ready, copies.desired)
         return found
 
-    def _wake(self, keys: Iterable[Key]) -> None:
+    def wake(self, keys: Iterable[Key]) -> None:
+        """Have these looked at."""
         for key in keys:
             self.queue.add(key)
 
@@ -156,6 +181,7 @@ class Services:
         service = self.store.service(key)
         if service is None:
             self._memory.pop(key, None)
+            self._begins(self.ledger.forget(_holder(key)))
             self.queue.forget(key)
             return
         uid = str(service["metadata"].get("uid", ""))
@@ -170,11 +196,26 @@ class Services:
         except (ApiError, NameTaken) as error:
             # The API server does not take an object: the status says so, which is what people look at.
             if why := refusal_of(error):
-                await self._tell(world, reconcile_service(replace(world, refusal=why), _now(), planned))
+                await self._tell(world, self._decide(key, replace(world, refusal=why), planned))
             raise
 
+    def _decide(self, key: Key, world: ServiceWorld, planned: ServicePlan) -> ServiceDecision:
+        """What is to be done: nothing is waited for until the ledger has it."""
+        others = self.ledger.others(_holder(key), planned.profile_name, made_at(world.service))
+        decision = reconcile_service(replace(world, others=others), _now(), planned)
+        self._note(key, world, planned, decision)
+        return decision
+
+    def _note(
+        self, key: Key, world: ServiceWorld, planned: ServicePlan, decision: ServiceDecision | None = None
+    ) -> None:
+        profile, needs = held_by_service(world, planned, decision)
+        status = decision.status if decision is not None else known_service_status(world.service)
+        waiting = made_at(world.service) if waits(status.conditions) else None
+        self._begins(self.ledger.note(_holder(key), profile, needs, waiting))
+
     async def _act(self, key: Key, world: ServiceWorld, planned: ServicePlan, memory: _Memory) -> None:
-        decision = reconcile_service(world, _now(), planned)
+        decision = self._decide(key, world, planned)
         if decision.wish is not None and world.ray is not None:
             await self._bring(key, world, decision, memory)
         for manifest in decision.create:
@@ -223,6 +264,24 @@ class Services:
 
     # -- what there is -------------------------------------------------------------------------------------------
 
+    def _there(self, key: Key, service: Manifest) -> ServiceWorld:
+        """What the watches have seen."""
+        uid = str(service["metadata"].get("uid", ""))
+        ray = self.store.ray(key, uid)
+        pods = list(self.store.pods(key, ray.uid)) if ray is not None else []
+        return ServiceWorld(
+            service=service,
+            ray=ray,
+            pods=tuple(pod for pod, _ in pods),
+            clusters={pod.name: cluster for pod, cluster in pods},
+            groups=self.store.groups(key, ray.uid) if ray is not None else {},
+            live=dict(self.store.live(key, uid)),
+            key=self.cluster.key,
+            kuberay=self.store.serves("RayService"),
+            followed=known_service_status(service).followed,
+            asked=self.store.asked(key, ray.uid) if ray is not None else (),
+        )
+
     async def _observe(
         self,
         key: Key,
@@ -231,19 +290,8 @@ class Services:
         labels: dict[str, str] | None,
         memory: _Memory,
     ) -> ServiceWorld:
-        ray = self.store.ray(key, memory.uid)
-        pods = list(self.store.pods(key, ray.uid)) if ray is not None else []
-        world = ServiceWorld(
-            service=service,
-            ray=ray,
-            pods=tuple(pod for pod, _ in pods),
-            clusters={pod.name: cluster for pod, cluster in pods},
-            groups=self.store.groups(key, ray.uid) if ray is not None else {},
-            live=dict(self.store.live(key, memory.uid)),
-            key=self.cluster.key,
-            kuberay=self.store.serves("RayService"),
-            followed=known_service_status(service).followed,
-        )
+        world = self._there(key, service)
+        ray = world.ray
         if not isinstance(planned, EffectiveService):
             return world
         if (name := planned.spec.source.run) is not None:
@@ -309,6 +357,10 @@ def head_of(world: ServiceWorld, cluster: str) -> Pod | None:
     """The head of a RayCluster where it can be asked."""
     heads = [pod for pod in world.pods_of(cluster) if pod.role == HEAD and pod.deleting is None and pod.ip]
     return max(heads, key=lambda pod: (pod.ready, pod.name), default=None)
+
+
+def _holder(key: Key) -> Holder:
+    return Holder(*key, SERVICE_KIND)
 
 
 def _now() -> datetime:

@@ -1,4 +1,4 @@
-"""What all runs of a namespace have at once: who waits, for what, and what a run holds."""
+"""What all runs and services of a namespace have at once: who waits, for what, and what a run holds."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_a_run_waits_for_others_of_its_namespace_and_then_begins(
     story = Story(profiles=[limited(**limits)])
     decision = story.settled(others=there)
     assert (decision.create, decision.requeue, decision.status.phase) == ((), 60.0, "Pending")
-    assert waits(decision)
+    assert waits(decision.status.conditions)
     found = condition(decision, "ClusterReady")
     assert found is not None
     assert found[:2] == ("False", "NamespaceLimit")
-    assert f"the runs of namespace team-a {message}" in found[2]
+    assert f"the runs and services of namespace team-a {message}" in found[2]
     assert decision.notes == ()
     decision = story.look(others=Others())
     assert kinds(decision)[-1] == "RayJob"
-    assert not waits(decision)
+    assert not waits(decision.status.conditions)
 
 
 def test_what_is_left_is_enough_to_the_last() -> None:
@@ -73,12 +73,29 @@ def test_what_is_left_is_enough_to_the_last() -> None:
 
 def test_a_run_does_not_pass_one_that_waits_for_longer() -> None:
     story = Story(profiles=[limited(maxAccelerators=8)])
-    found = condition(story.settled(others=others("older")), "ClusterReady")
+    found = condition(story.settled(others=others("run older")), "ClusterReady")
     assert found is not None
     assert found[:2] == ("False", "NamespaceLimit")
     assert found[2].startswith("run older, which is older, waits for others of namespace team-a to end")
     unlimited = Story(profiles=[make_profile(default=True)])
-    assert kinds(unlimited.look(others=others("older")))[-1] == "RayJob"
+    assert kinds(unlimited.look(others=others("run older")))[-1] == "RayJob"
+
+
+def test_who_takes_nothing_of_what_is_limited_waits_for_nobody() -> None:
+    pools = {"learner": {"pools": ["cpu"]}, "sampler": {"pools": ["cpu"]}}
+    story = Story(pools, profiles=[limited(maxAccelerators=8)])
+    assert kinds(story.look(others=others("run older", accelerators=9)))[-1] == "RayJob"
+
+
+def test_who_can_no_longer_be_carried_out_keeps_nobody_waiting() -> None:
+    story = Story(profiles=[limited(maxRuns=1)])
+    assert waits(story.settled(others=others(runs=1)).status.conditions)
+    story.set({"stop": {"maxSteps": -1}})
+    decision = story.look()
+    found = condition(decision, "Accepted")
+    assert found is not None
+    assert found[0] == "False"
+    assert not waits(decision.status.conditions)
 
 
 def test_a_run_under_way_is_not_stopped_by_a_limit() -> None:

@@ -40,7 +40,7 @@ def test_as_many_as_are_wanted_are_left_alone(story: ServiceStory) -> None:
 def test_more_are_asked_for_at_once(story: ServiceStory) -> None:
     story.spec = {"replicas": {"min": 2, "max": 3}}
     decision = look(story, 2, copy("a", True), copy("b", True))
-    assert decision.scale == Scale(group(2), 3)
+    assert decision.scale == Scale(group(2), 3, bound=True)
     assert ("Scaling", f"3 instead of 2 pods for copies are wanted in {CLUSTER}") in [
         (note.reason, note.message) for note in decision.notes
     ]
@@ -54,7 +54,7 @@ def test_fewer_wait_for_the_copy_that_ends_and_take_its_pod(story: ServiceStory)
     decision = look(story, 2, copy("a", True), copy("b", True))
     assert decision.scale is None, "both pods answer"
     assert [one["kind"] for one in decision.apply] == ["RayService"], "Ray Serve hears of it first"
-    assert look(story, 2, copy("a", False), copy("b", True)).scale == Scale(group(2), 1, ("a",))
+    assert look(story, 2, copy("a", False), copy("b", True)).scale == Scale(group(2), 1, ("a",), bound=True)
 
 
 def test_a_cluster_that_takes_over_begins_with_what_is_wanted(story: ServiceStory) -> None:

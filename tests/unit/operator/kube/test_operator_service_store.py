@@ -7,6 +7,7 @@ from typing import Any
 from service_worlds import make_service
 
 from rl_operator.kube.services import ServiceStore, concerns_services
+from rl_operator.model.needs import Needs
 from rl_operator.model.seen import WorkerGroup
 
 KEY = ("team-a", "chat")
@@ -58,6 +59,27 @@ def test_copies_of_its_own_clusters_and_how_many_are_wanted() -> None:
     assert store.groups(KEY, "ray") == {
         "chat-2": WorkerGroup("chat-2", "second", "ray", 0, 2, 3, "replica")
     }, "the first has none"
+
+
+def test_each_of_its_own_clusters_takes_something() -> None:
+    def takes(gpus: int) -> dict[str, Any]:
+        group = {"groupName": "replica", "maxReplicas": 2, "rayStartParams": {"num-gpus": str(gpus)}}
+        return {"headGroupSpec": {}, "workerGroupSpecs": [group]}
+
+    store = filled()
+    owner = ("RayService", "ray")
+    store.put(made("RayCluster", "chat-1", "cluster", owner, 2, spec=takes(1)))
+    store.put(made("RayCluster", "chat-2", "second", owner, spec=takes(4)))
+    store.put(made("RayCluster", "forged", "forged", ("RayService", "another"), spec=takes(9)))
+    assert store.asked(KEY, "ray") == (Needs(accelerators=2), Needs(accelerators=8))
+    store.drop("RayCluster", ("team-a", "chat-1"), "cluster")
+    assert store.asked(KEY, "ray") == (Needs(accelerators=8),)
+    service = made("RayService", "chat", "ray", ("RLPolicyService", "service-uid"), 3)
+    service["metadata"]["annotations"] = {"rltrain.dev/profile": "shared"}
+    store.put(service | {"spec": {"rayClusterConfig": takes(4)}})
+    ray = store.ray(KEY, "service-uid")
+    assert ray is not None
+    assert (ray.asked, ray.profile) == (Needs(accelerators=8), "shared")
 
 
 def test_an_object_of_another_service_of_this_name_is_not_its_own() -> None:

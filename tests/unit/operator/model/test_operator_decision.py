@@ -22,6 +22,10 @@ class TestPatch:
         paths = [step["path"] for step in Scale(group(1, 2), 2).patch]
         assert paths[-1] == "/spec/workerGroupSpecs/1/scaleStrategy"
 
+    def test_a_bound_is_always_written(self) -> None:
+        last = Scale(group(3, 3), 1, bound=True).patch[-1]
+        assert last == {"op": "add", "path": "/spec/workerGroupSpecs/1/maxReplicas", "value": 1}
+
     def test_fewer_names_the_pods(self) -> None:
         patch = Scale(group(3, 3), 1, ("b", "c")).patch
         assert patch[-1]["value"] == {"workersToDelete": ["b", "c"]}

@@ -1,0 +1,127 @@
+"""Runs and services of a namespace that wait for each other, against a real kube-apiserver, also over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import KubeApi
+from operator_inside import run
+from operator_process import OperatorProcess
+
+WOKEN_SECONDS = 30.0
+"""Less than the time after which each that waits looks again of itself."""
+
+
+class Line(OperatorProcess):
+    """The operator for one namespace, and who begins in it under a profile with room for one accelerator."""
+
+    def __init__(self, kube: KubeApi, namespace: str, log: Path) -> None:
+        super().__init__(kube.kubeconfig, log, f"--namespace={namespace}")
+        self.kube, self.namespace = kube, namespace
+
+    def begin(self) -> None:
+        """Start it; it works."""
+        self.start()
+        self.until_works()
+
+    def train(self, name: str) -> None:
+        """A run that takes one accelerator."""
+        self.kube.apply(run(name, profile="narrow", learner={"pools": ["gpu"]}), namespace=self.namespace)
+
+    def serve(self, name: str) -> None:
+        """A service that takes one accelerator."""
+        spec = {"profile": "narrow", "pools": ["gpu"], "auth": {"anonymous": True}}
+        about = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLPolicyService", "metadata": {"name": name}}
+        source = {"from": {"checkpoint": "s3://policies/chat"}}
+        self.kube.apply({**about, "spec": spec | source}, namespace=self.namespace)
+
+    def delete(self, kind: str, name: str) -> None:
+        """It is gone when this returns."""
+        self.kube.kubectl("delete", kind, name, "-n", self.namespace)
+
+    @property
+    def begun(self) -> list[str]:
+        """What KubeRay was asked for."""
+        items = self.kube.get("rayjobs,rayservices", "-n", self.namespace)["items"]
+        return sorted(f"{one['kind']} {one['metadata']['name']}" for one in items)
+
+    def until_begun(self, *names: str, seconds: float = WOKEN_SECONDS) -> None:
+        """Wait until this, and nothing else, has begun."""
+        self.until(lambda: self.begun == sorted(names), f"there is {names}", seconds)
+
+    def until_waits(self, kind: str, name: str, seconds: float = WOKEN_SECONDS) -> None:
+        """Wait until it is said of a run or a service why it waits."""
+        why = f"the runs and services of namespace {self.namespace} would have 2 accelerators with this one, allowed at once"
+
+        def told() -> bool:
+            status: dict[str, Any] = self.kube.get(kind, name, "-n", self.namespace).get("status", {})
+            return any(
+                (one["type"], one["status"], one["reason"]) == ("ClusterReady", "False", "NamespaceLimit")
+                and one["message"].startswith(why)
+                for one in status.get("conditions", ())
+            )
+
+        self.until(told, f"{kind} {name} waits", seconds)
+
+
+@pytest.fixture
+def line(kube: KubeApi, tmp_path: Path) -> Iterator[Line]:
+    """A namespace with an operator of its own."""
+    pools = [{"name": "cpu"}, {"name": "gpu", "acceleratorResource": "nvidia.com/gpu"}]
+    kube.apply(
+        {
+            "apiVersion": "rltrain.dev/v1alpha1",
+            "kind": "RLTrainingProfile",
+            "metadata": {"name": "narrow"},
+            "spec": {"pools": pools, "limits": {"perNamespace": {"maxAccelerators": 1}}},
+        }
+    )
+    operator = Line(kube, kube.new_namespace("line"), tmp_path / "operator.log")
+    operator.begin()
+    try:
+        yield operator
+        assert "Traceback" not in operator.log.read_text()
+    finally:
+        operator.kill()
+        kube.kubectl("delete", "rlprofile", "narrow")
+
+
+def test_a_run_waits_for_a_service_and_a_service_for_a_run(line: Line) -> None:
+    line.serve("same")
+    line.until_begun("RayService same")
+    line.train("same")
+    line.until_waits("rlrun", "same")
+    line.serve("then")
+    line.until_waits("rlps", "then")
+
+    line.delete("rlps", "same")
+    line.until_begun(
+        "RayService same", "RayJob same-1"
+    )  # nobody collects here what is left of one that is gone
+    line.until_waits("rlps", "then")
+    line.delete("rlrun", "same")
+    line.until_begun("RayService same", "RayJob same-1", "RayService then")
+
+
+def test_what_services_hold_and_who_waits_is_known_after_a_restart(line: Line) -> None:
+    line.serve("first")
+    line.until_begun("RayService first")
+    line.serve("second")
+    line.until_waits("rlps", "second")
+    line.kill()
+    line.train("third")
+    line.begin()
+    line.until_waits("rlrun", "third")
+    line.until_waits("rlps", "second")
+    assert line.begun == ["RayService first"]
+
+    line.kill()
+    line.delete("rlps", "first")
+    line.begin()
+    line.until_begun("RayService first", "RayService second")
+    line.until_waits("rlrun", "third")
+    line.delete("rlps", "second")
+    line.until_begun("RayService first", "RayService second", "RayJob third-1")
