@@ -196,7 +196,9 @@ class Services:
         except (ApiError, NameTaken) as error:
             # The API server does not take an object: the status says so, which is what people look at.
             if why := refusal_of(error):
-                await self._tell(world, self._decide(key, replace(world, refusal=why), planned))
+                there = self._there(key, service)  # some of it may have been made
+                world = replace(world, ray=there.ray, asked=there.asked, refusal=why)
+                await self._tell(world, self._decide(key, world, planned))
             raise
 
     def _decide(self, key: Key, world: ServiceWorld, planned: ServicePlan) -> ServiceDecision:

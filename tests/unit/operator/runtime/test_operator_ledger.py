@@ -11,7 +11,7 @@ from service_worlds import make_service
 
 from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
-from rl_operator.model.names import KIND, SERVICE_KIND
+from rl_operator.model.names import SERVICE_KIND
 from rl_operator.model.needs import Needs, Others
 from rl_operator.model.settings import Settings
 from rl_operator.runtime.controller import Controller
@@ -20,7 +20,6 @@ from rl_operator.runtime.metrics import Metrics
 
 ONE = Needs(runs=1)
 A, B, C = (Holder("team-a", name) for name in "abc")
-OURS = (KIND, SERVICE_KIND)
 SERVICE = Holder("team-a", "a", SERVICE_KIND)
 
 
@@ -81,7 +80,7 @@ class Server:
         self.version = 100
         self.made: list[str] = []
         self.labels: dict[str, str] = {"tenant": "b"}
-        self.runs: dict[str, dict[str, Any]] = {}
+        self.ours: dict[tuple[str, str], dict[str, Any]] = {}
         self.found: list[tuple[str, str, str]] = []
         self.refuses = ""
 
@@ -112,7 +111,7 @@ class Server:
         self.version += 1
         if manifest["kind"] in ("RayJob", "RayService"):
             self.made.append(manifest["metadata"]["name"])
-        stored = self.runs.get(manifest["metadata"]["name"], {}) if manifest["kind"] in OURS else {}
+        stored = self.ours.get((manifest["kind"], manifest["metadata"]["name"]), {})
         made = merge({"metadata": {"uid": f"uid-{self.version}"}}, merge(stored, manifest))
         made["metadata"]["resourceVersion"] = str(self.version)
         return made
@@ -143,7 +142,7 @@ def controller_of(server: Server, *runs: dict[str, Any], **spec: Any) -> Control
     profile = make_profile(default=True, **spec)
     profile["metadata"] |= {"uid": "p", "resourceVersion": "1"}
     controller.seen("RLTrainingProfile", "ADDED", profile)
-    server.runs = {one["metadata"]["name"]: one for one in runs}
+    server.ours = {(one["kind"], one["metadata"]["name"]): one for one in runs}
     for one in runs:
         controller.seen(one["kind"], "ADDED", one)
     return controller
@@ -320,6 +319,18 @@ def test_after_a_restart_services_hold_what_they_held_before_anything_begins() -
     asyncio.run(work())
 
 
+def test_a_service_that_was_made_holds_what_it_has_though_its_status_is_refused() -> None:
+    async def work() -> None:
+        server = Server()
+        controller = controller_of(server, service("a", 1), **FOUR)
+        server.refuses = SERVICE_KIND
+        await controller.services.attend(("team-a", "a"))
+        assert server.made == ["a"]
+        assert controller.ledger.others(A, "shared", "2027").held.accelerators == 1
+
+    asyncio.run(work())
+
+
 def test_a_service_that_cannot_be_made_keeps_nothing() -> None:
     async def work() -> None:
         server = Server()
@@ -327,5 +338,8 @@ def test_a_service_that_cannot_be_made_keeps_nothing() -> None:
         server.refuses = "RayService"
         await controller.services.attend(("team-a", "a"))
         assert controller.ledger.others(A, "shared", "2027") == Others()
+        server.refuses = ""
+        await controller.services.attend(("team-a", "a"))
+        assert controller.ledger.others(A, "shared", "2027").held.accelerators == 1
 
     asyncio.run(work())
