@@ -164,6 +164,9 @@ WISH_HEADER: Final = "Idempotency-Key"
 STATUS_TOKEN_VARIABLE: Final = "RLTRAIN_STATUS_TOKEN"
 """Environment variable of the head with the token that the status server wants, as earlier operators gave it."""
 
+WORKERS_VARIABLE: Final = "RLTRAIN_WORKERS"
+"""Environment variable: how many workers `rltrain generate` waits for, on a Ray cluster whose head may be there first."""
+
 STATUS_TOKEN_FILE_VARIABLE: Final = "RLTRAIN_STATUS_TOKEN_FILE"
 """Environment variable of the head with the file that holds it: an environment is seen by every process of Ray's."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 
+from rl_api.errors import InvalidConfig
+from rl_cli.generate_job import add_cluster_group, check_not_rendered, rendered
 from rl_cli.options import Subparsers, new_parser, number, whole
 
 _DESCRIPTION = """\
@@ -14,13 +17,17 @@ The output is a folder of parts that hold the input's rows in their order, each 
 finish_reason, prompt_tokens, completion_tokens and error. A row that cannot be answered has an error in its answer's place.
 
 Parts are there whole or not at all: whatever ends the command, the same one again goes on with what is missing, and every
-row is in the output exactly once. What a row is answered depends on the policy, the options and the row alone."""
+row is in the output exactly once. What a row is answered depends on the policy, the options and the row alone.
+
+With --render the command writes a RayJob that does the same on a cluster with KubeRay."""
 
 _EXAMPLES = """\
   rltrain generate --model runs/quickstart --input prompts.jsonl --output answers
   rltrain generate --model runs/quickstart --input prompts.jsonl --output answers --temperature 0
   rltrain generate --model Qwen/Qwen2.5-0.5B-Instruct --input chats.parquet --output answers --n 4 --seed 7
   rltrain generate --model s3://bucket/policy --input s3://bucket/prompts --output s3://bucket/answers --replicas 8
+  rltrain generate --render --claim disk --workers 4 --gpus 1 --cpus 8 --memory 64Gi \\
+    --model /data/policy --input /data/prompts --output /data/answers | kubectl apply -f -
 """
 
 # What Ray Data needs besides Ray.
@@ -113,9 +120,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--replicas",
         type=whole(1, 1024),
-        default=1,
         metavar="N",
-        help="copies of the model, each with a GPU where there are as many (default: 1)",
+        help="copies of the model, each with a GPU where there are as many (default: 1; with --render as many as GPUs, or "
+        "workers)",
     )
     parser.add_argument(
         "--slots",
@@ -124,19 +131,23 @@ def add_parser(subparsers: Subparsers) -> None:
         help="answers that each copy writes at once; more need more memory (default: 64, with a GPU 128)",
     )
     parser.add_argument("--plain", action="store_true", help="plain lines in place of the live view")
+    add_cluster_group(parser)
 
 
 def _generate(args: argparse.Namespace) -> int:
+    if len(args.stop) > _MOST_STOPS:
+        raise InvalidConfig(f"--stop: found {len(args.stop)} texts, allowed: at most {_MOST_STOPS}")
+    if args.render:
+        sys.stdout.write(rendered(args))
+        return 0
+    check_not_rendered(args)
     for module in _NEEDED:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-    from rl_api.errors import InvalidConfig
     from rl_generate.job import Options
     from rl_generate.local import Job, generate_here
     from rl_generate.rows import Columns
 
-    if len(args.stop) > _MOST_STOPS:
-        raise InvalidConfig(f"--stop: found {len(args.stop)} texts, allowed: at most {_MOST_STOPS}")
     return generate_here(
         Job(
             model=args.model,
@@ -155,7 +166,7 @@ def _generate(args: argparse.Namespace) -> int:
             ),
             format=args.format,
             part_rows=args.part_rows,
-            replicas=args.replicas,
+            replicas=args.replicas or 1,
             slots=args.slots,
             plain=args.plain,
             debug=args.debug,

@@ -58,11 +58,11 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 
 def commands() -> Iterator[Any]:
-    """Every `rltrain ...` line of a code block, and those in comments of the examples."""
+    """Every `rltrain ...` line of a code block, up to a pipe, and those in comments of the examples."""
     for page in [*PAGES, *EXAMPLES]:
         for line in text_of(page).splitlines():
             if found := re.match(
-                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|generate|chat|validate|report) .*)",
+                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|generate|chat|validate|report) [^|]*)",
                 line,
             ):
                 yield pytest.param(found[1], id=f"{page.name}: {found[1]}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from rl_api.errors import InvalidConfig
+from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_api.printable import printable
+from rl_api.progress import WORKERS_VARIABLE
 from rl_generate.encoding import Format
 from rl_generate.job import Options, manifest, rows_of_a_part
 from rl_generate.output import SUMMARY, Folder, begin, done_parts, name_of, open_folder
@@ -20,6 +22,10 @@ from rl_trainer.observe.texts import duration, number
 from rl_trainer.run.ray_session import ray_session
 from rl_trainer.run.stopping import StopRequest
 from rl_trainer.storage.files import dump_json
+
+# Nodes for new pods may have to be made first.
+_WORKERS_SECONDS: Final = 600.0
+_LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -166,14 +172,16 @@ def _run(
         from rl_trainer.model.shared_folder import share_folder
 
         _tell(f"loading the model{f' in {job.replicas} engines' if job.replicas > 1 else ''}")
-        gpu = int(ray.cluster_resources().get("GPU", 0)) >= job.replicas
+        wait_for_workers(ray.nodes)
+        there = ray.cluster_resources()
+        gpu = int(there.get("GPU", 0)) >= job.replicas
         setup = Setup(
             model=share_folder(policy.folder.resolve()),
             options=job.options,
             format=format,
             schema=schema,
             slots=job.slots or SLOTS["cuda" if gpu else "cpu"],
-            threads=engine_threads(policy, job.replicas),
+            threads=engine_threads(policy, job.replicas, int(there.get("CPU", 0))),
             gpu=gpu,
         )
         tokens, meter = 0, Meter(source.rows, count.done)
@@ -188,6 +196,26 @@ def _run(
                 meter.update(min(count.rows, count.done + look.rows), look.tokens)
                 progress.show()
         return tokens
+
+
+def wait_for_workers(nodes: Callable[[], list[dict[str, Any]]]) -> None:
+    """Returns when as many of Ray's `nodes` offer CPUs as `WORKERS_VARIABLE` says: with fewer, engines would
+    do without GPUs.
+
+    Raises:
+        DeadlineExceeded: they do not come.
+    """
+    wanted, deadline = int(os.environ.get(WORKERS_VARIABLE) or 0), time.monotonic() + _WORKERS_SECONDS
+    while wanted:
+        found = sum(one["Alive"] and one["Resources"].get("CPU", 0) > 0 for one in nodes())
+        if found >= wanted:
+            return
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"{found} of {wanted} workers have joined Ray within {_WORKERS_SECONDS:.0f} s; is there room "
+                "for all of them?"
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _check_columns(job: Job, source: Source) -> None:

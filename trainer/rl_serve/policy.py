@@ -42,10 +42,10 @@ class Policy:
     step: int = 0
 
 
-def engine_threads(policy: Policy, replicas: int) -> int:
-    """CPU threads of each of `replicas` engines on this machine."""
+def engine_threads(policy: Policy, replicas: int, cores: int | None = None) -> int:
+    """CPU threads of each of `replicas` engines, which share `cores`; None: those of this machine."""
     size = sum(file.stat().st_size for file in policy.folder.glob("*.safetensors"))
-    return 1 if size < _SMALL_BYTES else max(1, (os.cpu_count() or 1) // replicas)
+    return 1 if size < _SMALL_BYTES else max(1, (cores or os.cpu_count() or 1) // replicas)
 
 
 def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda text: None) -> Policy:

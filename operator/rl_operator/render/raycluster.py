@@ -23,35 +23,42 @@ from rl_operator.render.pods import pod_template
 def cluster_spec(effective: Effective, attempt: int) -> Manifest:
     """`spec` of a RayCluster, which is also `rayClusterSpec` of a RayJob."""
     head = effective.role(HEAD)
-    return {
-        "rayVersion": effective.settings.ray_version,
-        # With it KubeRay shows the token where it submits and watches the job; the pods have it from `pod_template`.
-        "authOptions": {
-            "mode": "token",
-            "secretName": secret_name(effective.name, effective.uid, attempt),
-        },
-        "headGroupSpec": {
-            "rayStartParams": start_params(head.name, head.ray_cpus, head.accelerators),
-            "template": pod_template(effective, head, attempt),
-        },
-        "workerGroupSpecs": [
-            _worker_group(effective, effective.role(name), attempt)
-            for name in (LEARNER, SAMPLER)
-            if effective.has(name)
+    return guarded_cluster(
+        effective.settings.ray_version,
+        secret_name(effective.name, effective.uid, attempt),
+        start_params(head.name, head.ray_cpus, head.accelerators),
+        pod_template(effective, head, attempt),
+        [
+            # KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for
+            # later (`rl_operator.decide.scaling`).
+            worker_group(role, role.at_start, pod_template(effective, role, attempt))
+            for role in (effective.role(name) for name in (LEARNER, SAMPLER) if effective.has(name))
         ],
+    )
+
+
+def guarded_cluster(
+    ray_version: str, secret: str, head_params: dict[str, str], head: Manifest, groups: list[Manifest]
+) -> Manifest:
+    """`spec` of a RayCluster that answers nobody without the token in `secret`; `head`: the template of its pod."""
+    return {
+        "rayVersion": ray_version,
+        # With it KubeRay shows the token where it submits and watches the job; the pods have it from their templates.
+        "authOptions": {"mode": "token", "secretName": secret},
+        "headGroupSpec": {"rayStartParams": head_params, "template": head},
+        "workerGroupSpecs": groups,
     }
 
 
-def _worker_group(effective: Effective, role: Role, attempt: int) -> Manifest:
+def worker_group(role: Role, fewest: int, template: Manifest) -> Manifest:
+    """The pods of a role, of which `fewest` are asked for."""
     return {
         "groupName": role.name,
-        # KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for
-        # later (`rl_operator.decide.scaling`).
-        "replicas": role.at_start,
-        "minReplicas": role.at_start,
+        "replicas": fewest,
+        "minReplicas": fewest,
         "maxReplicas": role.replicas,
         "rayStartParams": start_params(role.name, role.ray_cpus, role.accelerators),
-        "template": pod_template(effective, role, attempt),
+        "template": template,
     }
 
 

@@ -24,7 +24,7 @@ from rl_operator.render.config import RAY_TOKEN_KEY, TOKEN_KEY
 from rl_operator.render.network import isolated, pods_of, port
 from rl_operator.render.objects import hashed
 from rl_operator.render.pods import NO_DEVICES, TOKEN_FOLDER, restricted_pod
-from rl_operator.render.raycluster import start_params
+from rl_operator.render.raycluster import guarded_cluster, start_params, worker_group
 from rl_operator.render.secrets import add_secrets
 from rl_operator.render.service_config import (
     KEYS_FOLDER,
@@ -85,25 +85,17 @@ def ray_service(
                 + math.ceil(service.spec.limits.timeout.seconds),
                 "upgradeStrategy": {"type": "NewCluster"},
                 "serveConfigV2": serve_config(service, followed, policy),
-                "rayClusterConfig": {
-                    "rayVersion": service.settings.ray_version,
-                    "authOptions": {"mode": "token", "secretName": service.secret},
-                    "headGroupSpec": {
-                        # It hands out none of its cores: what answers requests runs beside the policy.
-                        "rayStartParams": start_params(HEAD, 0, 0),
-                        "template": template,
-                    },
-                    "workerGroupSpecs": [
-                        {
-                            "groupName": REPLICA,
-                            "replicas": replica.replicas,
-                            "minReplicas": 1,  # what is wanted may become less
-                            "maxReplicas": replica.replicas,
-                            "rayStartParams": start_params(REPLICA, replica.ray_cpus, replica.accelerators),
-                            "template": _pod(service, replica, followed),
-                        }
+                "rayClusterConfig": guarded_cluster(
+                    service.settings.ray_version,
+                    service.secret,
+                    # It hands out none of its cores: what answers requests runs beside the policy.
+                    start_params(HEAD, 0, 0),
+                    template,
+                    [
+                        worker_group(replica, replica.replicas, _pod(service, replica, followed))
+                        | {"minReplicas": 1}  # what is wanted may become less
                     ],
-                },
+                ),
             },
         }
     )
