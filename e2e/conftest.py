@@ -32,6 +32,7 @@ VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
 TRAINER_IMAGE = os.environ.get("E2E_TRAINER_IMAGE", f"rltrain-trainer:{VERSION}-cpu")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", f"rltrain-operator:{VERSION}")
 OBJECT_STORE_IMAGE = os.environ.get("E2E_OBJECT_STORE_IMAGE", f"rltrain-e2e-object-store:{VERSION}")
+GATEWAY_IMAGE = os.environ.get("E2E_GATEWAY_IMAGE", f"rltrain-e2e-gateway:{VERSION}")
 GPU_IMAGE = os.environ.get("E2E_GPU_IMAGE", f"rltrain-trainer:{VERSION}-gpu")
 # A node for one scenario alone, which takes it away; no other pod tolerates its taint.
 SPARE = "rltrain.dev/e2e-spare"

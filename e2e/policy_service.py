@@ -129,14 +129,19 @@ class Clients:
 
 @contextmanager
 def steady_clients(
-    service: PolicyService, image: str, rate: float = 20.0, name: str = "clients", key: str = ""
+    service: PolicyService,
+    image: str,
+    rate: float = 20.0,
+    name: str = "clients",
+    key: str = "",
+    url: str = "",
 ) -> Iterator[Clients]:
     """Clients that send so many requests a second for as long as this lasts, whatever becomes of the answers.
 
-    With `key`, an API key, if there is one.
+    With `key`, an API key, if there is one; to `url`, such as http://HOST/v1, in place of the service's own address.
     """
-    url = f"http://{service.name}-serve-svc:8000/v1/completions"
-    arguments = [url, service.name, str(rate), PROMPT, str(TOKENS), RESULT]
+    url = url or f"http://{service.name}-serve-svc:8000/v1"
+    arguments = [f"{url}/completions", service.name, str(rate), PROMPT, str(TOKENS), RESULT]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

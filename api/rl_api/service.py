@@ -155,6 +155,20 @@ class RollbackSpec(Model):
     """Whether it answers the gate's probe again once it has the traffic, within the gate's bounds."""
 
 
+class IncrementalSpec(Model):
+    """How the traffic moves to a second Ray cluster in steps, by a Gateway's routes. KubeRay needs its feature gate
+    RayServiceIncrementalUpgrade for it."""
+
+    gateway_class: ObjectName
+    """GatewayClass of the cluster (Gateway API) whose Gateways bring requests to services."""
+    step_percent: int = Field(default=20, ge=1, le=100)
+    """Share of the requests that moves at once, in percent."""
+    interval: PositiveDuration = Duration(30)
+    """Time between two steps, rounded up to whole seconds."""
+    halted: bool = False
+    """true: the requests stay shared as they are, until it is false again."""
+
+
 class PromotionSpec(Model):
     """How candidates take the place of the policy that serves."""
 
@@ -162,9 +176,12 @@ class PromotionSpec(Model):
     """automatic: each new checkpoint is a candidate; manual: `step` names the one that is wanted."""
     step: int | None = Field(default=None, ge=0, le=MOST)
     """Checkpoint that is wanted, with mode manual; it passes the gate as well. null: the newest, once."""
-    strategy: Literal["inPlace", "newCluster"] = "inPlace"
+    strategy: Literal["inPlace", "newCluster", "incremental"] = "inPlace"
     """inPlace: copies load the new weights beside the old ones; newCluster: a second Ray cluster comes up, and has the
-    traffic once it is healthy. Another image, or other pods, take a second cluster in both."""
+    traffic once it is healthy; incremental: the traffic moves to it in steps. Another image, or other pods, take a second
+    cluster in all of them."""
+    incremental: IncrementalSpec | None = None
+    """How the traffic moves with strategy incremental, and only there."""
     answers: Literal["finish", "stamp"] = "finish"
     """What becomes of answers that are under way where weights change in place: finish: they end with the policy they began
     with; stamp: they go on with the new one, and say where it changed."""
@@ -302,6 +319,20 @@ def a_step_by_hand(spec: ServiceSpec) -> Iterator[Problem]:
         )
 
 
+def steps_of_the_traffic(spec: ServiceSpec) -> Iterator[Problem]:
+    """`promotion.incremental` is set with `promotion.strategy` incremental, and only then."""
+    strategy, steps = spec.promotion.strategy, spec.promotion.incremental
+    path, other = ("spec", "promotion", "incremental"), (("spec", "promotion", "strategy"),)
+    if strategy == "incremental" and steps is None:
+        yield Problem(
+            path,
+            "found null, allowed: an object with gatewayClass, with promotion.strategy incremental",
+            other,
+        )
+    elif strategy != "incremental" and steps is not None:
+        yield Problem(path, f"found an object, allowed: null with promotion.strategy {strategy}", other)
+
+
 def labels_as_kubernetes_compares_them(spec: ServiceSpec) -> Iterator[Problem]:
     """In `clients`, operators In and NotIn have values, the others have none."""
     if spec.clients is not None:
@@ -316,6 +347,7 @@ SERVICE_RULES: Final = (
     answers_in_their_context,
     keys_before_their_limit,
     a_step_by_hand,
+    steps_of_the_traffic,
     labels_as_kubernetes_compares_them,
 )
 """Rules across the fields of a service."""

@@ -79,6 +79,16 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             ".step",
             "found {self.step}, allowed: null with promotion.mode automatic",
         ),
+        cel_rule(
+            "self.?strategy.orValue('inPlace') != 'incremental' || has(self.incremental)",
+            ".incremental",
+            "found null, allowed: an object with gatewayClass, with promotion.strategy incremental",
+        ),
+        cel_rule(
+            "self.?strategy.orValue('inPlace') == 'incremental' || !has(self.incremental)",
+            ".incremental",
+            "found an object, allowed: null with promotion.strategy {self.?strategy.orValue('inPlace')}",
+        ),
     ],
     "spec.clients.matchExpressions[]": SELECTOR_RULES,
 }

@@ -294,6 +294,12 @@ def a_service(cluster: Cluster) -> None:
         ),
         "it is changed",
     )
+    # In steps: whether its Gateway takes requests is looked at, once a cluster has the traffic.
+    steps = {"strategy": "incremental", "incremental": {"gatewayClass": "internal"}}
+    cluster.change("rlps", "free", {"spec": {"promotion": steps}})
+    active = {"rayClusterName": "free-abcde", "targetCapacity": 100}
+    cluster.status("rayservice", "free", activeServiceStatus=active)
+    cluster.until(lambda: "Gateway free-gateway of class internal is not there" in says("free"), "it is said")
 
 
 def names_that_are_taken(cluster: Cluster) -> None:

@@ -43,6 +43,16 @@ _SETTLED: Final = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
+class Second:
+    """A second Ray cluster of the service."""
+
+    control: Control | None = None
+    """What its control said; None: nothing yet."""
+    share: int | None = None
+    """Of the requests, in percent, what goes to it; None: that is not shared out."""
+
+
+@dataclass(frozen=True)
 class Promoting:
     """How it goes with the candidate: a value, changed by what is learnt."""
 
@@ -51,6 +61,8 @@ class Promoting:
     now: datetime
     control: Control | None
     """What the control said; None: nothing that is still true."""
+    second: Second | None = None
+    """The cluster that is to have the traffic; None: there is but one."""
     notes: tuple[Note, ...] = ()
     wish: Wish | None = None
 
@@ -115,7 +127,7 @@ class Promoting:
                 "serving": policy_config(candidate.before),
                 "gate": gate,
             }
-            return replace(self, wish=Wish("evaluate", body))
+            return replace(self, wish=Wish("evaluate", body, control.cluster))
         return self._with(
             candidate=candidate.model_copy(update={"message": found.message or candidate.message})
         )
@@ -136,6 +148,13 @@ class Promoting:
     def _roll_out(self, candidate: Candidate, control: Control) -> Promoting:
         if _all_serve(control, candidate.version):
             return self._serves(candidate)
+        wanted = self.spec.promotion.step
+        if self._in_steps and wanted is not None and wanted != candidate.step:
+            return self._back(candidate, f"step {wanted} is wanted instead", for_good=False)
+        if self._in_steps and self.second is not None and self.second.control is not None:
+            if _all_serve(self.second.control, candidate.version):
+                return self._shared(candidate, control, self.second.control)
+            control = self.second.control
         failed = next((one.error for one in control.replicas if one.error and not one.loading), "")
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
@@ -143,6 +162,20 @@ class Promoting:
             return self._back(
                 candidate, f"copies did not load it within {ROLL_OUT.total_seconds() / 60:.0f} minutes"
             )
+        return self
+
+    def _shared(self, candidate: Candidate, control: Control, second: Control) -> Promoting:
+        """Some of the requests go to the candidate, the others to the one before: they are compared all the time."""
+        figures, before = second.versions.get(candidate.version, VersionFigures()), candidate.before
+        baseline = candidate.baseline or Baseline()
+        if before is not None and (now := control.versions.get(before.version)) is not None and now.requests:
+            times = now.token_seconds or baseline.token_seconds
+            update = {"requests": now.requests, "errors": now.errors, "token_seconds": times}
+            baseline = baseline.model_copy(update=update)
+        if why := worse(self.spec, baseline, figures):
+            return self._back(candidate, why)
+        if self._probes and figures.probe is None:
+            return replace(self, wish=Wish("probe", {"version": candidate.version}, second.cluster))
         return self
 
     def _serves(self, candidate: Candidate) -> Promoting:
@@ -174,7 +207,7 @@ class Promoting:
             watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
         over = self._spent(candidate).total_seconds() >= self.spec.promotion.rollback.window.seconds
         if self._probes and figures.probe is None and _all_serve(control, candidate.version):
-            watched = replace(watched, wish=Wish("probe", {"version": candidate.version}))
+            watched = replace(watched, wish=Wish("probe", {"version": candidate.version}, control.cluster))
             over = over and self._spent(candidate) > EVALUATION
         return watched._with(candidate=None) if over else watched
 
@@ -185,10 +218,12 @@ class Promoting:
             if before is not None
             else not _any_serves(control, candidate.version)
         )
-        if not there:
+        if not there or (self._in_steps and self.second is not None):
             return self
         had_it = self.status.serving is not None and self.status.serving.digest == candidate.digest
-        ended = self._ended(candidate, "rolledBack" if had_it else "refused", candidate.message)
+        had_some = had_it or self._in_steps
+        for_good = candidate.digest in self.status.refused
+        ended = self._ended(candidate, "rolledBack" if had_some else "refused", candidate.message, for_good)
         if had_it:
             ended = ended._with(
                 serving=Serving(**_version(before), since=self.now) if before is not None else None
@@ -201,18 +236,30 @@ class Promoting:
     def _probes(self) -> bool:
         return self.spec.promotion.gate.probe is not None and self.spec.promotion.rollback.probe
 
-    def _back(self, candidate: Candidate, why: str) -> Promoting:
-        """Let copies load the one before again."""
+    @property
+    def _in_steps(self) -> bool:
+        return self.spec.promotion.strategy == "incremental"
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the traffic moves at once: back to a policy that was better."""
+        candidate = self.status.candidate
+        return candidate is not None and candidate.state == "RollingBack"
+
+    def _back(self, candidate: Candidate, why: str, for_good: bool = True) -> Promoting:
+        """Let copies load the one before again; `for_good`: the candidate is not tried again."""
         text = one_line(why, 500)
-        back = self._state(candidate, "RollingBack", text)._refuse(candidate)
+        back = self._state(candidate, "RollingBack", text)
+        back = back._refuse(candidate) if for_good else back
         to = f"to {candidate.before.version}" if candidate.before is not None else "to no policy"
         return back._noted(Note("Warning", "RollingBack", f"{candidate.version} goes back {to}: {text}"))
 
-    def _ended(self, candidate: Candidate, result: Any, why: str) -> Promoting:
-        """The candidate is none any more, and never will be again."""
+    def _ended(self, candidate: Candidate, result: Any, why: str, for_good: bool = True) -> Promoting:
+        """The candidate is none any more, and with `for_good` never will be again."""
         text = one_line(why, 500)
         reason = {"refused": "Refused", "rolledBack": "RolledBack"}[result]
-        ended = self._refuse(candidate)._listed(candidate, result, text)._with(candidate=None)
+        left = self._refuse(candidate) if for_good else self
+        ended = left._listed(candidate, result, text)._with(candidate=None)
         return ended._noted(Note("Warning", reason, f"{candidate.version}: {text}"))
 
     def _refuse(self, candidate: Candidate) -> Promoting:

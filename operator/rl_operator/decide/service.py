@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +15,7 @@ from rl_operator.decide.conditions import Conditions, State
 from rl_operator.decide.diagnose import Diagnosis, missing_kuberay, no_quota, one_line, pods_problems
 from rl_operator.decide.drift import drift
 from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON, TURN
-from rl_operator.decide.promotion import Promoting
+from rl_operator.decide.promotion import Promoting, Second
 from rl_operator.decide.room import no_room_for_service
 from rl_operator.decide.scaling import scale_copies
 from rl_operator.model.decision import Note, Scale
@@ -119,12 +119,12 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         return look.set("Serving", "False", crowded.reason, "its pods wait for room").decide("Pending", TURN)
     before = look.status
     promoting, wanted = (
-        Promoting(service.spec, look.status, look.now, _current(world)),
+        Promoting(service.spec, look.status, look.now, _current(world), _second(world)),
         service_objects(service),
     )
     if crowded is None:
         promoting = promoting.advanced()
-        wanted = [*wanted, ray_service(service, world.followed, promoting.target)]
+        wanted = [*wanted, ray_service(service, world.followed, promoting.target, promoting.hurried)]
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
     if any(one["kind"] == "RayService" for one in create):
@@ -167,6 +167,14 @@ def _current(world: ServiceWorld) -> Control | None:
     return control
 
 
+def _second(world: ServiceWorld) -> Second | None:
+    """The cluster that is to have the traffic, where another one has it."""
+    ray, control = world.ray, world.coming
+    if ray is None or not ray.active or not ray.pending:
+        return None
+    return Second(control if control is not None and control.cluster == ray.pending else None, ray.share)
+
+
 def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> _Look:
     """Cluster, copies, traffic; `crowded`: why the cluster stays as it was."""
     world, ray, control = look.world, look.world.ray, _current(look.world)
@@ -179,13 +187,7 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
         ready=ready,
         reason=found.message if found is not None and ready < desired else None,
     )
-    shares = Counter(one.version for one in replicas if one.version)
-    traffic = [
-        Traffic(version=version, percent=round(100 * count / sum(shares.values())))
-        for version, count in sorted(shares.items())
-    ]
-    endpoint = f"http://{service.name}-serve-svc.{service.namespace}.svc:{SERVE_PORT}/v1"
-    look = look.showing(replicas=status, traffic=traffic, endpoints=[endpoint] if ray is not None else [])
+    look = look.showing(replicas=status, traffic=_traffic(world), endpoints=_endpoints(world, service))
     if found is not None:
         look = look.set("ClusterReady", "False", found.reason, found.message)
     elif crowded is not None:
@@ -216,11 +218,45 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
     return _promoting(look)
 
 
+def _traffic(world: ServiceWorld) -> list[Traffic]:
+    """Share of the requests that each version has: of the copies, and of the two clusters where they share them."""
+    ray, second = world.ray, _second(world)
+    parts: list[tuple[Control | None, float]] = [(_current(world), 1.0)]
+    if ray is not None and second is not None and second.share is not None:
+        parts = [(_current(world), 1 - second.share / 100), (second.control, second.share / 100)]
+    shares: defaultdict[str, float] = defaultdict(float)
+    for control, part in parts:
+        versions = [one.version for one in control.replicas if one.version] if control is not None else []
+        for version in versions:
+            shares[version] += part / len(versions)
+    known = sum(shares.values())
+    return [
+        Traffic(version=version, percent=round(100 * part / known))
+        for version, part in sorted(shares.items())
+        if part > 0
+    ]
+
+
+def _endpoints(world: ServiceWorld, service: EffectiveService) -> list[str]:
+    """Addresses for clients."""
+    if world.ray is None:
+        return []
+    if service.spec.promotion.incremental is not None:
+        address = world.gateway.address if world.gateway is not None else ""
+        return [f"http://{address}/v1"] if address else []
+    return [f"http://{service.name}-serve-svc.{service.namespace}.svc:{SERVE_PORT}/v1"]
+
+
 def _promoting(look: _Look) -> _Look:
     candidate = look.status.candidate
-    if candidate is not None:
-        return look.set("Promoting", "True", candidate.state, f"{candidate.version}: {candidate.message}")
     plan, control = look.plan, look.world.control
+    if candidate is not None:
+        text, second = candidate.message, _second(look.world)
+        if candidate.state == "RollingOut" and second is not None and second.share is not None:
+            steps = plan.spec.promotion.incremental if isinstance(plan, EffectiveService) else None
+            halted = "; halted" if steps is not None and steps.halted else ""
+            text = f"{second.share}% of the requests go to it{halted}"
+        return look.set("Promoting", "True", candidate.state, f"{candidate.version}: {text}")
     if (
         isinstance(plan, EffectiveService)
         and control is not None
@@ -257,6 +293,27 @@ def _problem(look: _Look, service: EffectiveService) -> Diagnosis | None:
         return found[0]
     if ray.problem:
         return Diagnosis("ServeFailed", one_line(f"Ray Serve: {ray.problem}", 600))
+    return _gateway_problem(world, ray, service)
+
+
+def _gateway_problem(world: ServiceWorld, ray: RayService, service: EffectiveService) -> Diagnosis | None:
+    """Why no request comes through the Gateway of a service whose traffic moves in steps."""
+    steps = service.spec.promotion.incremental
+    if steps is None or not ray.active:
+        return None
+    if not ray.steps:
+        return Diagnosis(
+            "NoIncrementalUpgrade",
+            "KubeRay moves no traffic in steps: its feature gate RayServiceIncrementalUpgrade is off; ask the platform team "
+            "for it, or take promotion.strategy newCluster",
+        )
+    named = f"Gateway {service.name}-gateway of class {steps.gateway_class}"
+    if world.gateway is None:
+        return Diagnosis("NoGateway", f"{named} is not there: does the cluster have the Gateway API?")
+    if world.gateway.problem:
+        return Diagnosis(
+            "GatewayNotReady", one_line(f"{named} takes no requests: {world.gateway.problem}", 500)
+        )
     return None
 
 

@@ -33,6 +33,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "RayJob": Kind("ray.io", "v1", "rayjobs"),
     "RayService": Kind("ray.io", "v1", "rayservices"),
     "RayCluster": Kind("ray.io", "v1", "rayclusters"),
+    "Gateway": Kind("gateway.networking.k8s.io", "v1", "gateways"),
     "Pod": Kind("", "v1", "pods"),
     "Event": Kind("", "v1", "events"),
     "ConfigMap": Kind("", "v1", "configmaps"),

@@ -23,7 +23,7 @@ from rl_operator.model.names import (
 )
 from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
-from rl_operator.model.service import RayService
+from rl_operator.model.service import Gateway, RayService
 from rl_operator.model.times import parse_time
 
 _MOST_DIGITS: Final = 6
@@ -291,8 +291,29 @@ def parse_ray_service(document: Mapping[str, Any]) -> RayService:
         active=str(active.get("rayClusterName") or ""),
         pending=str(pending.get("rayClusterName") or ""),
         ready=ready.get("status") == "True",
+        share=_percent(pending.get("trafficRoutedPercent")),
+        going_back=(conditions.get("RollbackInProgress") or {}).get("status") == "True",
+        steps=_percent((active or pending).get("targetCapacity")) is not None,
         problem="; ".join(failed),
         applications={name: str(one.get("status") or "") for name, one in applications.items()},
         profile=str((metadata.get("annotations") or {}).get(PROFILE_ANNOTATION) or ""),
         asked=service_asked((document.get("spec") or {}).get("rayClusterConfig") or {}),
     )
+
+
+def parse_gateway(document: Mapping[str, Any]) -> Gateway:
+    """The view of a Gateway."""
+    status = document.get("status") or {}
+    conditions = {one.get("type"): one for one in status.get("conditions") or () if isinstance(one, Mapping)}
+    wrong = [
+        f"{kind}: {one.get('message') or one.get('reason') or 'nobody has looked at it'}"
+        for kind in ("Accepted", "Programmed")
+        if (one := conditions.get(kind) or {}).get("status") != "True"
+    ]
+    found = [one for one in status.get("addresses") or () if isinstance(one, Mapping)]
+    return Gateway(str(found[0].get("value") or "") if found else "", "; ".join(wrong[:1]))
+
+
+def _percent(value: object) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100
+    return int(value) if good and isinstance(value, int) else None

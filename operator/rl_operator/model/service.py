@@ -33,6 +33,12 @@ class RayService:
     """What KubeRay or Ray Serve say is wrong."""
     applications: Mapping[str, str] = field(default_factory=dict)
     """State of each Serve application of the cluster with the traffic, such as RUNNING."""
+    share: int | None = None
+    """Of the requests, in percent, what goes to the pending one; None: nothing is shared out."""
+    going_back: bool = False
+    """Whether KubeRay takes the traffic back from the pending one."""
+    steps: bool = False
+    """Whether KubeRay moves the traffic in steps, which it does where its feature gate is on."""
     profile: str = ""
     """Name of the profile for which its pods count; empty: none is known."""
     asked: Needs = NOTHING
@@ -98,6 +104,16 @@ class Control:
 
 
 @dataclass(frozen=True)
+class Gateway:
+    """A Gateway of the Gateway API, as whoever carries it out shows it."""
+
+    address: str = ""
+    """Where clients reach it; empty: nobody says."""
+    problem: str = ""
+    """Why no request comes through it; empty: it works."""
+
+
+@dataclass(frozen=True)
 class ServiceWorld:
     """Everything that decides what happens next with a service."""
 
@@ -117,6 +133,10 @@ class ServiceWorld:
     """Reason and sentence: why there is no run to follow (any more)."""
     control: Control | None = None
     control_error: str = ""
+    coming: Control | None = None
+    """What the control of the pending RayCluster said."""
+    gateway: Gateway | None = None
+    """What brings requests to both clusters, with strategy incremental; None: there is none."""
     key: bytes = field(default=b"", repr=False)
     kuberay: bool = True
     """Whether the cluster knows RayService."""
@@ -155,6 +175,8 @@ class Wish:
     path: str
     """evaluate or probe."""
     body: Mapping[str, Any]
+    cluster: str = ""
+    """RayCluster whose control is asked."""
 
 
 @dataclass(frozen=True)

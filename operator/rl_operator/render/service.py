@@ -6,6 +6,7 @@ import base64
 import math
 from typing import Final
 
+from rl_api.service import IncrementalSpec
 from rl_api.service_status import FollowedRun, PolicyVersion
 from rl_operator.model.names import (
     HEAD,
@@ -20,6 +21,7 @@ from rl_operator.model.names import (
 from rl_operator.model.tokens import CONTROL, RAY, derive_token
 from rl_operator.plan.roles import Role
 from rl_operator.plan.service import EffectiveService
+from rl_operator.render.autoscaler import idle_autoscaler
 from rl_operator.render.config import RAY_TOKEN_KEY, TOKEN_KEY
 from rl_operator.render.network import isolated, pods_of, port
 from rl_operator.render.objects import hashed
@@ -67,13 +69,33 @@ def service_secret(service: EffectiveService, key: bytes) -> Manifest:
 
 
 def ray_service(
-    service: EffectiveService, followed: FollowedRun | None, policy: PolicyVersion | None
+    service: EffectiveService,
+    followed: FollowedRun | None,
+    policy: PolicyVersion | None,
+    hurried: bool = False,
 ) -> Manifest:
-    """The RayService that serves `policy`; None: there is none yet, and requests are told so."""
-    head, replica = service.role(HEAD), service.role(REPLICA)
+    """The RayService that serves `policy`; None: there is none yet, and requests are told so.
+
+    `hurried`: the traffic moves at once, as it does back to a policy that was better.
+    """
+    head, replica, steps = service.role(HEAD), service.role(REPLICA), service.spec.promotion.incremental
     template = _pod(service, head, followed)
-    if service.spec.promotion.strategy == "newCluster" and policy is not None:
+    if service.spec.promotion.strategy != "inPlace" and policy is not None:
         template["metadata"]["annotations"] = {POLICY_ANNOTATION: policy.version}
+    copies = worker_group(replica, replica.replicas, _pod(service, replica, followed))
+    cluster = guarded_cluster(
+        service.settings.ray_version,
+        service.secret,
+        # It hands out none of its cores: what answers requests runs beside the policy.
+        start_params(HEAD, 0, 0),
+        template,
+        [copies],
+    )
+    if steps is None:
+        copies["minReplicas"] = 1  # what is wanted may become less
+    else:
+        # KubeRay begins the second cluster with the fewest, and leaves the rest to an autoscaler.
+        cluster |= idle_autoscaler(template)
     profile = {"annotations": {PROFILE_ANNOTATION: service.profile_name}} if service.profile_name else {}
     return hashed(
         {
@@ -83,22 +105,27 @@ def ray_service(
             "spec": {
                 "rayClusterDeletionDelaySeconds": _OLD_CLUSTER_SECONDS
                 + math.ceil(service.spec.limits.timeout.seconds),
-                "upgradeStrategy": {"type": "NewCluster"},
+                "upgradeStrategy": _upgrade(steps, hurried),
                 "serveConfigV2": serve_config(service, followed, policy),
-                "rayClusterConfig": guarded_cluster(
-                    service.settings.ray_version,
-                    service.secret,
-                    # It hands out none of its cores: what answers requests runs beside the policy.
-                    start_params(HEAD, 0, 0),
-                    template,
-                    [
-                        worker_group(replica, replica.replicas, _pod(service, replica, followed))
-                        | {"minReplicas": 1}  # what is wanted may become less
-                    ],
-                ),
+                "rayClusterConfig": cluster,
             },
         }
     )
+
+
+def _upgrade(steps: IncrementalSpec | None, hurried: bool) -> Manifest:
+    """How another cluster takes the traffic over."""
+    if steps is None:
+        return {"type": "NewCluster"}
+    percent, seconds = (100, 1) if hurried else (steps.step_percent, math.ceil(steps.interval.seconds))
+    options = {
+        "gatewayClassName": steps.gateway_class,
+        # Every copy comes up before the first request moves: pods of both clusters are there anyway.
+        "maxSurgePercent": 100,
+        "stepSizePercent": 0 if steps.halted and not hurried else percent,
+        "intervalSeconds": seconds,
+    }
+    return {"type": "NewClusterWithIncrementalUpgrade", "clusterUpgradeOptions": options}
 
 
 def _pod(service: EffectiveService, role: Role, followed: FollowedRun | None) -> Manifest:

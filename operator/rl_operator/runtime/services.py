@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from rl_operator.kube.own import NameTaken, create_owned, delete_owned, every, r
 from rl_operator.kube.services import ServiceStore
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import HEAD, SERVICE_KIND, Key, Manifest
+from rl_operator.model.parse import parse_gateway
 from rl_operator.model.seen import Pod
 from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
 from rl_operator.model.settings import Settings
@@ -49,6 +51,7 @@ class _Memory:
 
     uid: str
     control: Control | None = None
+    coming: Control | None = None
     silent: int = 0
     control_error: str = ""
     refusal: str = ""
@@ -311,7 +314,27 @@ class Services:
             events = await self.cluster.events(key[0], "type=Warning")
             tails = await self.cluster.crash_logs(key[0], world.pods, memory.logs)
             world = replace(world, events=tuple(one for one in events if one.name in names), log_tail=tails)
-        return replace(world, control=memory.control, control_error=memory.control_error)
+        if planned.spec.promotion.incremental is not None:
+            await self._ask_coming(key, ray, world, planned, memory)
+            found = await self.api.find("Gateway", key[0], f"{key[1]}-gateway")
+            world = replace(world, gateway=parse_gateway(found) if found is not None else None)
+        return replace(
+            world, control=memory.control, control_error=memory.control_error, coming=memory.coming
+        )
+
+    async def _ask_coming(
+        self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
+    ) -> None:
+        """What the control of the cluster says that is to have the traffic: nothing, while it starts."""
+        head = head_of(world, ray.pending) if ray.active and ray.pending else None
+        if head is None:
+            memory.coming = None
+            return
+        token, run = derive_token(self.cluster.key, memory.uid, 0, CONTROL), planned.spec.source.run
+        with contextlib.suppress(DriverError):
+            memory.coming = await ask_control(
+                self.drivers, self._url(key, head), token, ray.pending, run, _now()
+            )
 
     async def _ask(
         self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
@@ -340,7 +363,7 @@ class Services:
 
     async def _bring(self, key: Key, world: ServiceWorld, decision: ServiceDecision, memory: _Memory) -> None:
         """Bring a wish to the control. Where it fails it is decided upon again."""
-        head = head_of(world, memory.control.cluster) if memory.control is not None else None
+        head = head_of(world, decision.wish.cluster) if decision.wish is not None else None
         if head is None or decision.wish is None:
             return
         token = derive_token(self.cluster.key, memory.uid, 0, CONTROL)

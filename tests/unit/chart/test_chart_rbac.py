@@ -20,6 +20,7 @@ RUN_VERBS = {
     "ray.io/rayjobs": "get list watch create delete",
     "ray.io/rayservices": "get list watch create patch",
     "ray.io/rayclusters": CREATED,
+    "gateway.networking.k8s.io/gateways": "get",
     "networking.k8s.io/networkpolicies": CREATED,
     "policy/poddisruptionbudgets": CREATED,
     "/configmaps": "get create delete",

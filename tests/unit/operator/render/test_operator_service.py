@@ -182,3 +182,46 @@ def test_names_are_none_of_a_run() -> None:
         (owner,) = one["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("RLPolicyService", "service-uid")
         assert "rltrain.dev/run" not in one["metadata"]["labels"]
+
+
+STEPS = {"promotion": {"strategy": "incremental", "incremental": {"gatewayClass": "internal"}}}
+
+
+def test_traffic_in_steps_brings_all_copies_up_and_no_autoscaler() -> None:
+    spec = rendered(STEPS | {"replicas": {"min": 2}})
+    assert spec["upgradeStrategy"] == {
+        "type": "NewClusterWithIncrementalUpgrade",
+        "clusterUpgradeOptions": {
+            "gatewayClassName": "internal",
+            "maxSurgePercent": 100,
+            "stepSizePercent": 20,
+            "intervalSeconds": 30,
+        },
+    }
+    cluster = spec["rayClusterConfig"]
+    assert cluster["workerGroupSpecs"][0]["minReplicas"] == 2  # KubeRay begins the second cluster with these
+    assert cluster["enableInTreeAutoscaling"] is True
+    options, template = cluster["autoscalerOptions"], cluster["headGroupSpec"]["template"]
+    assert options["securityContext"]["allowPrivilegeEscalation"] is False
+    [mount] = options["volumeMounts"]
+    volume = next(one for one in template["spec"]["volumes"] if one["name"] == mount["name"])
+    [item] = volume["downwardAPI"]["items"]
+    script = template["metadata"]["annotations"]["rltrain.dev/autoscaler"]
+    assert item["path"] == "ray"
+    assert "rltrain.dev/autoscaler" in item["fieldRef"]["fieldPath"]
+    path = next(one["value"] for one in options["env"] if one["name"] == "PATH")
+    assert path.split(":")[0] == mount["mountPath"]
+    assert "sleep" in script
+    assert template["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_way_back_takes_no_steps() -> None:
+    steps = {"gatewayClass": "internal", "stepPercent": 5, "interval": "90.5s", "halted": True}
+    plan = make_service_plan({"promotion": {"strategy": "incremental", "incremental": steps}})
+    found = [
+        ray_service(plan, FOLLOWED, checkpoint(20), hurried)["spec"]["upgradeStrategy"][
+            "clusterUpgradeOptions"
+        ]
+        for hurried in (False, True)
+    ]
+    assert [(one["stepSizePercent"], one["intervalSeconds"]) for one in found] == [(0, 91), (100, 1)]

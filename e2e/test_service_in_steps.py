@@ -1,0 +1,122 @@
+"""A policy that gets its traffic in steps, through a Gateway: halted half way, and taken back by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cluster_client import Cluster, wait_for
+from conftest import GATEWAY_IMAGE, TRAINER_IMAGE, Train
+from gateway import NAMESPACE as GATEWAY_NAMESPACE
+from gateway import gateways
+from policy_service import Clients, PolicyService, steady_clients
+from test_training import START_SECONDS
+
+SERVE_SECONDS = 300
+STEPS = {"stepPercent": 25, "interval": "5s"}
+
+
+def share(service: PolicyService, version: str) -> int:
+    """Percent of the requests that this version has."""
+    return next((one["percent"] for one in service.status.get("traffic", ()) if one["version"] == version), 0)
+
+
+def candidate_of(service: PolicyService, step: int) -> str:
+    """Version of the candidate of this step, once it is one."""
+
+    def look() -> str | None:
+        found = service.status.get("candidate") or {}
+        return str(found["version"]) if found.get("step") == step else None
+
+    return wait_for(f"step {step} is a candidate", look, 60, service.describe)
+
+
+def wait_for_share(service: PolicyService, version: str, percent: int, seconds: float) -> None:
+    """Returns when this version has so much of the traffic, or more."""
+    wait_for(
+        f"{version} has {percent}% of the requests",
+        lambda: share(service, version) >= percent,
+        seconds,
+        service.describe,
+    )
+
+
+def answered_since(clients: Clients, count: int, why: Callable[[], str]) -> None:
+    """Returns when so many more requests were answered."""
+    goal = clients.seen["answered"] + count
+    wait_for(f"{count} more requests are answered", lambda: clients.seen["answered"] >= goal, 120, why)
+
+
+@pytest.mark.long
+def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
+    cluster: Cluster, train: Train, serve: Callable[..., PolicyService]
+) -> None:
+    run = train(
+        "teacher",
+        {
+            "stop": {"maxSteps": 15, "targetReward": None},
+            "checkpoint": {"everySteps": 5, "keep": 10},
+        },
+    )
+    run.wait_for_condition("Succeeded", START_SECONDS + 120)
+    with gateways(cluster, GATEWAY_IMAGE) as gateway_class:
+        promotion: dict[str, Any] = {
+            "mode": "manual",
+            "step": 5,
+            "strategy": "incremental",
+            "incremental": STEPS | {"gatewayClass": gateway_class},
+            "gate": {},
+            "rollback": {"window": "5s", "minRequests": 10, "maxLatencyRatio": 1000},
+        }
+        service = serve(
+            "chat",
+            {
+                "from": {"run": "teacher"},
+                "promotion": promotion,
+                "clients": {"matchLabels": {"kubernetes.io/metadata.name": GATEWAY_NAMESPACE}},
+                # For so long, and a little more, the first of two clusters stays.
+                "limits": {"timeout": "20s", "queue": 5000},
+            },
+        )
+        [first] = service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+        service.wait_for_reason("Serving", "Serving", 60)
+        service.wait_for_reason("ClusterReady", "Ready", 60)
+        [url] = service.status["endpoints"]
+        with steady_clients(service, TRAINER_IMAGE, url=url) as clients:
+            service.patch({"promotion": {"step": 10}})
+            second = candidate_of(service, 10)
+            wait_for_share(service, second, 25, SERVE_SECONDS)
+            service.patch({"promotion": {"incremental": {"halted": True}}})
+            halted = service.wait_for_reason("Promoting", "RollingOut", 60)
+            wait_for(
+                "it is halted",
+                lambda: service.condition("Promoting")["message"].endswith("halted"),
+                60,
+                service.describe,
+            )
+            before = share(service, second)
+            assert 25 <= before < 100, halted
+            answered_since(clients, 300, service.describe)  # for three times the interval
+            assert share(service, second) == before
+            assert {first["version"], second} <= set(clients.seen["versions"])
+            clients.assert_none_failed()
+
+            service.patch({"promotion": {"incremental": {"halted": False}}})
+            promoted = service.wait_for_promotions("promoted", 2, SERVE_SECONDS)[-1]
+            assert promoted["version"] == second
+            wait_for("it has all", lambda: share(service, second) == 100, 60, service.describe)
+            clients.assert_none_failed()
+
+            service.patch({"promotion": {"step": 15}})
+            third = candidate_of(service, 15)
+            wait_for_share(service, third, 25, SERVE_SECONDS)
+            clients.wait_for_version(third, 60)
+            service.patch({"promotion": {"step": 10}})
+            [back] = service.wait_for_promotions("rolledBack", 1, SERVE_SECONDS)
+            assert (back["version"], back["message"]) == (third, "step 10 is wanted instead")
+            assert share(service, second) == 100
+            assert service.serving == second
+            assert service.status.get("refused", []) == []
+            answered_since(clients, 100, service.describe)
+            clients.assert_all_answered(600)
