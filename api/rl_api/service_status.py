@@ -134,6 +134,8 @@ class ServiceStatus(StatusModel):
     """Facts for programs: Accepted, SourceFound, ClusterReady, Serving, Promoting."""
     serving: Serving | None = None
     """The policy that serves; null: none yet."""
+    first: str | None = None
+    """Version of the first policy that served, which took the Ray cluster that came up without one; null: none has."""
     candidate: Candidate | None = None
     """The policy that may come next; null: none."""
     traffic: list[Traffic] = Field(default_factory=list)

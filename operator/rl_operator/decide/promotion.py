@@ -185,7 +185,8 @@ class Promoting:
         if candidate.before is not None:
             text += f" instead of {candidate.before.version}"
         promoted = self._listed(candidate, "promoted", candidate.message)
-        promoted = promoted._with(serving=serving)._noted(
+        first = self.status.first or candidate.version
+        promoted = promoted._with(serving=serving, first=first)._noted(
             Note("Normal", "Promoted", f"{text}: {candidate.message}")
         )
         window = self.spec.promotion.rollback.window.seconds
@@ -245,6 +246,12 @@ class Promoting:
         """Whether the traffic moves at once: back to a policy that was better."""
         candidate = self.status.candidate
         return candidate is not None and candidate.state == "RollingBack"
+
+    @property
+    def first(self) -> bool:
+        """Whether the target takes the cluster that came up without a policy: the first one that serves does."""
+        target, first = self.target, self.status.first
+        return target is None or first is None or first == target.version
 
     def _back(self, candidate: Candidate, why: str, for_good: bool = True) -> Promoting:
         """Let copies load the one before again; `for_good`: the candidate is not tried again."""

@@ -124,7 +124,8 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
     )
     if crowded is None:
         promoting = promoting.advanced()
-        wanted = [*wanted, ray_service(service, world.followed, promoting.target, promoting.hurried)]
+        how = {"first": promoting.first, "hurried": promoting.hurried}
+        wanted = [*wanted, ray_service(service, world.followed, promoting.target, **how)]
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
     if any(one["kind"] == "RayService" for one in create):

@@ -72,15 +72,22 @@ def ray_service(
     service: EffectiveService,
     followed: FollowedRun | None,
     policy: PolicyVersion | None,
+    *,
+    first: bool = False,
     hurried: bool = False,
 ) -> Manifest:
-    """The RayService that serves `policy`; None: there is none yet, and requests are told so.
+    """The RayService that serves `policy`.
 
-    `hurried`: the traffic moves at once, as it does back to a policy that was better.
+    Args:
+        service: how it is carried out.
+        followed: where policies come from.
+        policy: None: there is none yet, and requests are told so.
+        first: whether it takes the cluster that came up without one, whatever the strategy.
+        hurried: whether the traffic moves at once, as it does back to a policy that was better.
     """
     head, replica, steps = service.role(HEAD), service.role(REPLICA), service.spec.promotion.incremental
     template = _pod(service, head, followed)
-    if service.spec.promotion.strategy != "inPlace" and policy is not None:
+    if service.spec.promotion.strategy != "inPlace" and policy is not None and not first:
         template["metadata"]["annotations"] = {POLICY_ANNOTATION: policy.version}
     copies = worker_group(replica, replica.replicas, _pod(service, replica, followed))
     cluster = guarded_cluster(

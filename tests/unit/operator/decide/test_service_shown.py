@@ -144,12 +144,22 @@ def test_a_step_that_is_not_there_is_named() -> None:
     )
 
 
-def test_the_strategy_of_a_new_cluster_changes_the_head() -> None:
-    story = ServiceStory({"promotion": {"strategy": "newCluster"}})
+def test_the_strategy_of_a_new_cluster_changes_the_head_for_all_but_the_first() -> None:
+    story = ServiceStory({"promotion": {"strategy": "newCluster", "rollback": {"window": "0s"}}})
+
+    def metadata() -> dict[str, Any]:
+        spec = story.world.live["RayService", "chat"].spec
+        found: dict[str, Any] = spec["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]
+        return found
+
+    story.look()
+    without = metadata()
     story.served(20)
-    spec = story.world.live["RayService", "chat"].spec
-    annotations = spec["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
-    assert annotations == {"rltrain.dev/policy": checkpoint(20).version}
+    assert metadata() == without, "a second cluster would come up for nothing"
+    story.served(30)
+    assert metadata()["annotations"] == {"rltrain.dev/policy": checkpoint(30).version}
+    story.look()
+    assert metadata()["annotations"] == {"rltrain.dev/policy": checkpoint(30).version}
 
 
 def test_a_silent_control_is_no_service_that_is_down() -> None:

@@ -219,7 +219,7 @@ def test_the_way_back_takes_no_steps() -> None:
     steps = {"gatewayClass": "internal", "stepPercent": 5, "interval": "90.5s", "halted": True}
     plan = make_service_plan({"promotion": {"strategy": "incremental", "incremental": steps}})
     found = [
-        ray_service(plan, FOLLOWED, checkpoint(20), hurried)["spec"]["upgradeStrategy"][
+        ray_service(plan, FOLLOWED, checkpoint(20), hurried=hurried)["spec"]["upgradeStrategy"][
             "clusterUpgradeOptions"
         ]
         for hurried in (False, True)
