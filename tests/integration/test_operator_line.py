@@ -125,3 +125,20 @@ def test_what_services_hold_and_who_waits_is_known_after_a_restart(line: Line) -
     line.until_waits("rlrun", "third")
     line.delete("rlps", "second")
     line.until_begun("RayService first", "RayService second", "RayJob third-1")
+
+
+def test_one_that_is_being_deleted_holds_no_place_in_the_line(line: Line) -> None:
+    line.train("first")
+    line.until_begun("RayJob first-1")
+    line.serve("second")
+    line.until_waits("rlps", "second")
+    line.train("third")
+    line.until_waits("rlrun", "third")
+    place = ("rlps", "second", "-n", line.namespace)
+    line.kube.kubectl(
+        "patch", *place, "--type=merge", "-p", '{"metadata": {"finalizers": ["example.com/held"]}}'
+    )
+    line.kube.kubectl("delete", *place, "--wait=false")
+    line.delete("rlrun", "first")
+    line.until_begun("RayJob first-1", "RayJob third-1")
+    line.kube.kubectl("patch", *place, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')

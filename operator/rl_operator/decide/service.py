@@ -254,8 +254,8 @@ def _promoting(look: _Look) -> _Look:
     if candidate is not None:
         text, second = candidate.message, _second(look.world)
         if candidate.state == "RollingOut" and second is not None and second.share is not None:
-            steps = plan.spec.promotion.incremental if isinstance(plan, EffectiveService) else None
-            halted = "; halted" if steps is not None and steps.halted else ""
+            moves = plan.spec.promotion.incremental if isinstance(plan, EffectiveService) else None
+            halted = "; halted" if moves is not None and moves.halted else ""
             text = f"{second.share}% of the requests go to it{halted}"
         return look.set("Promoting", "True", candidate.state, f"{candidate.version}: {text}")
     if (

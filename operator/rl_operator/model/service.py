@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
-from rl_operator.model.decision import Note, Scale, Target
+from rl_operator.model.decision import Note, Scale
 from rl_operator.model.names import Manifest
 from rl_operator.model.needs import NOBODY, NOTHING, Needs, Others
 from rl_operator.model.seen import Event, Live, Pod, WorkerGroup
@@ -186,7 +186,6 @@ class ServiceDecision:
     status: ServiceStatus
     create: tuple[Manifest, ...] = ()
     apply: tuple[Manifest, ...] = ()
-    delete: tuple[Target, ...] = ()
     scale: Scale | None = None
     notes: tuple[Note, ...] = ()
     wish: Wish | None = None

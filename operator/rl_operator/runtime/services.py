@@ -19,7 +19,7 @@ from rl_operator.drivers.client import DriverError, Drivers
 from rl_operator.drivers.control import ask_control, tell_control
 from rl_operator.kube.apply import bring
 from rl_operator.kube.cache import place_of
-from rl_operator.kube.own import NameTaken, create_owned, delete_owned, every, refusal_of, write_event
+from rl_operator.kube.own import NameTaken, create_owned, every, refusal_of, write_event
 from rl_operator.kube.services import ServiceStore
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import HEAD, SERVICE_KIND, Key, Manifest
@@ -216,7 +216,8 @@ class Services:
     ) -> None:
         profile, needs = held_by_service(world, planned, decision)
         status = decision.status if decision is not None else known_service_status(world.service)
-        waiting = made_at(world.service) if waits(status.conditions) else None
+        # One that is being deleted waits for nothing, whoever holds it there.
+        waiting = made_at(world.service) if waits(status.conditions) and world.deleted is None else None
         self._begins(self.ledger.note(_holder(key), profile, needs, waiting))
 
     async def _act(self, key: Key, world: ServiceWorld, planned: ServicePlan, memory: _Memory) -> None:
@@ -230,8 +231,6 @@ class Services:
         for manifest in decision.apply:
             live = world.live[manifest["kind"], manifest["metadata"]["name"]]
             self.store.put({**await bring(self.api, manifest, live.uid), "kind": manifest["kind"]})
-        for target in decision.delete:
-            await delete_owned(self.api, target, key[0], memory.uid)
         if decision.scale is not None:
             cluster = decision.scale.group.cluster
             made = await self.api.patch("RayCluster", key[0], cluster, decision.scale.patch)

@@ -34,7 +34,7 @@ def test_a_mistake_takes_nothing_down() -> None:
     story.served(20)
     story.spec = {"replicas": {"min": 0}}
     decision = story.look()
-    assert (decision.create, decision.apply, decision.delete) == ((), (), ())
+    assert (decision.create, decision.apply) == ((), ())
     assert story.condition("Accepted")[:2] == ("False", "InvalidSpec")
     assert story.status.phase == "Serving"
     assert story.status.serving is not None
@@ -57,7 +57,7 @@ def test_a_deleted_run_is_said_and_its_policy_goes_on() -> None:
     story.looks(3, 60)
     decision = story.look(lost=("RunDeleted", "run sums was deleted"))
     assert story.condition("SourceFound")[:2] == ("False", "RunDeleted")
-    assert (decision.apply, decision.delete) == ((), ())
+    assert decision.apply == ()
     assert story.condition("Serving")[0] == "True"
 
 
@@ -71,7 +71,7 @@ def test_a_deleted_service_is_left_to_the_garbage_collector() -> None:
     service = make_service()
     service["metadata"]["deletionTimestamp"] = "2026-11-01T12:00:00Z"
     decision = reconcile_service(ServiceWorld(service), NOW, plan_service(service, [], Settings()))
-    assert (decision.create, decision.apply, decision.delete, decision.notes) == ((), (), (), ())
+    assert (decision.create, decision.apply, decision.notes) == ((), (), ())
 
 
 def test_why_a_pod_does_not_run_is_why_the_service_does_not() -> None:
