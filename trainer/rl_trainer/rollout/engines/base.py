@@ -91,6 +91,7 @@ class GenerationProgress:
     id: Hashable
     tokens: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
 
 
 class Engine(ABC):

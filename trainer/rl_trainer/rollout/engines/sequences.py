@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import GenerationProgress, GenerationRequest, GenerationResult
 
 
 @dataclass
@@ -52,6 +52,22 @@ class Sequences:
         sequence.tokens.extend(tokens)
         sequence.logprobs.extend(logprobs)
         sequence.versions.extend([version] * len(tokens))
+
+    def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
+        """What those in flight have beyond their first `known[id]` tokens; see `Engine.progress`."""
+        found = []
+        for sequence in self._active.values():
+            start = known.get(sequence.request.id)
+            if start is not None and start < len(sequence.tokens):
+                found.append(
+                    GenerationProgress(
+                        sequence.request.id,
+                        np.asarray(sequence.tokens[start:], np.int32),
+                        np.asarray(sequence.logprobs[start:], np.float32),
+                        np.asarray(sequence.versions[start:], np.int32),
+                    )
+                )
+        return found
 
     def end(self, key: str) -> GenerationResult:
         """What was sampled for a sequence, whose slot is free from now on."""

@@ -102,8 +102,14 @@ class TorchEngine(Engine):
                 continue
             new = slice(known[request.id], int(self._counts[slot]))
             if new.start < new.stop:
-                tokens, logprobs = self._out_tokens[slot, new].copy(), self._out_logprobs[slot, new].copy()
-                found.append(GenerationProgress(request.id, tokens, logprobs))
+                found.append(
+                    GenerationProgress(
+                        request.id,
+                        self._out_tokens[slot, new].copy(),
+                        self._out_logprobs[slot, new].copy(),
+                        self._out_versions[slot, new].copy(),
+                    )
+                )
         return found
 
     def abort(self, ids: Sequence[Hashable]) -> None:
