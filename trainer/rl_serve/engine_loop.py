@@ -157,7 +157,6 @@ class EngineLoop:
         for progress in self._engine.progress(self._told) if self._pieces else ():
             self._told[progress.id] += len(progress.tokens)
             fresh = zip(progress.tokens.tolist(), progress.logprobs.tolist(), strict=True)
-            versions = (self._engine.version,) * len(progress.tokens)  # all of them are of this step
-            updates.append(Update(progress.id, tuple(fresh), versions=versions))
+            updates.append(Update(progress.id, tuple(fresh), versions=tuple(progress.versions.tolist())))
         if updates:
             self._deliver(updates)
