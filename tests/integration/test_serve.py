@@ -187,6 +187,52 @@ def test_greedy_answers_are_those_of_transformers(client: openai.OpenAI, folder:
         assert answer == tokenizer.decode(wanted[0, ids.shape[1] :].tolist()), prompt
 
 
+def test_the_most_probable_tokens_are_those_of_transformers(client: openai.OpenAI, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rl_trainer.model.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+
+    def wanted(ids: list[int], answer: list[int], temperature: float) -> list[list[tuple[str, float]]]:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids, *answer]])).logits[0, len(ids) - 1 : -1]
+        found = torch.log_softmax(logits / temperature, -1).topk(20)
+        return [
+            [(tokenizer.decode([token]), value) for token, value in zip(tokens, values, strict=True)]
+            for tokens, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        ]
+
+    def same(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
+        assert sorted(text for text, _ in found) == sorted(text for text, _ in expected)
+
+    for options, temperature in (({"temperature": 0}, 1.0), ({"temperature": 0.7, "top_p": 0.5}, 0.7)):
+        for stream in (False, True):
+            said = say(client, logprobs=True, top_logprobs=20, seed=2, stream=stream, **options)
+            choices = [chunk.choices[0] for chunk in said] if stream else [said.choices[0]]
+            content = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+            assert len(content) == 12
+            answer = [id_ for one in content for id_ in tokenizer.encode(one.token)]
+            prompt = tokenizer.encode_chat([{"role": "user", "content": "2+2="}])
+            for one, expected in zip(content, wanted(prompt, answer, temperature), strict=True):
+                same([(top.token, top.logprob) for top in one.top_logprobs], expected)
+    said = client.completions.create(model="run", prompt="ab", max_tokens=6, temperature=0, logprobs=3)
+    logprobs = said.choices[0].logprobs
+    assert logprobs is not None
+    answer = [id_ for text in logprobs.tokens or [] for id_ in tokenizer.encode(text)]
+    for found, expected in zip(
+        logprobs.top_logprobs or [], wanted(tokenizer.encode("ab"), answer, 1.0), strict=True
+    ):
+        same(list(found.items()), expected[:3])
+    with pytest.raises(
+        openai.BadRequestError, match="top_logprobs: found 3, allowed: 0 where logprobs is not"
+    ):
+        say(client, top_logprobs=3)
+
+
 def test_curl_reads_a_stream(server: Server, version: str) -> None:
     body = json.dumps({"prompt": "ab", "max_tokens": 3, "stream": True})
     said = curl(server, "--include", f"{server.url}/v1/completions", "-d", body)

@@ -118,6 +118,31 @@ def test_greedy_and_sampled_sequences_share_a_batch(engine: VllmEngine, decoder:
         np.testing.assert_allclose(result.logprobs, exact, atol=CLOSE)
 
 
+def test_the_most_probable_tokens_at_each_place(engine: VllmEngine, folder: Path):
+    """Also beside a cut, and with others that want another number or none."""
+    other = create_engine(folder, slots=SLOTS)
+    texts = prompts(6)
+    kinds = [{"temperature": 0.0}, {"top_p": 0.8, "temperature": 0.7}]
+    counts = [0, 3, 20, 0, 1, 5]
+    work = [
+        GenerationRequest(place, text, SamplingParams(10, top_logprobs=count, **kinds[place % 2]), place)
+        for place, (text, count) in enumerate(zip(texts, counts, strict=True))
+    ]
+    engine.add(work)
+    found = drain(engine)
+    for place, result in found.items():
+        assert [len(top) for top in result.top] == ([counts[place]] * 10 if counts[place] else [])
+        for step, top in enumerate(result.top):
+            prompt = np.concatenate((work[place].prompt, result.tokens[:step])).astype(np.int32)
+            params = SamplingParams(1, work[place].params.temperature, top_logprobs=counts[place])
+            other.add([GenerationRequest((place, step), prompt, params)])
+            ((wanted,),) = [one.top for one in drain(other).values()]
+            np.testing.assert_allclose(
+                [value for _, value in top], [value for _, value in wanted], atol=CLOSE
+            )
+            assert {token for token, _ in top} == {token for token, _ in wanted}
+
+
 def test_tokens_come_as_often_as_their_probabilities_say(engine: VllmEngine, decoder: Decoder):
     text, count = prompts(1)[0], 3000
     engine.add(requests([text] * count, 1, temperature=1.5))

@@ -32,6 +32,7 @@ from rl_trainer.rollout.engines.base import (
     GenerationRequest,
     GenerationResult,
     SamplingParams,
+    Top,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_device, check_installed, check_version
@@ -142,9 +143,9 @@ class VllmEngine(Engine):
         """One step of vLLM's."""
         for output in self._engine.step():
             piece = output.outputs[0]
-            logprobs = piece.logprobs.logprobs if piece.logprobs is not None else []
+            logprobs, top = _logprobs(piece.logprobs)
             self._tainted = self._tainted or any(map(math.isnan, logprobs))
-            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version)
+            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version, top)
             if output.finished:
                 if piece.finish_reason not in ("stop", "length"):
                     raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
@@ -260,9 +261,22 @@ def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, An
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,
         "detokenize": False,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": params.top_logprobs,  # beside that of the sampled token
         "flat_logprobs": True,
     }
+
+
+def _logprobs(flat: Any) -> tuple[list[float], list[Top]]:
+    """Log-probs of the sampled tokens, and of the most probable ones where they are wanted, of vLLM's `FlatLogprobs`."""
+    if flat is None:
+        return [], []
+    places = list(zip(flat.start_indices, flat.end_indices, strict=True))
+    top = [
+        tuple(zip(flat.token_ids[start + 1 : end], flat.logprobs[start + 1 : end], strict=True))
+        for start, end in places
+        if end > start + 1
+    ]
+    return [flat.logprobs[start] for start, _ in places], top
 
 
 def _import(on_cpu: bool, options: VllmOptions) -> Any:
