@@ -20,6 +20,11 @@ from training_runs import until
 from transformers import AutoModelForCausalLM
 from two_nodes import in_a_process
 
+from rl_serve.gate.criteria import parse_gate
+from rl_serve.gate.evaluate import evaluate
+from rl_serve.gate.measure import Clock, Opened
+from rl_serve.policy import find_policy
+from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.tokenizer import load_tokenizer
 
 PROMPTS = ["2+2=", "What is the sum of 12 and 30?", "x"]
@@ -189,6 +194,23 @@ def test_two_processes_share_a_copy_and_none_is_left(folder: Path) -> None:
         server.kill()
 
 
+def test_the_gate_measures_what_vllm_computes(folder: Path) -> None:
+    write_endless(folder / "other", 4, hidden_size=64)
+    gate = parse_gate({"latency": {"maxRatio": 1000.0}, "agreement": {"maxDifference": CLOSE}})
+    told: list[str] = []
+    options: dict[str, Any] = {"engine": "vllm", "tell": told.append}
+    report = evaluate(folder / "model", folder / "other", gate, **options)
+    assert report.passed, report.message
+    assert report.agreement is not None
+    assert 0 < report.agreement.mean < CLOSE
+    assert report.latency is not None
+    assert report.latency.candidate > 0
+    # What it reports is held against a forward pass of the same weights, and not against itself.
+    opened = Opened(find_policy(str(folder / "model"), folder), "candidate", engine="vllm")
+    opened.engine.load_weights(read_tensors(folder / "other"), 1)
+    assert opened.agreement(opened.plain_prompts(), Clock(SECONDS)).mean > 0.05
+
+
 def weights_change_in_place(base: Path) -> None:
     models = {
         10: write_endless(base / "ten", 1, hidden_size=64),
@@ -223,6 +245,15 @@ def weights_change_in_place(base: Path) -> None:
             assert marks[0] == {"index": 0, "version": first.policy_version, "token": 0}  # type: ignore[attr-defined]
             assert marks[-1]["version"] == policy["version"]
             assert len(marks) == 1 + (first.policy_version != policy["version"])  # type: ignore[attr-defined]
+        said = made.control(
+            "POST", "evaluate", json={"candidate": twenty, "serving": ten, "gate": {"agreement": {}}}
+        )
+        assert said.status_code == 202, said.text
+        found = wait_for(
+            lambda: (one := made.status()["evaluations"][twenty["digest"]])["state"] != "running" and one,
+            lambda: f"{made.status()}",
+        )
+        assert (found["state"], found["report"]["agreement"]["mean"] < CLOSE) == ("passed", True), found
         # One of another shape has no room beside it: it is not served, and says so.
         made.apply(thirty)
         wait_for(lambda: not made.replicas(error=None), lambda: "no error is told")

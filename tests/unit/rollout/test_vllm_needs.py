@@ -82,7 +82,7 @@ def test_servers_are_told_by_their_own_fields(monkeypatch: pytest.MonkeyPatch):
         check_version("1.0", COMMAND)
     monkeypatch.setattr(vllm_needs, "find_spec", lambda name: None)
     with pytest.raises(
-        InvalidConfig, match=r"^--engine: found vllm, which is not installed where this server runs; "
+        InvalidConfig, match=r"^--engine: found vllm, which is not installed where this command runs; "
     ):
         check_installed(COMMAND)
 

@@ -151,7 +151,7 @@ def test_the_command_refuses_before_anything_is_started(
         status, sentence = said(capsys, "empty", "--port", "0", "--engine", "vllm")
         assert (status, sentence.count("\n")) == (2, 1)
         assert sentence.startswith(
-            "rltrain: --engine: found vllm, which is not installed where this server runs; "
+            "rltrain: --engine: found vllm, which is not installed where this command runs; "
         )
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     status, sentence = said(capsys, "empty", "--port", "0")

@@ -44,7 +44,7 @@ SAMPLER: Final = Asker(
 )
 COMMAND: Final = Asker(
     "--engine",
-    "this server",
+    "this command",
     "rltrain[trainer,serve,vllm]",
     "let there be a GPU for every copy and each of its parts",
     "take --engine torch",
