@@ -79,7 +79,6 @@ def _compare(args: argparse.Namespace) -> int:
     from rl_serve.gate.criteria import parse_gate
     from rl_serve.gate.evaluate import evaluate
     from rl_serve.gate.probe import read_probe
-    from rl_trainer.rollout.engines.vllm_needs import COMMAND, VllmOptions
 
     if not args.timeout > 0:
         raise InvalidConfig(f"--timeout: found {args.timeout:g}, allowed: seconds above 0")
@@ -109,7 +108,6 @@ def _compare(args: argparse.Namespace) -> int:
         code=args.code or Path.cwd(),
         timeout=args.timeout,
         engine=args.engine,
-        vllm=VllmOptions(asker=COMMAND),
         tell=_tell,
     )
     print(json.dumps(report.to_json(), indent=2) if args.json else "\n".join(table(report)))

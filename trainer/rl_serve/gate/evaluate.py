@@ -17,9 +17,11 @@ from rl_serve.gate.probe import Probe
 from rl_serve.gate.report import Report
 from rl_serve.policy import Policy, find_policy, models_cache
 from rl_trainer.checkpoint.manifest import MANIFEST, DamagedError, read_manifest
-from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, EngineKind, VllmOptions
+from rl_trainer.rollout.engines.vllm_needs import COMMAND, EngineKind, VllmOptions
 
 TIMEOUT = 1800.0
+# `rltrain compare`.
+BY_HAND = VllmOptions(asker=COMMAND)
 
 
 def evaluate(
@@ -34,7 +36,7 @@ def evaluate(
     device: str = "cpu",
     threads: int = 1,
     engine: EngineKind = "torch",
-    vllm: VllmOptions = ONE_DEVICE,
+    vllm: VllmOptions = BY_HAND,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Whether `candidate` may take the place of `serving`.
