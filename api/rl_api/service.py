@@ -184,7 +184,7 @@ class PromotionSpec(Model):
     """How the traffic moves with strategy incremental, and only there."""
     answers: Literal["finish", "stamp"] = "finish"
     """What becomes of answers that are under way where weights change in place: finish: they end with the policy they began
-    with; stamp: they go on with the new one, and say where it changed."""
+    with; stamp: they go on with the new one, and say where it changed. With engine vllm and strategy inPlace: stamp."""
     gate: GateSpec = USUAL_GATE
     """What a candidate must show: where nothing is said, all of it but a probe, which needs prompts; with `gate: {}`
     nothing."""
@@ -203,14 +203,20 @@ class ServiceSpec(Model):
     """Where policies come from."""
     model: Word | None = None
     """Name of the model for clients; null: the service's."""
-    engine: Literal["torch"] = "torch"
-    """Inference engine."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Inference engine: torch (plain PyTorch, also without GPU) or vllm, which the -gpu image has."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    """Accelerators that each layer of one copy is divided over; above 1 only with engine vllm."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
+    """Stages that the layers of one copy are divided into, of tensorParallelSize accelerators each; above 1 only with engine
+    vllm. All of them are in the copy's pod."""
     replicas: ReplicasSpec = ReplicasSpec()
     """Copies of the policy."""
     pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Pools of the profile for the copies, the most wanted first; empty: the profile's first alone."""
     resources: ResourcesSpec | None = None
-    """What one copy's pod asks for; null: the profile's."""
+    """What one copy's pod asks for; null: the profile's, and tensorParallelSize times pipelineParallelSize accelerators in a
+    pool that has some."""
     head: HeadSpec = HeadSpec()
     """The pod that measures candidates."""
     secrets: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
@@ -224,6 +230,11 @@ class ServiceSpec(Model):
     """Namespaces whose pods reach the service; null: its own alone."""
     promotion: PromotionSpec = PromotionSpec()
     """How better policies take its place."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class RLPolicyService(Model):
@@ -302,6 +313,30 @@ def keys_before_their_limit(spec: ServiceSpec) -> Iterator[Problem]:
         )
 
 
+def parts_of_vllm(spec: ServiceSpec) -> Iterator[Problem]:
+    """`tensorParallelSize` and `pipelineParallelSize` are above 1 only with engine vllm."""
+    if spec.engine == "vllm":
+        return
+    for name in ("tensorParallelSize", "pipelineParallelSize"):
+        found = spec.tensor_parallel_size if name[0] == "t" else spec.pipeline_parallel_size
+        if found > 1:
+            yield Problem(
+                ("spec", name), f"found {found}, allowed: 1 with engine {spec.engine}", (("spec", "engine"),)
+            )
+
+
+def one_policy_of_vllm(spec: ServiceSpec) -> Iterator[Problem]:
+    """With engine vllm and strategy inPlace, `promotion.answers` is stamp: there is no room for a second policy."""
+    promotion = spec.promotion
+    if spec.engine == "vllm" and promotion.strategy == "inPlace" and promotion.answers == "finish":
+        yield Problem(
+            ("spec", "promotion", "answers"),
+            "found finish, allowed with engine vllm and promotion.strategy inPlace: stamp, as vLLM leaves no room for two "
+            "policies",
+            (("spec", "engine"), ("spec", "promotion", "strategy")),
+        )
+
+
 def a_step_by_hand(spec: ServiceSpec) -> Iterator[Problem]:
     """`promotion.step` is set only with `promotion.mode` manual and `from.run`."""
     promotion, path = spec.promotion, ("spec", "promotion", "step")
@@ -346,6 +381,8 @@ SERVICE_RULES: Final = (
     replicas_in_order,
     answers_in_their_context,
     keys_before_their_limit,
+    parts_of_vllm,
+    one_policy_of_vllm,
     a_step_by_hand,
     steps_of_the_traffic,
     labels_as_kubernetes_compares_them,

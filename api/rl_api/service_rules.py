@@ -23,6 +23,22 @@ _HERE: Final = (
 
 SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
     "spec": [
+        *(
+            cel_rule(
+                f"self.?{name}.orValue(1) == 1 || self.?engine.orValue('torch') == 'vllm'",
+                f".{name}",
+                f"found {{self.{name}}}, allowed: 1 with engine torch",
+            )
+            for name in ("tensorParallelSize", "pipelineParallelSize")
+        ),
+        cel_rule(
+            "self.?engine.orValue('torch') != 'vllm' || (has(self.promotion) && "
+            "(self.promotion.?strategy.orValue('inPlace') == 'newCluster' || "
+            "self.promotion.?answers.orValue('finish') == 'stamp'))",
+            ".promotion.answers",
+            "found finish, allowed with engine vllm and promotion.strategy inPlace: stamp, as vLLM leaves no room for two "
+            "policies",
+        ),
         cel_rule(
             "!has(self.limits) || !has(self.limits.requestsPerSecondPerKey) || has(self.auth.secret)",
             ".limits.requestsPerSecondPerKey",

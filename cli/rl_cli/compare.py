@@ -62,6 +62,9 @@ def add_parser(subparsers: Subparsers) -> None:
     rest.add_argument(
         "--max-difference", metavar="X", help="of log-probabilities, on average (default: 0.05)"
     )
+    rest.add_argument(
+        "--engine", choices=("torch", "vllm"), default="torch", help="what answers (default: torch)"
+    )
     parser.add_argument(
         "--timeout", type=float, default=1800.0, metavar="SECONDS", help="for all of it (default: 1800)"
     )
@@ -104,6 +107,7 @@ def _compare(args: argparse.Namespace) -> int:
         run=args.run,
         code=args.code or Path.cwd(),
         timeout=args.timeout,
+        engine=args.engine,
         tell=_tell,
     )
     print(json.dumps(report.to_json(), indent=2) if args.json else "\n".join(table(report)))

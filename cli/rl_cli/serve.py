@@ -18,6 +18,7 @@ _EXAMPLES = """\
   rltrain serve runs/quickstart
   rltrain serve runs/quickstart --port 9000 --replicas 2
   rltrain serve Qwen/Qwen2.5-0.5B-Instruct --max-context 2048
+  rltrain serve Qwen/Qwen2.5-7B-Instruct --engine vllm --tensor-parallel-size 2
   rltrain serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt
 """
 
@@ -42,6 +43,23 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N",
         help="copies of the model that share the requests (default: 1)",
     )
+    parser.add_argument(
+        "--engine",
+        choices=("torch", "vllm"),
+        default="torch",
+        help="inference engine: torch, or vllm where it is installed (default: torch)",
+    )
+    for name, what in (
+        ("tensor", "devices that each layer of a copy is divided over"),
+        ("pipeline", "stages that the layers of a copy are divided into"),
+    ):
+        parser.add_argument(
+            f"--{name}-parallel-size",
+            type=whole(1, 64),
+            default=1,
+            metavar="N",
+            help=f"{what}, with --engine vllm (default: 1)",
+        )
     parser.add_argument(
         "--max-context",
         type=whole(2, 10_000_000),
@@ -97,6 +115,9 @@ def _serve(args: argparse.Namespace) -> int:
             max_new_tokens=args.max_new_tokens,
             queue=args.queue,
             timeout=args.timeout,
+            engine=args.engine,
+            tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
             model_name=args.model_name,
             api_key_file=args.api_key_file,
             debug=args.debug,

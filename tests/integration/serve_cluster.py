@@ -134,8 +134,10 @@ class Service:
 
 
 @contextmanager
-def service(folder: Path, source: Mapping[str, Any], replicas: int = 2, **args: Any) -> Iterator[Service]:
-    """A service without a policy, on a Ray of its own that this process is connected to."""
+def service(
+    folder: Path, source: Mapping[str, Any], replicas: int = 2, ready: bool = True, **args: Any
+) -> Iterator[Service]:
+    """A service without a policy, on a Ray of its own that this process is connected to; `ready`: wait for its replicas."""
     (folder / "token").write_text(f"{TOKEN}\n")
     whole = {
         "service": "svc",
@@ -158,7 +160,8 @@ def service(folder: Path, source: Mapping[str, Any], replicas: int = 2, **args: 
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
         made = Service(port, whole, replicas)
         made.apply(None)
-        made.wait(version=None)
+        if ready:
+            made.wait(version=None)
         yield made
     finally:
         serve.shutdown()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,75 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
 import requests
+from local_server import SECONDS, Server
 from training_runs import until
 
 from rl_api.run import TinyModelSpec
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.presets import write_tiny
 
-SECONDS = 240.0
 KEY = "sk-0123456789abcdef"
 # All places of the server: 32 that are generated at once, and its queue.
 PLACES, QUEUE = 36, 4
 LONGEST = 3000
-
-
-class Server:
-    """A process of `rltrain serve` and what it started."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rl_cli.main", "serve", *arguments, "--port", "0"],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    def wait(self) -> None:
-        def ready() -> bool:
-            assert self.process.poll() is None, (self.lines, self._errors())
-            return any(line.startswith("serving ") for line in self.lines)
-
-        until(ready, SECONDS, lambda: f"the server is not ready: {self.lines}")
-        self.url = self.lines[-1].partition(" at ")[2].partition("/v1")[0]
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
-
-    def stop(self, number: signal.Signals) -> tuple[int, str]:
-        """Exit code and standard error; nothing that it started is left."""
-        self.process.send_signal(number)
-        code = self.process.wait(SECONDS)
-        _, left = psutil.wait_procs(self.children, timeout=60)
-        assert [process.cmdline() for process in left] == []
-        with pytest.raises(requests.ConnectionError):
-            requests.get(f"{self.url}/healthz", timeout=30)
-        self._reader.join(30)
-        return code, self._errors()
-
-    def _errors(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        for process in getattr(self, "children", []):
-            if process.is_running():
-                process.kill()
-        self.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +185,52 @@ def test_greedy_answers_are_those_of_transformers(client: openai.OpenAI, folder:
         ids = torch.tensor([tokenizer.encode(prompt)])
         wanted = model.generate(ids, do_sample=False, max_new_tokens=30, attention_mask=torch.ones_like(ids))
         assert answer == tokenizer.decode(wanted[0, ids.shape[1] :].tolist()), prompt
+
+
+def test_the_most_probable_tokens_are_those_of_transformers(client: openai.OpenAI, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rl_trainer.model.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+
+    def wanted(ids: list[int], answer: list[int], temperature: float) -> list[list[tuple[str, float]]]:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*ids, *answer]])).logits[0, len(ids) - 1 : -1]
+        found = torch.log_softmax(logits / temperature, -1).topk(20)
+        return [
+            [(tokenizer.decode([token]), value) for token, value in zip(tokens, values, strict=True)]
+            for tokens, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        ]
+
+    def same(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-4)
+        assert sorted(text for text, _ in found) == sorted(text for text, _ in expected)
+
+    for options, temperature in (({"temperature": 0}, 1.0), ({"temperature": 0.7, "top_p": 0.5}, 0.7)):
+        for stream in (False, True):
+            said = say(client, logprobs=True, top_logprobs=20, seed=2, stream=stream, **options)
+            choices = [chunk.choices[0] for chunk in said] if stream else [said.choices[0]]
+            content = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+            assert len(content) == 12
+            answer = [id_ for one in content for id_ in tokenizer.encode(one.token)]
+            prompt = tokenizer.encode_chat([{"role": "user", "content": "2+2="}])
+            for one, expected in zip(content, wanted(prompt, answer, temperature), strict=True):
+                same([(top.token, top.logprob) for top in one.top_logprobs], expected)
+    said = client.completions.create(model="run", prompt="ab", max_tokens=6, temperature=0, logprobs=3)
+    logprobs = said.choices[0].logprobs
+    assert logprobs is not None
+    answer = [id_ for text in logprobs.tokens or [] for id_ in tokenizer.encode(text)]
+    for found, expected in zip(
+        logprobs.top_logprobs or [], wanted(tokenizer.encode("ab"), answer, 1.0), strict=True
+    ):
+        same(list(found.items()), expected[:3])
+    with pytest.raises(
+        openai.BadRequestError, match="top_logprobs: found 3, allowed: 0 where logprobs is not"
+    ):
+        say(client, top_logprobs=3)
 
 
 def test_curl_reads_a_stream(server: Server, version: str) -> None:

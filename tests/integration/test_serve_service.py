@@ -14,8 +14,10 @@ from typing import Any
 
 import openai
 import psutil
+import pytest
 import requests
 import torch
+from ray import serve
 from serve_cluster import (
     SECONDS,
     Service,
@@ -28,8 +30,10 @@ from serve_cluster import (
 from transformers import AutoModelForCausalLM
 from two_nodes import in_a_process
 
+from rl_operator.model.parse import parse_ray_service
 from rl_trainer.checkpoint.pins import LocalPins, parse_pin
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.rollout.engines.vllm_needs import is_installed
 
 KEY = "sk-0123456789abcdef"
 PROMPTS = ("2+2=", "What is the sum of 12 and 30?", "x")
@@ -170,6 +174,40 @@ def damaged_policies_leave_the_old_one(base: Path) -> None:
         )
 
 
+def an_engine_is_missing(base: Path) -> None:
+    run = write_run(base / "run", {10: write_endless(base / "ten", 1)})
+    with service(
+        base, {"run": "r", "folder": str(run)}, 1, ready=False, engine="vllm", answers="stamp"
+    ) as made:
+
+        def failed() -> dict[str, Any]:
+            """The applications as KubeRay shows them, once the policy's has failed."""
+            found = serve.status().applications
+            if "rltrain" not in found or found["rltrain"].status != "DEPLOY_FAILED":
+                return {}
+            return {
+                name: {
+                    "status": str(one.status.value),
+                    "message": one.message,
+                    "serveDeploymentStatuses": {
+                        key: {"status": str(each.status.value), "message": each.message}
+                        for key, each in one.deployments.items()
+                    },
+                }
+                for name, one in found.items()
+            }
+
+        applications = wait_for(failed, lambda: f"no failure: {serve.status()}")
+        status = {"activeServiceStatus": {"applicationStatuses": applications}}
+        found = parse_ray_service({"metadata": {"name": "svc"}, "status": status})
+        assert found.problem.startswith(
+            "rltrain: spec.engine: found vllm, which is not installed where this copy of the policy runs; install it"
+        )
+        assert found.problem.endswith("or set spec.engine: torch"), found.problem
+        # The control goes on: the operator hears of it.
+        assert made.status()["replicas"] == []
+
+
 def candidates_are_evaluated(base: Path) -> None:
     models = {10: write_endless(base / "ten", 1), 20: write_endless(base / "twenty", 2)}
     run = write_run(base / "run", models)
@@ -279,6 +317,11 @@ def test_a_candidate_is_evaluated_and_the_live_policy_is_probed(tmp_path: Path) 
 
 def test_policies_change_under_load_and_no_request_fails(tmp_path: Path) -> None:
     in_a_process(policies_change_under_load, tmp_path, timeout=280)
+
+
+@pytest.mark.skipif(is_installed(), reason="vLLM is installed here")
+def test_a_copy_without_its_engine_says_so(tmp_path: Path) -> None:
+    in_a_process(an_engine_is_missing, tmp_path, timeout=280)
 
 
 def test_damaged_policies_leave_the_old_one_and_keys_can_be_taken_back(tmp_path: Path) -> None:

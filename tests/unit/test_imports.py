@@ -68,6 +68,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
     },
     "an optional package": {
         "rl_trainer.rollout.engines.vllm": {"vllm"},
+        "rl_trainer.rollout.engines.vllm_worker": {"vllm"},
     },
     "a library that takes long to import and that few runs need": {
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},

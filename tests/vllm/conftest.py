@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from rl_trainer.rollout.engines.vllm_needs import is_installed
@@ -10,8 +13,10 @@ HAS_VLLM = is_installed()
 collect_ignore_glob = [] if HAS_VLLM else ["*.py"]
 
 if HAS_VLLM:
+    # Servers and clients are those of the tests of our own engine.
+    sys.path.append(str(Path(__file__).parents[1] / "integration"))
+
     from collections.abc import Callable
-    from pathlib import Path
 
     from library_models import made_once
     from vllm_models import save_model

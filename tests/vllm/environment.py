@@ -16,13 +16,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from peers import VLLM_OVERRIDES, VLLM_REQUIREMENTS, PeerError, environment  # noqa: E402
 
-TOOLS = ("pytest", "pytest-timeout")
-CONSTRAINED = ("numpy", "pydantic", "pytest", "pytest-timeout", "tokenizers", "transformers")
+TOOLS = ("hypothesis", "openai", "pytest", "pytest-timeout")
+CONSTRAINED = ("hypothesis", "numpy", "pydantic", "pytest", "pytest-timeout", "tokenizers", "transformers")
 
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    trainer = [*project["dependencies"], *project["optional-dependencies"]["trainer"]]
+    extras = project["optional-dependencies"]
+    trainer = [*project["dependencies"], *extras["trainer"], *extras["serve"]]
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     constrained = [line for line in constraints if line.partition("==")[0] in CONSTRAINED]
     requirements = (*VLLM_REQUIREMENTS, *trainer, *TOOLS)

@@ -47,14 +47,6 @@ def engine(opened: VllmEngine, weights: dict[str, torch.Tensor]) -> Iterator[Vll
 
 
 @pytest.fixture(scope="module")
-def cutting(folder: Path) -> VllmEngine:
-    """An engine for requests with top-p or top-k."""
-    engine = create_engine(folder, kind="vllm", slots=SLOTS, cuts=True)
-    assert isinstance(engine, VllmEngine)
-    return engine
-
-
-@pytest.fixture(scope="module")
 def decoder(folder: Path) -> Decoder:
     return load_decoder(folder)
 
@@ -91,21 +83,18 @@ def test_greedy_tokens_equal_the_torch_engine(engine: VllmEngine, folder: Path):
         {"top_k": 5},
         {"top_p": 0.8},
         {"top_k": 20, "top_p": 0.9},
+        {"temperature": 0.6, "top_p": 0.8},
+        {"temperature": 1.7, "top_k": 5},
     ],
     ids=str,
 )
 def test_logprobs_are_those_of_all_tokens_at_the_temperature(
     params: dict[str, float],
     engine: VllmEngine,
-    cutting: VllmEngine,
     decoder: Decoder,
     record_property: Callable[[str, object], None],
 ):
     work = requests(prompts(20), 30, **params)
-    if params.keys() & {"top_k", "top_p"}:
-        with pytest.raises(ValueError, match="but the engine was opened with cuts=False"):
-            engine.add(work)
-        engine = cutting
     engine.add(work)
     found = drain(engine)
     apart = max(
@@ -116,9 +105,9 @@ def test_logprobs_are_those_of_all_tokens_at_the_temperature(
     assert apart < CLOSE
 
 
-def test_greedy_and_sampled_sequences_share_a_batch(cutting: VllmEngine, decoder: Decoder):
-    engine, texts = cutting, prompts(6)
-    kinds = [{"temperature": 0.0}, {"top_p": 0.8}, {"top_k": 3}]
+def test_greedy_and_sampled_sequences_share_a_batch(engine: VllmEngine, decoder: Decoder):
+    texts = prompts(6)
+    kinds = [{"temperature": 0.0}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}]
     work = [
         GenerationRequest(place, text, SamplingParams(20, **kinds[place % 3]), place)
         for place, text in enumerate(texts)
@@ -127,6 +116,31 @@ def test_greedy_and_sampled_sequences_share_a_batch(cutting: VllmEngine, decoder
     for place, result in drain(engine).items():
         exact = exact_logprobs(decoder, work[place], result.tokens)
         np.testing.assert_allclose(result.logprobs, exact, atol=CLOSE)
+
+
+def test_the_most_probable_tokens_at_each_place(engine: VllmEngine, folder: Path):
+    """Also beside a cut, and with others that want another number or none."""
+    other = create_engine(folder, slots=SLOTS)
+    texts = prompts(6)
+    kinds = [{"temperature": 0.0}, {"top_p": 0.8, "temperature": 0.7}]
+    counts = [0, 3, 20, 0, 1, 5]
+    work = [
+        GenerationRequest(place, text, SamplingParams(10, top_logprobs=count, **kinds[place % 2]), place)
+        for place, (text, count) in enumerate(zip(texts, counts, strict=True))
+    ]
+    engine.add(work)
+    found = drain(engine)
+    for place, result in found.items():
+        assert [len(top) for top in result.top] == ([counts[place]] * 10 if counts[place] else [])
+        for step, top in enumerate(result.top):
+            prompt = np.concatenate((work[place].prompt, result.tokens[:step])).astype(np.int32)
+            params = SamplingParams(1, work[place].params.temperature, top_logprobs=counts[place])
+            other.add([GenerationRequest((place, step), prompt, params)])
+            ((wanted,),) = [one.top for one in drain(other).values()]
+            np.testing.assert_allclose(
+                [value for _, value in top], [value for _, value in wanted], atol=CLOSE
+            )
+            assert {token for token, _ in top} == {token for token, _ in wanted}
 
 
 def test_tokens_come_as_often_as_their_probabilities_say(engine: VllmEngine, decoder: Decoder):
@@ -192,6 +206,22 @@ def test_prompts_that_cannot_be_answered_are_refused(engine: VllmEngine):
         with pytest.raises(TaskError, match=words):
             engine.add([*good, GenerationRequest("bad", text, SamplingParams(4))])
         assert engine.waiting == 0
+
+
+def test_progress_tells_each_token_once(engine: VllmEngine):
+    engine.add(requests(prompts(6), 12))
+    told: dict[int, list[tuple[int, float]]] = {place: [] for place in range(6)}
+    ended = {}
+    while engine.active or engine.waiting:
+        for result in engine.step():
+            ended[result.id] = result
+        for new in engine.progress({place: len(seen) for place, seen in told.items()}):
+            told[new.id] += zip(new.tokens.tolist(), new.logprobs.tolist(), strict=True)
+    for place, result in ended.items():
+        assert [token for token, _ in told[place]] == result.tokens.tolist()[: len(told[place])]
+        assert [logprob for _, logprob in told[place]] == result.logprobs.tolist()[: len(told[place])]
+        assert len(told[place]) == 11, "the last token comes with the result"
+    assert engine.progress(dict.fromkeys(range(6), 0)) == []
 
 
 def test_aborted_sequences_leave_their_slots(engine: VllmEngine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from rl_api.errors import ActorDied, ModelError
 from rl_generate.job import Options
 from rl_generate.rows import Answer, Outcome, Question, RowError, question, seeds
-from rl_serve.detokenize import TextStream
+from rl_serve.detokenize import TextStream, TextToken
 from rl_serve.engine_loop import EngineLoop, Update
 from rl_trainer.model.tokenizer import Tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, SamplingParams
@@ -41,7 +42,7 @@ class _Writing:
                 count = len(self._tokens) + (last is not None)
                 self.answer, self.ended = Answer(tokenizer.decode(self._tokens), reason, count), True
             return False
-        self._text += self._stream.add(tokens).text
+        self._text += self._stream.add(starmap(TextToken, tokens)).text
         early = self._stream.stopped and reason is None
         if reason is not None:
             self._text += self._stream.finish().text

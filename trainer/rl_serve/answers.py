@@ -61,6 +61,7 @@ class Form:
         version: of the policy.
         chat: a chat; else a completion.
         logprobs: with log-probabilities.
+        top_logprobs: with those of the most probable tokens, too.
         decode: one token's text.
     """
 
@@ -70,6 +71,7 @@ class Form:
     version: str
     chat: bool
     logprobs: bool
+    top_logprobs: bool
     decode: Callable[[int], str]
 
     def whole(
@@ -122,25 +124,36 @@ class Form:
             "finish_reason": delta.finish_reason,
         }
 
+    def _by_text(self, token: TextToken) -> dict[str, float]:
+        """The most probable tokens and the one that was sampled; of several with one text the most probable."""
+        found: dict[str, float] = {}
+        for other, logprob in (*token.top, (token.id, token.logprob)):
+            found.setdefault(self.decode(other), logprob)
+        return found
+
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         texts = [self.decode(token.id) for token in delta.tokens]
         if self.chat:
             content = [
-                {
-                    "token": text,
-                    "logprob": token.logprob,
-                    "bytes": None if _INCOMPLETE in text else list(text.encode()),
-                    "top_logprobs": [],
-                }
+                _of_chat(text, token.logprob)
+                | {"top_logprobs": [_of_chat(self.decode(other), value) for other, value in token.top]}
                 for text, token in zip(texts, delta.tokens, strict=True)
             ]
             return {"content": content, "refusal": None}
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in delta.tokens],
-            "top_logprobs": None,
+            "top_logprobs": [self._by_text(token) for token in delta.tokens] if self.top_logprobs else None,
             "text_offset": [token.start for token in delta.tokens],
         }
+
+
+def _of_chat(text: str, logprob: float) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": None if _INCOMPLETE in text else list(text.encode()),
+    }
 
 
 def versions(marks: Sequence[Mark] | None) -> dict[str, Any]:

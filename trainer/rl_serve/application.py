@@ -15,6 +15,7 @@ from rl_serve.control import Control
 from rl_serve.loading import Serving, Setup
 from rl_serve.replica import CONTROL, PolicyReplica
 from rl_serve.trials import HEAD
+from rl_trainer.rollout.engines.vllm_needs import SERVICE, VllmOptions
 
 APPLICATION: Final = "rltrain"
 POLICY: Final = "policy"
@@ -82,6 +83,8 @@ def setup_of(found: Arguments) -> Setup:
             timeout=limits.timeout_seconds,
             threads=max(1, int(found.resources.cpus)),
             answers=found.answers,
+            engine=found.engine,
+            vllm=VllmOptions(found.tensor_parallel_size, found.pipeline_parallel_size, SERVICE),
         ),
         gpu=found.resources.gpus > 0,
         keys_folder=None if found.keys_folder is None else Path(found.keys_folder),

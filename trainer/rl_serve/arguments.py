@@ -14,6 +14,7 @@ from rl_api.validation import parse
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), Allowed("a SHA-256, 64 characters 0-9 and a-f")]
+Parts = Annotated[int, Field(ge=1, le=64)]
 PerSecond = Annotated[float, Field(gt=0, le=10**6)]
 
 
@@ -70,8 +71,12 @@ class Arguments(Model):
     """Name of the service."""
     model: Word
     """The model's name for clients."""
-    engine: Literal["torch"] = "torch"
-    """What generates. vLLM takes a GPU's whole memory, so a policy could not be loaded while another one answers."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What generates."""
+    tensor_parallel_size: Parts = 1
+    """Devices that each layer is divided over, with engine vllm."""
+    pipeline_parallel_size: Parts = 1
+    """Stages of as many devices each that the layers are divided into, with engine vllm."""
     resources: Resources = Field(default_factory=Resources)
     """Of one replica."""
     source: Source
@@ -140,6 +145,17 @@ def parse_arguments(args: Mapping[str, Any]) -> Arguments:
     if source.folder is not None and "://" in source.folder and not is_s3_address(source.folder):
         raise InvalidConfig(
             f"args.source.folder: found {source.folder}, allowed: a folder, or s3://bucket/folder without .."
+        )
+    devices = found.tensor_parallel_size * found.pipeline_parallel_size
+    if found.engine == "torch" and devices > 1:
+        raise InvalidConfig(
+            f"args.tensorParallelSize, args.pipelineParallelSize: found {found.tensor_parallel_size} and "
+            f"{found.pipeline_parallel_size}, allowed: 1 and 1 with engine torch"
+        )
+    if found.engine == "vllm" and found.resources.gpus not in (0, devices):
+        raise InvalidConfig(
+            f"args.resources.gpus: found {found.resources.gpus}, allowed: 0, or tensorParallelSize * pipelineParallelSize, "
+            f"which is {devices}"
         )
     if found.limits.new_tokens >= found.limits.context:
         raise InvalidConfig(

@@ -22,7 +22,7 @@ def start(setup: Setup, policy: PolicyRef, host: str, port: int, replicas: int) 
         request_timeout_s=setup.serving.timeout + SPARE_SECONDS,
     )
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
-    actor = {"num_cpus": 1, "num_gpus": 1 if setup.gpu else 0}
+    actor = {"num_cpus": 1, "num_gpus": setup.serving.vllm.devices if setup.gpu else 0}
     deployment = policy_deployment(setup.serving.timeout, actor).options(
         num_replicas=replicas,
         user_config={"policy": policy.to_document()},

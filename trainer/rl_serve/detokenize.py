@@ -12,12 +12,16 @@ _LONGEST_CHARACTER = 4
 
 @dataclass
 class TextToken:
-    """One token of the text: its id, log-probability, and where its text begins and ends, in characters."""
+    """One token of the text: its id, log-probability, and where its text begins and ends, in characters.
+
+    `top`: id and log-probability of the most probable tokens at its place, where they are wanted.
+    """
 
     id: int
     logprob: float
     start: int = 0
     end: int = 0
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,14 @@ class TextStream:
     _held: str = ""
     _sent: int = 0
 
-    def add(self, tokens: Iterable[tuple[int, float]]) -> Piece:
-        """The text that is certain after these (token id, log-probability)."""
-        for token, logprob in tokens:
+    def add(self, tokens: Iterable[TextToken]) -> Piece:
+        """The text that is certain after these; where theirs begins and ends is found here."""
+        for token in tokens:
             if self.stopped:
                 break
             self.used += 1
-            self._ids.append(token)
-            self._open.append(TextToken(token, logprob))
+            self._ids.append(token.id)
+            self._open.append(token)
             text = self.decode(self._ids)
             if text.endswith(_INCOMPLETE) and len(self._open) < _LONGEST_CHARACTER:
                 continue

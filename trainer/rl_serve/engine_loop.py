@@ -12,7 +12,7 @@ import torch
 
 from rl_api.errors import ModelError
 from rl_trainer.error_text import first_line
-from rl_trainer.rollout.engines.base import Engine, FinishReason, GenerationRequest
+from rl_trainer.rollout.engines.base import Engine, FinishReason, GenerationRequest, Top
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +21,15 @@ logger = logging.getLogger(__name__)
 class Update:
     """What is new of one sequence: (token, log-probability) each, and at its end why it ended.
 
-    `versions`: the number of the weights that each token was sampled with.
+    `versions`: the number of the weights that each token was sampled with; `top`: the most probable tokens at the place of
+    each, where they are wanted.
     """
 
     id: Hashable
     tokens: tuple[tuple[int, float], ...]
     finish_reason: FinishReason | None = None
     versions: tuple[int, ...] = ()
+    top: tuple[Top, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,13 @@ class EngineLoop:
             known = self._told.pop(result.id)
             fresh = zip(result.tokens[known:].tolist(), result.logprobs[known:].tolist(), strict=True)
             versions = tuple(result.versions[known:].tolist())
-            updates.append(Update(result.id, tuple(fresh), result.finish_reason, versions))
+            updates.append(
+                Update(result.id, tuple(fresh), result.finish_reason, versions, tuple(result.top[known:]))
+            )
         for progress in self._engine.progress(self._told) if self._pieces else ():
             self._told[progress.id] += len(progress.tokens)
             fresh = zip(progress.tokens.tolist(), progress.logprobs.tolist(), strict=True)
-            versions = (self._engine.version,) * len(progress.tokens)  # all of them are of this step
-            updates.append(Update(progress.id, tuple(fresh), versions=versions))
+            versions = tuple(progress.versions.tolist())
+            updates.append(Update(progress.id, tuple(fresh), None, versions, tuple(progress.top)))
         if updates:
             self._deliver(updates)

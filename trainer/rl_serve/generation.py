@@ -21,7 +21,7 @@ import torch
 from rl_api.errors import ModelError
 from rl_serve.admission import Admission
 from rl_serve.answers import Delta, Mark, Usage
-from rl_serve.detokenize import Piece, TextStream
+from rl_serve.detokenize import Piece, TextStream, TextToken
 from rl_serve.engine_loop import EngineLoop, Swap, Update
 from rl_serve.errors import TOO_LONG, ApiError
 from rl_serve.requests import Limits, Request
@@ -131,9 +131,9 @@ class Job:
             return False
         answer.note(update.versions)
         reason = update.finish_reason
-        tokens = [(token, max(logprob, _LOWEST)) for token, logprob in update.tokens]
+        tokens = _text_tokens(update)
         # The token that ends a sequence is counted, but it is no text.
-        last = tokens.pop() if reason == "stop" and tokens and tokens[-1][0] in stop_ids else None
+        last = tokens.pop() if reason == "stop" and tokens and tokens[-1].id in stop_ids else None
         piece = answer.text.add(tokens)
         early = answer.text.stopped and reason is None
         if answer.text.stopped:
@@ -159,6 +159,18 @@ class Job:
             return
         self._due[number] = now + self.pace()
         self._inbox.put_nowait(Delta(number, piece.text, piece.tokens, reason))
+
+
+def _text_tokens(update: Update) -> list[TextToken]:
+    tops = update.top or ((),) * len(update.tokens)
+    return [
+        TextToken(
+            token,
+            max(logprob, _LOWEST),
+            top=tuple((other, max(value, _LOWEST)) for other, value in top),
+        )
+        for (token, logprob), top in zip(update.tokens, tops, strict=True)
+    ]
 
 
 class Generator:
@@ -312,6 +324,7 @@ class Generator:
             top_p=request.top_p,
             top_k=request.top_k,
             stop_token_ids=self.tokenizer.stop_ids,
+            top_logprobs=request.top_logprobs,
         )
 
     def _pace(self) -> float:

@@ -180,6 +180,7 @@ class Api:
             version=job.version,
             chat=request.chat,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs > 0,
             decode=lambda token: generator.tokenizer.decode([token]),
         )
 

@@ -26,6 +26,7 @@ from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, EngineKind, VllmOptions
 
 # Sequences that a replica generates at once.
 SLOTS: Final = {"cpu": 32, "cuda": 128}
@@ -48,6 +49,9 @@ class Serving:
         threads: CPU threads.
         device: `cpu` or `cuda`.
         answers: what becomes of answers under way when the policy changes, see `rl_serve.arguments`.
+        engine: what generates. vLLM takes a GPU's whole memory, so with it weights change in place: `answers` is stamp, or
+            there is one policy.
+        vllm: how vLLM is opened.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Serving:
     threads: int = 1
     device: str = "cpu"
     answers: Literal["finish", "stamp"] = "finish"
+    engine: EngineKind = "torch"
+    vllm: VllmOptions = ONE_DEVICE
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,11 @@ class Loader:
             tensors = await asyncio.to_thread(self._read, place, policy)
             await current.swap(tensors, policy.version)
             return current
+        if current is not None and self._serving.engine == "vllm":
+            raise ModelError(
+                f"{policy.version}: vLLM leaves no room for a second policy beside {current.version}; take answers stamp, "
+                "or another cluster for it"
+            )
         engine, tokenizer, shape = await asyncio.to_thread(self._load, place)
         self._shape = shape
         serving = self._serving
@@ -138,8 +149,10 @@ class Loader:
             engine = create_engine(
                 folder,
                 slots=SLOTS[serving.device],
+                kind=serving.engine,
                 dtype=torch.float32 if serving.device == "cpu" else torch.bfloat16,
                 device=serving.device,
+                options=serving.vllm,
             )
             shape = shape_of(folder)
         engine.context = min(engine.context, serving.max_context)
@@ -150,12 +163,19 @@ class Loader:
             tokenizer.encode_chat([{"role": "user", "content": ""}])
         return engine, tokenizer, shape
 
+    @property
+    def _instead(self) -> str:
+        """How a policy of another shape can be served."""
+        if self._serving.engine == "vllm":
+            return "serve it by a service of its own, or with promotion.strategy newCluster"
+        return "take answers finish"
+
     def _read(self, place: AbstractContextManager[Path], policy: PolicyRef) -> dict[str, torch.Tensor]:
         with place as folder:
             if name := difference(self._shape, shape_of(folder)):
                 raise ModelError(
                     f"{policy.version}: its {name} is another one than that of the policy that is served; with answers "
-                    "stamp only weights may change: take answers finish"
+                    f"stamp only weights may change: {self._instead}"
                 )
             return read_tensors(folder)
 

@@ -23,6 +23,7 @@ from rl_serve.keys import read_keys
 from rl_serve.loading import Serving, Setup
 from rl_serve.policy import Policy, engine_threads, find_policy, models_cache
 from rl_trainer.error_text import first_line
+from rl_trainer.rollout.engines.vllm_needs import COMMAND, EngineKind, VllmOptions, check_installed
 from rl_trainer.run.ray_session import ray_address, ray_session
 from rl_trainer.run.stopping import StopRequest
 
@@ -46,6 +47,9 @@ class Options:
     max_new_tokens: int
     queue: int
     timeout: float
+    engine: EngineKind
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
     model_name: str
     api_key_file: Path | None
     debug: bool
@@ -75,6 +79,14 @@ def _serve(options: Options) -> None:
         raise InvalidConfig(
             f"RAY_ADDRESS: found {address}; rltrain serve starts a Ray of its own on this machine: unset it"
         )
+    vllm = VllmOptions(options.tensor_parallel_size, options.pipeline_parallel_size, COMMAND)
+    if options.engine == "vllm":
+        check_installed(COMMAND)
+    elif vllm.devices > 1:
+        raise InvalidConfig(
+            f"--tensor-parallel-size, --pipeline-parallel-size: found {vllm.tensor_parallel_size} and "
+            f"{vllm.pipeline_parallel_size}, allowed: 1 and 1 with --engine torch"
+        )
     keys = read_keys(options.api_key_file) if options.api_key_file else None
     port = _free_port(options.host, options.port)
     policy = find_policy(options.source, models_cache(), _tell)
@@ -97,8 +109,10 @@ def _serve(options: Options) -> None:
                 queue=options.queue,
                 timeout=options.timeout,
                 threads=engine_threads(policy, options.replicas),
+                engine=options.engine,
+                vllm=vllm,
             ),
-            gpu=_gpus() >= options.replicas,
+            gpu=_gpus() >= options.replicas * vllm.devices,
             keys=keys,
         )
         found = PolicyRef(source=str(policy.folder.resolve()), version=policy.version)

@@ -32,6 +32,7 @@ from rl_serve.requests import parse_chat, parse_completion
 from rl_serve.status import Fetched, ReplicaReport
 from rl_serve.window import Answered, Window
 from rl_trainer.error_text import first_line
+from rl_trainer.rollout.engines.vllm_needs import check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,9 @@ class PolicyReplica:
 
     def __init__(self, setup: Setup) -> None:
         device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
+        if setup.serving.engine == "vllm":
+            # Said before there is a policy, and by the machine that it is true of.
+            check_installed(setup.serving.vllm.asker)
         self._setup = replace(setup, serving=replace(setup.serving, device=device))
         self._control: Any = None
         self._opened: _Opened | None = None

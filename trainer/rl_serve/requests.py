@@ -9,6 +9,8 @@ from typing import Any, Final
 from rl_serve.errors import ApiError
 from rl_serve.fields import Fields, parse_object, text, wrong
 
+# As many as OpenAI has.
+MOST_LOGPROBS: Final = 20
 _MOST_STOPS, _LONGEST_STOP = 16, 200
 _MOST_MESSAGES: Final = 2000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -29,7 +31,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "logit_bias": ({},),
 }
 _NEUTRAL_CHAT: Final = _NEUTRAL | {
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
@@ -70,6 +71,7 @@ class Request:
         seed: None: another one every time.
         stop: texts that end an answer.
         logprobs: the tokens and their log-probabilities are part of the answer.
+        top_logprobs: so are those of so many most probable tokens at each place.
         stream: pieces come as they are made.
         include_usage: the last event of a stream counts tokens.
     """
@@ -84,6 +86,7 @@ class Request:
     seed: int | None
     stop: tuple[str, ...]
     logprobs: bool
+    top_logprobs: int
     stream: bool
     include_usage: bool
 
@@ -108,9 +111,11 @@ def parse_chat(body: bytes, limits: Limits) -> Request:
     _model(fields, limits)
     messages = parse_messages("messages", fields.take("messages"))
     newer, older = (_max_tokens(fields, name, limits) for name in ("max_completion_tokens", "max_tokens"))
-    logprobs = fields.flag("logprobs")
+    logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, 0, MOST_LOGPROBS)
+    if top and not logprobs:
+        raise wrong("top_logprobs", top, "0 where logprobs is not true")
     fields.only(_NEUTRAL_CHAT)
-    return _request(fields, limits, (), messages, newer or older, logprobs)
+    return _request(fields, limits, (), messages, newer or older, top if logprobs else None)
 
 
 def parse_completion(body: bytes, limits: Limits) -> Request:
@@ -123,13 +128,9 @@ def parse_completion(body: bytes, limits: Limits) -> Request:
     _model(fields, limits)
     prompts = _prompts(fields.take("prompt"), limits)
     tokens = _max_tokens(fields, "max_tokens", limits)
-    wanted = fields.take("logprobs")
-    if isinstance(wanted, bool) or wanted not in (None, 0):
-        raise wrong(
-            "logprobs", wanted, "0, the tokens that were sampled: this server does not have those of others"
-        )
+    wanted = fields.whole("logprobs", -1, 0, MOST_LOGPROBS)
     fields.only(_NEUTRAL_COMPLETION)
-    return _request(fields, limits, prompts, (), tokens, wanted is not None)
+    return _request(fields, limits, prompts, (), tokens, None if wanted < 0 else wanted)
 
 
 def _request(
@@ -138,9 +139,9 @@ def _request(
     prompts: tuple[str | tuple[int, ...], ...],
     messages: tuple[Mapping[str, str], ...],
     max_tokens: int | None,
-    logprobs: bool,
+    logprobs: int | None,
 ) -> Request:
-    """What both kinds have in common."""
+    """What both kinds have in common; `logprobs`: of how many tokens besides those sampled, None: of none at all."""
     temperature = fields.number("temperature", 1.0, "a number from 0 to 2", 0.0, 2.0)
     if 0 < temperature < 0.01:
         raise wrong("temperature", temperature, "0 (the most likely token), or 0.01 to 2")
@@ -156,7 +157,8 @@ def _request(
         top_k=fields.whole("top_k", 0, 0, 1_000_000),
         seed=_seed(fields),
         stop=fields.texts("stop", _MOST_STOPS, _LONGEST_STOP),
-        logprobs=logprobs,
+        logprobs=logprobs is not None,
+        top_logprobs=logprobs or 0,
         stream=stream,
         include_usage=_include_usage(fields, stream),
     )

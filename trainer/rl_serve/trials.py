@@ -27,6 +27,7 @@ from rl_serve.gate.probe import Probe, Question, read_probe
 from rl_serve.keeper import Keeper
 from rl_serve.shelf import Shelf
 from rl_trainer.error_text import first_line
+from rl_trainer.rollout.engines.vllm_needs import SERVICE, EngineKind, VllmOptions
 from rl_trainer.storage.remote_folder import is_s3
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,10 @@ class Trials:
         ours = await asyncio.to_thread(self._bring, candidate, candidate=True)
         theirs = None if serving is None else await asyncio.to_thread(self._bring, serving, candidate=False)
         alone = ray.remote(num_cpus=0, resources=HEAD, max_calls=1, max_retries=0)
-        asked = alone(_in_a_process).remote(ours, theirs, gate, probe, run)
+        # The head has no GPU: with vLLM on GPUs it is our own engine that measures.
+        arguments = self._arguments
+        engine = arguments.engine if not arguments.resources.gpus else "torch"
+        asked = alone(_in_a_process).remote(ours, theirs, gate, probe, run, engine)
         try:
             async with asyncio.timeout(TIMEOUT + _SPARE_SECONDS):
                 report, error = await asked
@@ -205,11 +209,26 @@ async def _answer(
 
 
 def _in_a_process(
-    candidate: Path, serving: Path | None, gate: Gate, probe: Probe | None, run: Path | None
+    candidate: Path,
+    serving: Path | None,
+    gate: Gate,
+    probe: Probe | None,
+    run: Path | None,
+    engine: EngineKind,
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The report, or why there is none. Whatever else runs on the head comes first."""
     os.nice(10)
     try:
-        return evaluate(candidate, serving, gate, probe, run=run, timeout=TIMEOUT).to_json(), None
+        report = evaluate(
+            candidate,
+            serving,
+            gate,
+            probe,
+            run=run,
+            timeout=TIMEOUT,
+            engine=engine,
+            vllm=VllmOptions(asker=SERVICE),
+        )
+        return report.to_json(), None
     except RLTrainError as error:
         return None, str(error)

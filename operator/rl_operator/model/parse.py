@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -265,6 +266,17 @@ def parse_group(document: Mapping[str, Any], name: str = SAMPLER) -> WorkerGroup
     return None
 
 
+def _serve_problem(application: Mapping[str, Any]) -> str:
+    """Why an application of Ray Serve does not run: the error that ended its copies says more than its own message."""
+    deployments = application.get("serveDeploymentStatuses") or {}
+    for one in deployments.values() if isinstance(deployments, Mapping) else ():
+        if isinstance(one, Mapping) and one.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
+            lines = [line.strip() for line in str(one.get("message") or "").splitlines() if line.strip()]
+            if lines:  # a traceback, whose last line is the error
+                return re.sub(r"^rl_api\.errors\.\w+: ", "", lines[-1])
+    return str(application.get("message") or application["status"])
+
+
 def parse_ray_service(document: Mapping[str, Any]) -> RayService:
     """The view of a RayService."""
     metadata, status = document["metadata"], document.get("status") or {}
@@ -278,7 +290,7 @@ def parse_ray_service(document: Mapping[str, Any]) -> RayService:
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     ready = conditions.get("Ready") or {}
     failed = [
-        f"{name}: {one.get('message') or one['status']}"
+        f"{name}: {_serve_problem(one)}"
         for name, one in sorted(applications.items())
         if one.get("status") in ("DEPLOY_FAILED", "UNHEALTHY")
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.service import RLPolicyService, ServiceSpec
@@ -109,7 +110,7 @@ def plan_service(
     if found := [*found, *wrong_pools(by_name, called, HEAD, spec.head.pools)]:
         return Refused.because("InvalidSpec", found)
     roles = _roles(spec, profile, by_name, settings)
-    if found := list(_misplaced(spec, roles)):
+    if found := list(_misplaced(spec, profile, roles)):
         return Refused.because("InvalidSpec", found)
     idle = [one._replace(path=("spec", "head", "pools")) for one in idle_on_accelerators(roles[:1])]
     if found := [*idle, *map(_of_service, idle_on_accelerators(roles[1:]))]:
@@ -145,23 +146,51 @@ def _roles(
     most = spec.replicas.max or spec.replicas.min
     return (
         maker.role(HEAD, 1, 1, asked=spec.head.resources),
-        maker.role(REPLICA, most, 1, 1, spec.resources, spec.replicas.min),
+        maker.role(REPLICA, most, 1, spec.devices, spec.resources, spec.replicas.min),
     )
 
 
-def _misplaced(spec: ServiceSpec, roles: Sequence[Role]) -> Iterator[Problem]:
-    """Accelerators that nobody uses, or that the nodes of the pools do not have."""
+def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:
+    """Accelerators that nobody uses, that the nodes of the pools do not have, or that vLLM lacks."""
     head, role = roles
     if head.accelerators:
         where_ = ("spec", "head", "resources", "accelerators")
         yield Problem(where_, f"found {head.accelerators}, allowed: 0, as candidates are measured on its CPU")
-    path = ("spec", "resources", "accelerators")
-    if role.accelerators and role.pool.accelerator_resource is None:
+    path, bare = ("spec", "resources", "accelerators"), role.pool.accelerator_resource is None
+    if bare and role.accelerators:
         yield Problem(
             path, f"found {role.accelerators}, allowed: 0 on {where(role.pools)}, without accelerators"
         )
-    if role.accelerators > 1:
+    elif bare and spec.engine == "vllm" and (spec.image or profile.images.cpu) is None:
+        yield Problem(
+            ("spec", "engine"),
+            f"found vllm, allowed on {where(role.pools)}, without accelerators: torch, as rltrain's image for CPUs has no "
+            "vLLM; name a pool with accelerators in spec.pools, or an image with vLLM's build for CPUs in spec.image",
+        )
+    elif not bare and spec.engine == "vllm":
+        yield from _unlike_its_parts(path, spec, role)
+    elif role.accelerators > 1:
         yield Problem(path, f"found {role.accelerators}, allowed: 0 or 1, as a copy of engine torch uses one")
+
+
+def _unlike_its_parts(path: Path, spec: ServiceSpec, role: Role) -> Iterator[Problem]:
+    """Accelerators of a copy that are not those that its model is divided over, or more than a node has."""
+    sizes = (
+        f"tensorParallelSize {spec.tensor_parallel_size} * pipelineParallelSize {spec.pipeline_parallel_size}"
+    )
+    if role.accelerators != spec.devices:
+        yield Problem(
+            path, f"found {role.accelerators}, allowed: {spec.devices}, as a copy of engine vllm has {sizes}"
+        )
+        return
+    for pool in role.pools:
+        most = pool.accelerators_per_node
+        if most is not None and role.accelerators > most:
+            yield Problem(
+                ("spec", "tensorParallelSize"),
+                f"found {sizes}, in one pod {spec.devices} accelerators, allowed: at most {most}, what a node of pool "
+                f"{pool.name} has",
+            )
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,20 @@ def _arguments(service: EffectiveService, followed: FollowedRun | None) -> dict[
     source: dict[str, Any] = {"checkpoint": spec.source.checkpoint}
     if spec.source.run is not None:
         source = {"run": spec.source.run, "folder": run_folder(followed) if followed is not None else None}
+    # An image from before there was vLLM behind a service knows no sizes.
+    sizes = (
+        {
+            "tensorParallelSize": spec.tensor_parallel_size,
+            "pipelineParallelSize": spec.pipeline_parallel_size,
+        }
+        if spec.engine == "vllm"
+        else {}
+    )
     return {
         "service": service.name,
         "model": service.model,
         "engine": spec.engine,
+        **sizes,
         "resources": {"cpus": replica.ray_cpus, "gpus": replica.accelerators},
         "source": source,
         "limits": {

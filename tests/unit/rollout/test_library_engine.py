@@ -36,6 +36,7 @@ def drain(engine):
         {"temperature": 0.0},
         {"temperature": 0.8, "stop_token_ids": frozenset({5, 6, 7, 8})},
         {"top_k": 10, "top_p": 0.9},
+        {"top_p": 0.9, "top_logprobs": 4},
     ],
 )
 def test_same_results_as_the_torch_engine(params, family_folder):
@@ -48,6 +49,11 @@ def test_same_results_as_the_torch_engine(params, family_folder):
     for index, result in found.items():
         assert result.tokens.tolist() == expected[index].tokens.tolist()
         np.testing.assert_allclose(result.logprobs, expected[index].logprobs, atol=2e-5)
+        assert (
+            len(result.top) == len(expected[index].top) == (4 + 2 * index if "top_logprobs" in params else 0)
+        )
+        for mine, other in zip(result.top, expected[index].top, strict=True):
+            np.testing.assert_allclose(mine, other, atol=2e-5)
         assert (result.finish_reason, result.tokens.dtype) == (expected[index].finish_reason, np.int32)
         assert result.versions.tolist() == [0] * len(result.tokens)
 

@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.rollout.engines.sampling import BatchSampling, choose, distribution, sample, uniforms
+from rl_trainer.rollout.engines.sampling import (
+    BatchSampling,
+    choose,
+    distribution,
+    most_probable,
+    sample,
+    uniforms,
+)
 
 CPU = torch.device("cpu")
 
@@ -128,6 +135,18 @@ def test_tokens_are_drawn_after_the_cuts_and_measured_among_all():
     assert logprobs.dtype == torch.float32
     plain = torch.log_softmax(logits / 0.9, -1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, plain)
+
+
+def test_the_most_probable_tokens_are_measured_among_all():
+    logits = torch.randn(6, 12)
+    sampling = batch((0.0, 0.7) * 3, (5,), (0.8,), vocab=12)
+    found = most_probable(logits, sampling, [3, 0, 12, 20, 1, 0])
+    assert [len(row) for row in found] == [3, 0, 12, 12, 1, 0]
+    for row, top in enumerate(found):
+        plain = torch.log_softmax(logits[row] / (1.0 if row % 2 == 0 else 0.7), -1)
+        wanted = plain.topk(len(top))
+        assert [token for token, _ in top] == wanted.indices.tolist()
+        torch.testing.assert_close(torch.tensor([value for _, value in top]), wanted.values)
 
 
 def test_greedy_rows_take_the_largest_and_report_the_plain_softmax():

@@ -45,6 +45,18 @@ def test_a_result_has_everything_that_was_recorded():
     assert sequences.active == 0
 
 
+def test_what_is_new_of_those_in_flight():
+    sequences, _, keys = filled(3, 3)
+    sequences.record(keys[0], [4], [-0.5], 0)
+    sequences.record(keys[0], [5], [-0.25], 3)
+    sequences.record(keys[1], [6], [-1.0], 0)
+    (found,) = sequences.progress({0: 1, 1: 1, 2: 0, "unknown": 0})
+    assert (found.id, found.tokens.tolist(), found.logprobs.tolist()) == (0, [5], [-0.25])
+    assert (found.versions.tolist(), found.versions.dtype) == ([3], np.int32)
+    assert (found.tokens.dtype, found.logprobs.dtype) == (np.int32, np.float32)
+    assert [one.id for one in sequences.progress({1: 0})] == [1], "0 is not asked for"
+
+
 @pytest.mark.parametrize(("tokens", "reason"), [([7, 3], "length"), ([3, 7], "stop"), ([], "length")])
 def test_only_a_stop_token_at_the_end_stops(tokens: list[int], reason: str):
     sequences = Sequences(1)

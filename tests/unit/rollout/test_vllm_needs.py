@@ -13,8 +13,22 @@ from rl_api.errors import InvalidConfig
 from rl_trainer.rollout.engines import vllm_needs
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.vllm import CPU_CACHE, cache_bytes, engine_arguments, sampling_arguments
-from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version
+from rl_trainer.rollout.engines.vllm import (
+    CPU_CACHE,
+    cache_bytes,
+    cpu_shares,
+    engine_arguments,
+    sampling_arguments,
+)
+from rl_trainer.rollout.engines.vllm_needs import (
+    COMMAND,
+    ONE_DEVICE,
+    SERVICE,
+    VllmOptions,
+    check_device,
+    check_installed,
+    check_version,
+)
 
 
 def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, family_folder):
@@ -47,14 +61,37 @@ def test_versions():
 
 
 def test_devices():
-    check_device(sampler_has_gpu=True, built_for_cpu=False)
-    check_device(sampler_has_gpu=False, built_for_cpu=True)
+    check_device(has_gpu=True, built_for_cpu=False)
+    check_device(has_gpu=False, built_for_cpu=True)
     with pytest.raises(InvalidConfig, match="a build for CPUs, and this sampler has a GPU; install vllm"):
-        check_device(sampler_has_gpu=True, built_for_cpu=True)
+        check_device(has_gpu=True, built_for_cpu=True)
     with pytest.raises(
         InvalidConfig, match="a build for GPUs, and this sampler has none; let there be a GPU"
     ):
-        check_device(sampler_has_gpu=False, built_for_cpu=False)
+        check_device(has_gpu=False, built_for_cpu=False)
+
+
+def test_servers_are_told_by_their_own_fields(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(
+        InvalidConfig, match=r"^spec\.engine: found vllm, installed in a build for GPUs, and this copy"
+    ):
+        check_device(has_gpu=False, built_for_cpu=False, asker=SERVICE)
+    with pytest.raises(
+        InvalidConfig, match=r"^--engine: found vllm, and vLLM 1\.0 .*, or take --engine torch$"
+    ):
+        check_version("1.0", COMMAND)
+    monkeypatch.setattr(vllm_needs, "find_spec", lambda name: None)
+    with pytest.raises(
+        InvalidConfig, match=r"^--engine: found vllm, which is not installed where this command runs; "
+    ):
+        check_installed(COMMAND)
+
+
+def test_cores_of_several_workers():
+    assert cpu_shares([0, 1], 2) == "0|1"
+    assert cpu_shares([2, 3, 5, 7, 9], 2) == "2,3|5,7"
+    assert cpu_shares([4], 2) == "4|4"
+    assert cpu_shares([4, 6], 4) == "4|6|4|6"
 
 
 def test_what_vllm_is_told_of_a_request():
@@ -70,15 +107,17 @@ def test_what_vllm_is_told_of_a_request():
 
 def test_what_vllm_is_told_of_the_engine(family_folder):
     folder: Path = family_folder("qwen2-tied")  # of 128 positions
-    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True)
+    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True, ONE_DEVICE)
     assert (on_cpu["trust_remote_code"], on_cpu["load_format"]) == (False, "safetensors")
     assert (on_cpu["dtype"], on_cpu["max_num_seqs"], on_cpu["max_model_len"]) == ("bfloat16", 8, -1)
     assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"]) == (True, False)
     # 8 sequences of one block of 128 tokens, and two blocks more: 3 layers, 2 heads of 12, keys and values of 2 bytes.
     assert on_cpu["kv_cache_memory_bytes"] == 10 * 128 * 3 * 2 * 12 * 2 * 2
     assert on_cpu["logprobs_mode"] == "processed_logprobs", "at the temperature"
-    assert engine_arguments(folder, 8, torch.float32, True, True)["logprobs_mode"] == "raw_logprobs"
-    on_gpu = engine_arguments(folder, 8, torch.float32, False)
+    assert on_cpu["distributed_executor_backend"] == "uni"
+    on_gpu = engine_arguments(folder, 8, torch.float32, False, VllmOptions(4, 2))
+    assert (on_gpu["tensor_parallel_size"], on_gpu["pipeline_parallel_size"]) == (4, 2)
+    assert on_gpu["distributed_executor_backend"] == "mp"
     assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", -1)
     assert not {"enforce_eager", "enable_chunked_prefill", "kv_cache_memory_bytes"} & set(on_gpu)
     assert cache_bytes(folder, 10**9, torch.float32) == CPU_CACHE

@@ -22,6 +22,7 @@ def form(**changes: Any) -> Form:
         "version": "step-1",
         "chat": True,
         "logprobs": True,
+        "top_logprobs": False,
         "decode": {1: "a", 2: "\N{REPLACEMENT CHARACTER}"}.__getitem__,
     }
     return Form(**(options | changes))
@@ -46,6 +47,32 @@ def test_a_whole_completion() -> None:
     assert found["choices"][0]["text"] == "ab"
     assert found["choices"][0]["logprobs"]["text_offset"] == [0, 1]
     assert found["choices"][0]["logprobs"]["token_logprobs"] == [-0.5, -1.5]
+
+
+TOPS = (
+    TextToken(1, -0.5, 0, 1, ((1, -0.5), (3, -1.5))),
+    TextToken(3, -3.0, 1, 2, ((2, -0.25), (4, -2.0))),
+)
+DECODE = {1: "a", 2: "b", 3: "c", 4: "b"}.__getitem__
+
+
+def test_the_most_probable_tokens_of_a_chat() -> None:
+    found = form(top_logprobs=True, decode=DECODE).whole([Delta(0, "ac", TOPS, "stop")], Usage(3, 2))
+    first, second = found["choices"][0]["logprobs"]["content"]
+    assert (first["token"], first["logprob"]) == ("a", -0.5)
+    assert first["top_logprobs"] == [
+        {"token": "a", "logprob": -0.5, "bytes": [97]},
+        {"token": "c", "logprob": -1.5, "bytes": [99]},
+    ]
+    assert [one["token"] for one in second["top_logprobs"]] == ["b", "b"], "tokens of one text stay two"
+
+
+def test_the_most_probable_tokens_of_a_completion() -> None:
+    found = form(chat=False, top_logprobs=True, decode=DECODE)
+    (choice,) = found.whole([Delta(0, "ac", TOPS, "stop")], Usage(3, 2))["choices"]
+    # The sampled one is there, too; of two with one text the more probable one.
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5, "c": -1.5}, {"b": -0.25, "c": -3.0}]
+    assert form(chat=False).event(Delta(0, "ab", TOKENS))["choices"][0]["logprobs"]["top_logprobs"] is None
 
 
 def test_events_of_a_chat() -> None:

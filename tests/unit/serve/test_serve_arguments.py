@@ -45,7 +45,15 @@ def test_all_arguments() -> None:
     ("change", "sentence"),
     [
         ({"answers": "wait"}, "args.answers: found 'wait', allowed: finish or stamp"),
-        ({"engine": "vllm"}, "args.engine: found 'vllm', allowed: torch"),
+        ({"engine": "sglang"}, "args.engine: found 'sglang', allowed: torch or vllm"),
+        (
+            {"pipelineParallelSize": 2},
+            "args.tensorParallelSize, args.pipelineParallelSize: found 1 and 2, allowed: 1 and 1 with engine torch",
+        ),
+        (
+            {"engine": "vllm", "tensorParallelSize": 2, "resources": {"cpus": 1, "gpus": 1}},
+            "args.resources.gpus: found 1, allowed: 0, or tensorParallelSize * pipelineParallelSize, which is 2",
+        ),
         ({"source": {}}, "args.source: found nothing, allowed: run with folder, or checkpoint"),
         ({"source": {"run": "r"}}, "args.source: found run, allowed: run with folder, or checkpoint"),
         (

@@ -16,6 +16,7 @@ from rl_cli.main import main
 from rl_serve.policy import find_policy
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.presets import write_tiny
+from rl_trainer.rollout.engines import vllm_needs
 
 
 def model(folder: Path, seed: int = 0) -> Path:
@@ -142,6 +143,16 @@ def test_the_command_refuses_before_anything_is_started(
     assert (status, "--host: found 192.0.2.1, allowed: an address of this machine" in sentence) == (2, True)
     status, sentence = said(capsys, "empty", "--port", "0", "--api-key-file", "none")
     assert (status, "--api-key-file: none cannot be read" in sentence) == (2, True)
+    status, sentence = said(capsys, "empty", "--port", "0", "--tensor-parallel-size", "2")
+    assert (status, sentence.count("\n")) == (2, 1)
+    assert "--tensor-parallel-size, --pipeline-parallel-size: found 2 and 1, allowed: 1 and 1" in sentence
+    with monkeypatch.context() as without:
+        without.setattr(vllm_needs, "find_spec", lambda name: None)
+        status, sentence = said(capsys, "empty", "--port", "0", "--engine", "vllm")
+        assert (status, sentence.count("\n")) == (2, 1)
+        assert sentence.startswith(
+            "rltrain: --engine: found vllm, which is not installed where this command runs; "
+        )
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     status, sentence = said(capsys, "empty", "--port", "0")
     assert (status, "RAY_ADDRESS: found auto" in sentence) == (2, True)
@@ -166,6 +177,8 @@ def test_without_ray_serve_the_extra_is_named(
     [
         (["--port", "99999"], "found 99999, allowed: a whole number from 0 to 65535"),
         (["--replicas", "0"], "found 0, allowed: a whole number from 1 to 1024"),
+        (["--engine", "sglang"], "'sglang'"),
+        (["--tensor-parallel-size", "65"], "found 65, allowed: a whole number from 1 to 64"),
         (["--timeout", "soon"], "found soon, allowed: seconds from 0.1 to 86400"),
     ],
 )

@@ -96,6 +96,10 @@ def test_prompts(prompt: Any, found: Any) -> None:
 
 def test_log_probabilities_of_a_completion_are_a_number() -> None:
     assert completion(logprobs=0).logprobs
+    assert [completion(logprobs=one).top_logprobs for one in (None, 0, 20)] == [0, 0, 20]
+    found = chat(logprobs=True, top_logprobs=20)
+    assert (found.logprobs, found.top_logprobs) == (True, 20)
+    assert (chat(top_logprobs=0).logprobs, chat(logprobs=True).top_logprobs) == (False, 0)
     assert not completion(logprobs=None).logprobs
 
 
@@ -188,7 +192,12 @@ WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content",
         'messages[0].content: found "?", allowed: Unicode text, without lone surrogates',
     ),
-    ({"top_logprobs": 5}, "top_logprobs", "top_logprobs: found 5, allowed: 0: this server does not have it"),
+    ({"top_logprobs": 5}, "top_logprobs", "top_logprobs: found 5, allowed: 0 where logprobs is not true"),
+    (
+        {"logprobs": True, "top_logprobs": 21},
+        "top_logprobs",
+        "top_logprobs: found 21, allowed: a whole number from 0 to 20",
+    ),
     ({"logprobs": 5}, "logprobs", "logprobs: found 5, allowed: true or false"),
     ({"tools": [{}]}, "tools", "tools: found [{}], allowed: []: this server does not have it"),
 ]
@@ -214,9 +223,14 @@ WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
         "prompt: found 3 prompts with n 3, allowed: at most 8 answers in one request",
     ),
     (
-        {"logprobs": 3},
+        {"logprobs": 21},
         "logprobs",
-        "logprobs: found 3, allowed: 0, the tokens that were sampled: this server does not have those of others",
+        "logprobs: found 21, allowed: a whole number from 0 to 20",
+    ),
+    (
+        {"logprobs": True},
+        "logprobs",
+        "logprobs: found true, allowed: a whole number from 0 to 20",
     ),
     ({"echo": True}, "echo", "echo: found true, allowed: false: this server does not have it"),
 ]

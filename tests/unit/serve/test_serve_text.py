@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_serve.detokenize import Piece, TextStream
+from rl_serve.detokenize import Piece, TextStream, TextToken
 
 
 def of_bytes(ids: Sequence[int]) -> str:
@@ -21,7 +21,7 @@ def of_words(ids: Sequence[int]) -> str:
 
 
 def pieces(stream: TextStream, ids: Sequence[int]) -> list[Piece]:
-    found = [stream.add([(one, -float(number))]) for number, one in enumerate(ids)]
+    found = [stream.add([TextToken(one, -float(number))]) for number, one in enumerate(ids)]
     return [*found, stream.finish()]
 
 
@@ -89,16 +89,16 @@ def test_what_looked_like_a_stop_text_comes_when_it_is_none() -> None:
 
 def test_a_stop_text_within_one_token_cuts_it() -> None:
     stream = TextStream(lambda ids: "".join(f"<{one}>" for one in ids), [">"])
-    piece = stream.add([(12, -1.0), (13, -2.0)])
+    piece = stream.add([TextToken(12, -1.0), TextToken(13, -2.0)])
     assert (piece.text, stream.stopped, stream.used) == ("<12", True, 1)
     assert [(token.id, token.start, token.end) for token in piece.tokens] == [(12, 0, 3)]
-    assert stream.add([(14, -1.0)]) == Piece()
+    assert stream.add([TextToken(14, -1.0)]) == Piece()
     assert stream.finish() == Piece()
 
 
 def test_the_first_of_several_stop_texts_counts() -> None:
     stream = TextStream(lambda ids: "".join(chr(one) * 3 for one in ids), ["ab", "aaa"])
-    assert stream.add([(97, 0.0), (98, 0.0)]).text == ""
+    assert stream.add([TextToken(97, 0.0), TextToken(98, 0.0)]).text == ""
 
 
 def test_tokens_of_the_stop_text_are_no_part_of_the_answer() -> None:
@@ -118,7 +118,7 @@ def test_pieces_are_the_text_up_to_the_first_stop_text(seed: int) -> None:
     ids, found, tokens = list(text.encode()), "", []
     while ids:
         count = generator.randint(1, 5)
-        piece = stream.add([(one, 0.0) for one in ids[:count]])
+        piece = stream.add([TextToken(one, 0.0) for one in ids[:count]])
         found, ids, tokens = found + piece.text, ids[count:], [*tokens, *piece.tokens]
     piece = stream.finish()
     found, tokens = found + piece.text, [*tokens, *piece.tokens]

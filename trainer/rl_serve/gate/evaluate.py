@@ -17,8 +17,11 @@ from rl_serve.gate.probe import Probe
 from rl_serve.gate.report import Report
 from rl_serve.policy import Policy, find_policy, models_cache
 from rl_trainer.checkpoint.manifest import MANIFEST, DamagedError, read_manifest
+from rl_trainer.rollout.engines.vllm_needs import COMMAND, EngineKind, VllmOptions
 
 TIMEOUT = 1800.0
+# `rltrain compare`.
+BY_HAND = VllmOptions(asker=COMMAND)
 
 
 def evaluate(
@@ -32,6 +35,8 @@ def evaluate(
     timeout: float = TIMEOUT,
     device: str = "cpu",
     threads: int = 1,
+    engine: EngineKind = "torch",
+    vllm: VllmOptions = BY_HAND,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Whether `candidate` may take the place of `serving`.
@@ -49,13 +54,14 @@ def evaluate(
         timeout: seconds for all of it; loading a model is not interrupted.
         device: `cpu` or `cuda`.
         threads: CPU threads of this process from now on.
+        engine, vllm: see `rl_serve.loading.Serving`.
         tell: hears, about once a second, what is being done.
 
     Returns:
         The report; a candidate that is damaged or cannot be loaded has failed, with the sentence that says how.
 
     Raises:
-        InvalidConfig, TaskError: the gate asks for what cannot be known here.
+        InvalidConfig, TaskError: the gate asks for what cannot be known here, or vLLM cannot run here.
         CheckpointError, ModelError: the serving policy is damaged or cannot be loaded.
         RewardError: the task's scorer failed, and the run stops on that.
         DeadlineExceeded: it was not done in time.
@@ -68,12 +74,13 @@ def evaluate(
         raise InvalidConfig("gate: found nothing to look at, allowed: heldOut, probe, latency, agreement")
     try:
         found = find_policy(str(candidate), models_cache(), tell)
-        ours = Opened(found, "candidate", device)
+        ours = Opened(found, "candidate", device, engine, vllm)
     except (CheckpointError, ModelError) as error:
         return judge(gate, Measured(problem=str(error)))
     theirs = None
     if serving is not None:
-        theirs = Opened(find_policy(str(serving), models_cache(), tell), "serving policy", device)
+        policy = find_policy(str(serving), models_cache(), tell)
+        theirs = Opened(policy, "serving policy", device, engine, vllm)
     if not ours.sound:
         return judge(gate, Measured(problem=_no_numbers(ours)))
     return _compare(ours, theirs, gate, probe, run, code, clock)

@@ -22,6 +22,7 @@ from rl_trainer.model.loader import load_model
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, EngineKind, VllmOptions
 from rl_trainer.rollout.loop import GroupFailure, Rollouts, stop_tokens
 
 Tokens = npt.NDArray[np.int32]
@@ -91,19 +92,30 @@ class Opened:
         policy: its folder is read here, and once more for the agreement.
         who: as sentences name it.
         device: `cpu` or `cuda`.
+        engine, vllm: see `rl_serve.loading.Serving`.
 
     Attributes:
         sound: the model gives probabilities that are numbers.
 
     Raises:
         ModelError: it cannot be loaded.
+        InvalidConfig: vLLM cannot run here.
     """
 
-    def __init__(self, policy: Policy, who: str, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        who: str,
+        device: str = "cpu",
+        engine: EngineKind = "torch",
+        vllm: VllmOptions = ONE_DEVICE,
+    ) -> None:
         self.policy, self.who, self._device = policy, who, device
         self._dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self.tokenizer = load_tokenizer(policy.folder)
-        self.engine = create_engine(policy.folder, slots=SLOTS, dtype=self._dtype, device=device)
+        self.engine = create_engine(
+            policy.folder, slots=SLOTS, kind=engine, dtype=self._dtype, device=device, options=vllm
+        )
         if self.tokenizer.has_chat_template:
             self.tokenizer.encode_chat([{"role": "user", "content": ""}])
         # Once before anything is timed.

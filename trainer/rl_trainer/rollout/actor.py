@@ -27,7 +27,6 @@ from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.vllm_needs import has_cuts
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_tokens
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
@@ -76,7 +75,6 @@ class SamplerActor:
                 slots=spec.sampler.max_sequences,
                 dtype=getattr(torch, spec.model.dtype),
                 device="cuda" if ray.get_gpu_ids() else "cpu",
-                cuts=has_cuts(spec.sampler.top_p, spec.sampler.top_k),
             )
         chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)

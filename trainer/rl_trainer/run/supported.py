@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
-from rl_trainer.rollout.engines.vllm_needs import check_sampling
+from rl_trainer.rollout.engines.vllm_needs import check_temperature
 
 
 def check_supported(spec: RunSpec) -> None:
@@ -22,4 +22,4 @@ def check_supported(spec: RunSpec) -> None:
             values = " or ".join(str(value) for value in allowed)
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
     if spec.sampler.engine == "vllm":
-        check_sampling(spec.sampler.temperature, spec.sampler.top_p, spec.sampler.top_k)
+        check_temperature(spec.sampler.temperature)

@@ -7,7 +7,14 @@ import pytest
 from operator_worlds import GPU_POOLS, NOW, make_plan, make_profile
 
 from rl_operator.model.needs import Asked, Needs
-from rl_operator.model.parse import parse_event, parse_group, parse_live, parse_pod, parse_ray
+from rl_operator.model.parse import (
+    parse_event,
+    parse_group,
+    parse_live,
+    parse_pod,
+    parse_ray,
+    parse_ray_service,
+)
 from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
 from rl_operator.plan.limits import needs_of
 from rl_operator.render.raycluster import ray_cluster
@@ -333,3 +340,41 @@ def test_an_object_from_its_parts() -> None:
 def test_what_an_annotation_says_is_no_longer_than_an_image() -> None:
     said = {"annotations": {"rltrain.dev/image": "a" * 200_000}}
     assert parse_ray({"metadata": METADATA | said}).began == {"image": "a" * 512}
+
+
+SERVE_ERROR = """The deployment failed to start 3 times in a row. See controller logs for details. Error:
+ray::ServeReplica:rltrain:policy.initialize_and_get_metadata()
+  File "replica.py", line 55, in __init__
+    check_installed(setup.serving.vllm.asker)
+rl_api.errors.InvalidConfig: spec.engine: found vllm, which is not installed
+"""
+
+
+@pytest.mark.parametrize(
+    ("deployments", "problem"),
+    [
+        (
+            {"policy": {"status": "DEPLOY_FAILED", "message": SERVE_ERROR}},
+            "rltrain: spec.engine: found vllm, which is not installed",
+        ),
+        (
+            {"policy": {"status": "UNHEALTHY", "message": "Error:\nRuntimeError: out of memory\n"}},
+            "rltrain: RuntimeError: out of memory",
+        ),
+        ({"policy": {"status": "HEALTHY", "message": "all is well"}}, "rltrain: Failed to update"),
+        ({"policy": {"status": "DEPLOY_FAILED"}}, "rltrain: Failed to update"),
+        ({}, "rltrain: Failed to update"),
+        ("odd", "rltrain: Failed to update"),
+    ],
+)
+def test_why_serve_does_not_run(deployments: Any, problem: str):
+    failed = {
+        "status": "DEPLOY_FAILED",
+        "message": "Failed to update",
+        "serveDeploymentStatuses": deployments,
+    }
+    applications = {"rltrain": failed, "control": {"status": "RUNNING", "message": ""}}
+    status = {"activeServiceStatus": {"rayClusterName": "c", "applicationStatuses": applications}}
+    found = parse_ray_service(document("RayService", status=status))
+    assert found.problem == problem
+    assert found.applications == {"rltrain": "DEPLOY_FAILED", "control": "RUNNING"}

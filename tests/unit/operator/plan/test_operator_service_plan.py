@@ -20,6 +20,9 @@ POOLS = [
 ]
 
 
+VLLM = {"engine": "vllm", "promotion": {"answers": "stamp"}}
+
+
 def refused(spec: dict[str, Any], **profile: Any) -> Refused:
     given = make_profile(default=True, **({"pools": POOLS} | profile))
     found = plan_service(make_service(spec), [given], Settings(), {"team": "a"})
@@ -33,6 +36,25 @@ def test_a_copy_has_a_gpu_where_there_are_some_and_the_head_has_none() -> None:
     assert (head.pool.name, head.accelerators) == ("cpu", 0)
     assert (replica.pool.name, replica.accelerators, replica.replicas) == ("h100", 1, 2)
     assert found.model == "chat"
+
+
+def test_a_copy_of_vllm_has_a_gpu_for_each_of_its_parts() -> None:
+    gpus = make_profile(default=True, pools=POOLS)
+    found = make_service_plan({**VLLM, "tensorParallelSize": 4, "pipelineParallelSize": 2}, gpus)
+    assert (found.role("replica").accelerators, found.role("head").accelerators) == (8, 0)
+    said = make_service_plan({**VLLM, "tensorParallelSize": 2, "resources": {"accelerators": 2}}, gpus)
+    assert said.role("replica").accelerators == 2
+    divided = {**VLLM, "tensorParallelSize": 2, "replicas": {"min": 5}}
+    limited = refused(divided, limits={"maxAccelerators": 8})
+    assert "found 10 accelerators (replica: 5 * 2), allowed: at most 8" in limited.message
+
+
+def test_vllm_without_accelerators_needs_an_image_that_has_it() -> None:
+    pool = {**VLLM, "pools": ["cpu"]}
+    found = make_service_plan({**pool, "image": "mine:1"}, make_profile(default=True, pools=POOLS))
+    assert (found.role("replica").accelerators, found.role("replica").image) == (0, "mine:1")
+    of_profile = make_profile(default=True, pools=POOLS, images={"cpu": "with-vllm:1"})
+    assert make_service_plan(pool, of_profile).role("replica").image == "with-vllm:1"
 
 
 def test_what_the_head_needs_is_said() -> None:
@@ -58,6 +80,34 @@ def test_what_the_head_needs_is_said() -> None:
             "spec.resources.accelerators: found 1, allowed: 0 on pool cpu",
         ),
         ({"resources": {"accelerators": 0}}, {}, "NotAllowed", "spec.pools: found pool h100"),
+        (
+            {**VLLM, "tensorParallelSize": 2, "resources": {"accelerators": 1}},
+            {},
+            "InvalidSpec",
+            "spec.resources.accelerators: found 1, allowed: 2, as a copy of engine vllm has tensorParallelSize 2 * "
+            "pipelineParallelSize 1",
+        ),
+        (
+            {**VLLM, "resources": {"accelerators": 0}},
+            {},
+            "InvalidSpec",
+            "spec.resources.accelerators: found 0, allowed: 1, as a copy of engine vllm",
+        ),
+        (
+            {**VLLM, "tensorParallelSize": 8, "pipelineParallelSize": 2},
+            {},
+            "InvalidSpec",
+            "spec.tensorParallelSize: found tensorParallelSize 8 * pipelineParallelSize 2, in one pod 16 accelerators, "
+            "allowed: at most 8, what a node of pool h100 has",
+        ),
+        (
+            {**VLLM, "pools": ["cpu"]},
+            {},
+            "InvalidSpec",
+            "spec.engine: found vllm, allowed on pool cpu, without accelerators: torch, as rltrain's image for CPUs has no "
+            "vLLM; name a pool with accelerators",
+        ),
+        ({"engine": "vllm"}, {}, "InvalidSpec", "spec.promotion.answers: found finish"),
         ({"head": {"pools": ["h100"]}}, {}, "NotAllowed", "spec.head.pools: found pool h100"),
         (
             {"head": {"pools": ["h100"], "resources": {"accelerators": 1}}},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from operator_worlds import make_profile
 from service_worlds import FOLLOWED, checkpoint, make_service_plan
 
 from rl_api.service import GateSpec
@@ -87,6 +88,32 @@ def test_the_builders_are_there() -> None:
         module, _, name = one["import_path"].partition(":")
         assert module == application.__name__
         assert callable(getattr(application, name))
+
+
+def test_a_copy_of_vllm_has_all_its_accelerators_in_one_pod() -> None:
+    arguments = pytest.importorskip("rl_serve.arguments")
+    spec = {
+        "engine": "vllm",
+        "tensorParallelSize": 4,
+        "pipelineParallelSize": 2,
+        "promotion": {"answers": "stamp"},
+    }
+    gpus = make_profile(
+        default=True, pools=[{"name": "h100", "acceleratorResource": "nvidia.com/gpu"}, {"name": "cpu"}]
+    )
+    cluster = ray_service(make_service_plan(spec, gpus), FOLLOWED, checkpoint(20))["spec"]
+    (group,) = cluster["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    (told,) = {
+        str(one["args"]): one["args"] for one in yaml.safe_load(cluster["serveConfigV2"])["applications"]
+    }.values()
+    found = arguments.parse_arguments(told)
+    assert (found.engine, found.tensor_parallel_size, found.pipeline_parallel_size) == ("vllm", 4, 2)
+    assert found.resources.gpus == 8
+    assert "tensorParallelSize" not in serve_config()["applications"][0]["args"], (
+        "older images do not know it"
+    )
 
 
 def test_another_policy_changes_user_config_alone() -> None:

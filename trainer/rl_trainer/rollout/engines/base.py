@@ -20,6 +20,8 @@ import torch
 from rl_api.errors import TaskError
 
 FinishReason = Literal["stop", "length"]
+Top = tuple[tuple[int, float], ...]
+"""Tokens at one place, the most probable first, and their log-probabilities as those of `GenerationResult`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_p` in (0, 1] and `top_k` >= 0 (0: off) cut the distribution *after* the
     temperature, top-k first, as the Hugging Face library does. A token of `stop_token_ids` ends the sequence
-    and is part of it.
+    and is part of it. `top_logprobs`: of how many most probable tokens the result tells the log-probabilities at each
+    place, beside those of the sampled one.
     """
 
     max_new_tokens: int
@@ -36,6 +39,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -46,6 +50,8 @@ class SamplingParams:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (off) or more")
+        if self.top_logprobs < 0:
+            raise ValueError(f"top_logprobs is {self.top_logprobs}; it must be 0 (none) or more")
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class GenerationResult:
     `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
     each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
     top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
-    weight version that sampled each token.
+    weight version that sampled each token; `top` [T], where the request has asked for it.
     """
 
     id: Hashable
@@ -82,6 +88,7 @@ class GenerationResult:
     logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
     finish_reason: FinishReason
+    top: Sequence[Top] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ class GenerationProgress:
     id: Hashable
     tokens: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    top: Sequence[Top] = ()
 
 
 class Engine(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -13,8 +12,7 @@ from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.engines.library import LibraryEngine
 from rl_trainer.rollout.engines.torch import TorchEngine
 from rl_trainer.rollout.engines.vllm import VllmEngine
-
-EngineKind = Literal["torch", "vllm"]
+from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, EngineKind, VllmOptions
 
 
 def create_engine(
@@ -24,16 +22,14 @@ def create_engine(
     kind: EngineKind = "torch",
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    cuts: bool = False,
+    options: VllmOptions = ONE_DEVICE,
 ) -> Engine:
     """Open an engine for a model folder: `vllm`, or `torch`, our own decode loop (the library's for families that our
     decoder does not run).
 
-    `cuts`: whether sampled requests have a top_p or top_k, for which vLLM is set up differently
-    (`vllm_needs.check_sampling`). Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run
-    here.
+    `options`: of vLLM. Raises ModelError when the folder cannot be loaded, InvalidConfig when vLLM cannot run here.
     """
     if kind == "vllm":
-        return VllmEngine.open(folder, slots=slots, dtype=dtype, device=device, cuts=cuts)
+        return VllmEngine.open(folder, slots=slots, dtype=dtype, device=device, options=options)
     model = load_model(folder, dtype, device)
     return TorchEngine(model, slots) if isinstance(model, Decoder) else LibraryEngine(model, slots)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
-from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, Top
+from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
 
 
 class LibraryEngine(Engine):
@@ -96,6 +96,8 @@ class _Choice:
         self._lengths = np.zeros(len(batch), np.int64)
         self._tokens: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         self._logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+        self._wanted = [p.top_logprobs for p in params]
+        self._top: list[list[Top]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits processor: scores [B, V] -> the same with everything but the chosen token at minus infinity."""
@@ -105,6 +107,8 @@ class _Choice:
         tokens = chosen.cpu().numpy()
         self._tokens.append(tokens)
         self._logprobs.append(logprobs.cpu().numpy())
+        if any(self._wanted):
+            self._top.append(most_probable(scores, self._sampling, self._wanted))
         for row in np.flatnonzero(~self._done).tolist():
             self._lengths[row] = step + 1
             self._stopped[row] = int(tokens[row]) in self._batch[row].params.stop_token_ids
@@ -126,6 +130,7 @@ class _Choice:
                 logprobs=logprobs[row, : self._lengths[row]].copy(),
                 versions=np.full(self._lengths[row], version, np.int32),
                 finish_reason="stop" if self._stopped[row] else "length",
+                top=[step[row] for step in self._top[: self._lengths[row]]] if self._wanted[row] else (),
             )
             for row, request in enumerate(self._batch)
         ]

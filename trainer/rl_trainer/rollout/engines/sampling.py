@@ -7,6 +7,7 @@ before and after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,6 +123,16 @@ def choose(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     found = torch.searchsorted(cumulated, target, right=True)
     # Beyond the end only for rows that hold NaN: a token must come out, the log-probability tells.
     return found.squeeze(1).clamp_(max=probabilities.shape[1] - 1)
+
+
+def most_probable(
+    logits: torch.Tensor, sampling: BatchSampling, counts: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    """For each row of logits [n, V] so many of its most probable tokens, with log-probabilities as those of `sample`."""
+    whole = distribution(logits, replace(sampling, top_k=None, top_p=None)).log_()
+    found = whole.topk(min(max(counts), logits.shape[1]))
+    rows = zip(found.indices.tolist(), found.values.tolist(), counts, strict=True)
+    return [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
 
 
 def sample(

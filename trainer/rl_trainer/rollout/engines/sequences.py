@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import GenerationProgress, GenerationRequest, GenerationResult, Top
 
 
 @dataclass
@@ -22,6 +22,7 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)
 
 
 class Sequences:
@@ -46,12 +47,37 @@ class Sequences:
             admitted.append((key, request))
         return admitted
 
-    def record(self, key: str, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Append tokens that were sampled with the weights of `version`."""
+    def record(
+        self,
+        key: str,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        version: int,
+        top: Sequence[Top] = (),
+    ) -> None:
+        """Append tokens that were sampled with the weights of `version`; `top`: of each, where it is wanted."""
         sequence = self._active[key]
         sequence.tokens.extend(tokens)
         sequence.logprobs.extend(logprobs)
         sequence.versions.extend([version] * len(tokens))
+        sequence.top.extend(top)
+
+    def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
+        """What those in flight have beyond their first `known[id]` tokens; see `Engine.progress`."""
+        found = []
+        for sequence in self._active.values():
+            start = known.get(sequence.request.id)
+            if start is not None and start < len(sequence.tokens):
+                found.append(
+                    GenerationProgress(
+                        sequence.request.id,
+                        np.asarray(sequence.tokens[start:], np.int32),
+                        np.asarray(sequence.logprobs[start:], np.float32),
+                        np.asarray(sequence.versions[start:], np.int32),
+                        sequence.top[start:],
+                    )
+                )
+        return found
 
     def end(self, key: str) -> GenerationResult:
         """What was sampled for a sequence, whose slot is free from now on."""
@@ -63,6 +89,7 @@ class Sequences:
             logprobs=np.asarray(sequence.logprobs, np.float32),
             versions=np.asarray(sequence.versions, np.int32),
             finish_reason="stop" if stopped else "length",
+            top=sequence.top,
         )
 
     def abort(self, ids: Sequence[Hashable]) -> list[str]:

@@ -17,11 +17,17 @@ import numpy as np
 import torch
 
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.rollout.engines.base import Engine, GenerationProgress, GenerationRequest, GenerationResult
+from rl_trainer.rollout.engines.base import (
+    Engine,
+    GenerationProgress,
+    GenerationRequest,
+    GenerationResult,
+    Top,
+)
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prefill import prefill
-from rl_trainer.rollout.engines.sampling import BatchSampling, sample, uniforms
+from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
 
 # Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
 # lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
@@ -57,6 +63,8 @@ class TorchEngine(Engine):
         self._used = 0
         self._holes: list[int] = []
         self._requests: list[GenerationRequest | None] = [None] * rows
+        # Of those in flight that want it.
+        self._top: dict[Hashable, list[Top]] = {}
         self._tokens = np.zeros(rows, np.int64)
         self._positions = np.zeros(rows, np.int64)
         self._counts = np.zeros(rows, np.int64)
@@ -102,8 +110,15 @@ class TorchEngine(Engine):
                 continue
             new = slice(known[request.id], int(self._counts[slot]))
             if new.start < new.stop:
-                tokens, logprobs = self._out_tokens[slot, new].copy(), self._out_logprobs[slot, new].copy()
-                found.append(GenerationProgress(request.id, tokens, logprobs))
+                found.append(
+                    GenerationProgress(
+                        request.id,
+                        self._out_tokens[slot, new].copy(),
+                        self._out_logprobs[slot, new].copy(),
+                        self._out_versions[slot, new].copy(),
+                        self._top.get(request.id, [])[new],
+                    )
+                )
         return found
 
     def abort(self, ids: Sequence[Hashable]) -> None:
@@ -134,6 +149,8 @@ class TorchEngine(Engine):
         counts = self._counts[:used]
         uniform = torch.from_numpy(uniforms(self._seeds[:used], counts)).to(self._device)
         sampled, logprobs = sample(logits[:used], uniform, self._sampling)
+        if self._top:
+            self._note_top(logits[:used])
         tokens = sampled.cpu().numpy()
         index = self._index[:used]
         self._out_tokens[index, counts] = tokens
@@ -162,11 +179,23 @@ class TorchEngine(Engine):
             logprobs=self._out_logprobs[slot, :count].copy(),
             versions=self._out_versions[slot, :count].copy(),
             finish_reason="stop" if stopped else "length",
+            top=self._top.get(request.id, ()),
         )
+
+    def _note_top(self, logits: torch.Tensor) -> None:
+        """Keep the most probable tokens of this step for the requests that want them."""
+        counts = [request.params.top_logprobs if request else 0 for request in self._requests[: len(logits)]]
+        found = most_probable(logits, self._sampling, counts)
+        for request, count, top in zip(self._requests, counts, found, strict=False):
+            if request is not None and count:
+                self._top[request.id].append(top)
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def _free(self, slot: int) -> None:
+        request = self._requests[slot]
+        if request is not None:
+            self._top.pop(request.id, None)
         self._requests[slot] = None
         self._holes.append(slot)
 
@@ -226,6 +255,8 @@ class TorchEngine(Engine):
 
     def _start(self, slot: int, request: GenerationRequest) -> None:
         params, length = request.params, len(request.prompt)
+        if params.top_logprobs:
+            self._top[request.id] = []
         self._requests[slot] = request
         self._tokens[slot] = request.prompt[-1]
         self._positions[slot] = length - 1

@@ -1,4 +1,5 @@
-"""vLLM behind `rl_trainer.rollout.engines.base.Engine`: in this process, on one GPU or on the CPU, one step at a time.
+"""vLLM behind `rl_trainer.rollout.engines.base.Engine`: on one device in this process, on several in a process for each, one
+step at a time.
 
 Requests wait here until a slot is free; vLLM is given only what it may begin at once. Every request carries a salt that
 changes with the weights, so that vLLM's prefix cache, which spares the members of a group their prompt, never answers with
@@ -25,9 +26,17 @@ from rl_trainer.error_text import first_line
 from rl_trainer.model.config import is_supported, read_config, read_json
 from rl_trainer.model.folder import read_shapes, weight_files
 from rl_trainer.model.names import check_same, check_shapes
-from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.base import (
+    Engine,
+    GenerationProgress,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    Top,
+)
 from rl_trainer.rollout.engines.sequences import Sequences
-from rl_trainer.rollout.engines.vllm_needs import check_device, check_installed, check_version, has_cuts
+from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_device, check_installed, check_version
+from rl_trainer.rollout.engines.vllm_worker import WORKER_EXTENSION
 
 # Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
 GPU_MEMORY_SHARE = 0.9
@@ -51,14 +60,13 @@ class VllmEngine(Engine):
         check: Callable[[Mapping[str, tuple[int, ...]], str], None],
         *,
         slots: int,
-        cuts: bool = False,
     ) -> None:
         """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
         model = engine.vllm_config.model_config
         # The context: what fits into the memory for keys and values, which vLLM has found out by now.
         super().__init__(slots, int(model.get_vocab_size()), model.max_model_len)
-        self._cuts = cuts
         self._engine = engine
+        self._ended: list[GenerationResult] = []
         self._check = check
         self._sequences = Sequences(slots)
         self._loads = 0
@@ -72,9 +80,9 @@ class VllmEngine(Engine):
         slots: int,
         dtype: torch.dtype,
         device: str,
-        cuts: bool,
+        options: VllmOptions,
     ) -> VllmEngine:
-        """An engine for a Hugging Face folder; `cuts`: see `create_engine`.
+        """An engine for a Hugging Face folder.
 
         Raises:
             InvalidConfig: vLLM is not installed, of another version, or built for another device.
@@ -85,19 +93,21 @@ class VllmEngine(Engine):
         on_cpu = torch.device(device).type == "cpu"
         read_json(folder / "config.json")  # what is wrong with it is said in our words
         weight_files(folder)
-        vllm = _import(on_cpu)
-        arguments = engine_arguments(folder, slots, dtype, on_cpu, cuts)
+        vllm = _import(on_cpu, options)
+        arguments = engine_arguments(folder, slots, dtype, on_cpu, options)
         from vllm.usage.usage_lib import UsageContext
 
         try:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
             )
-            opened = cls(engine, _check_of(folder, engine), slots=slots, cuts=cuts)
+            engine.collective_rpc("rltrain_measure_all_tokens")
+            engine.collective_rpc("rltrain_take_from_the_stage_before")
+            opened = cls(engine, _check_of(folder, engine), slots=slots)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
-        if _ties_the_head(engine) and any(engine.apply_model(_has_own_head)):
+        if _ties_the_head(engine) and any(engine.collective_rpc("rltrain_has_own_head")):
             raise ModelError(
                 f"model folder {folder}: config.json ties the output head to the embeddings, but the weights hold another "
                 "lm_head.weight, which vLLM would keep; remove one of the two"
@@ -106,16 +116,12 @@ class VllmEngine(Engine):
 
     @property
     def active(self) -> int:
-        """Sequences in flight now."""
-        return self._sequences.active
+        """Sequences in flight now, and those that have ended since the last step."""
+        return self._sequences.active + len(self._ended)
 
-    def check_request(self, request: GenerationRequest) -> None:
-        """See `Engine.check_request`."""
-        super().check_request(request)
-        params = request.params
-        wrong = params.temperature != 1.0 if self._cuts else has_cuts(params.top_p, params.top_k)
-        if params.temperature and wrong:  # its log-probs would not be those of `GenerationResult`
-            raise ValueError(f"{params}, but the engine was opened with cuts={self._cuts}")
+    def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
+        """See `Engine.progress`."""
+        return self._sequences.progress(known)
 
     def step(self) -> list[GenerationResult]:
         """Refill free slots, then let vLLM do one step.
@@ -128,44 +134,61 @@ class VllmEngine(Engine):
         for key, request in self._sequences.admit(self._waiting):
             prompt = tokens_input(request.prompt.tolist(), cache_salt=str(self._loads))
             self._engine.add_request(key, prompt, self._params(request))
-        if not self._sequences.active:
-            return []
-        results = []
+        if self._sequences.active:
+            self._advance()
+        results, self._ended = self._ended, []
+        return results
+
+    def _advance(self) -> None:
+        """One step of vLLM's."""
         for output in self._engine.step():
             piece = output.outputs[0]
-            logprobs = piece.logprobs.logprobs if piece.logprobs is not None else []
+            logprobs, top = _logprobs(piece.logprobs)
             self._tainted = self._tainted or any(map(math.isnan, logprobs))
-            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version)
+            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version, top)
             if output.finished:
                 if piece.finish_reason not in ("stop", "length"):
                     raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
-                results.append(self._sequences.end(output.request_id))
-        return results
+                self._ended.append(self._sequences.end(output.request_id))
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
         where = f"weights of version {version}"
         self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
+        self._settle()
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
         self._engine.abort_request(self._sequences.take_back(self._waiting))
         try:
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors.items())})
-            self._engine.apply_model(_repack_heads)
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(tensors.items())})
+            self._engine.collective_rpc("rltrain_repack_heads")
         except Exception as error:
             raise ModelError(f"{where}: vLLM cannot load them ({first_line(error)})") from error
         self._loads += 1
         if self._tainted:
-            # What is no number in the cache would spoil every later sequence, masked or not.
-            for layer in self._engine.vllm_config.compilation_config.static_forward_context.values():
-                if isinstance(cache := getattr(layer, "kv_cache", None), torch.Tensor):
-                    cache.zero_()
+            self._engine.collective_rpc("rltrain_clear_cache")
             self._tainted = False
         self.version = version
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """See `Engine.abort`."""
         super().abort(ids)
+        unwanted = set(ids)
+        self._ended = [result for result in self._ended if result.id not in unwanted]
         self._engine.abort_request(self._sequences.abort(ids))
+
+    def _settle(self) -> None:
+        """Let batches that are between the stages of a pipeline come out: their tokens are of the weights as they are."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        from vllm.v1.core.sched.interface import PauseState
+
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)  # nothing new goes in
+        try:
+            while core.batch_queue:
+                self._advance()
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _warm_up(self) -> None:
         """One token: what of the model the device cannot compute is found now, not in the first rollout."""
@@ -182,7 +205,7 @@ class VllmEngine(Engine):
 
 
 def engine_arguments(
-    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, cuts: bool = False
+    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, options: VllmOptions
 ) -> dict[str, Any]:
     """vLLM's `EngineArgs` for one engine."""
     arguments: dict[str, Any] = {
@@ -195,12 +218,14 @@ def engine_arguments(
         "dtype": str(dtype).removeprefix("torch."),
         "max_num_seqs": slots,
         "max_model_len": -1,  # the model's context, or as much of it as there is memory for
-        # Log-probs over all tokens at the sampling temperature (`GenerationResult`). vLLM's processed ones are taken after
-        # top-k and top-p, its raw ones before these and the temperature, which is 1 then (`check_sampling`).
-        "logprobs_mode": "raw_logprobs" if cuts else "processed_logprobs",
+        # At the sampling temperature; that they are over all tokens is the extension's doing.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
         "enable_prefix_caching": True,
         "async_scheduling": False,  # a step gives the tokens that it samples, not those of the step before
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "distributed_executor_backend": "uni" if options.devices == 1 else "mp",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "gpu_memory_utilization": GPU_MEMORY_SHARE,
@@ -236,26 +261,52 @@ def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, An
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,
         "detokenize": False,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": params.top_logprobs,  # beside that of the sampled token
         "flat_logprobs": True,
     }
 
 
-def _import(on_cpu: bool) -> Any:
+def _logprobs(flat: Any) -> tuple[list[float], list[Top]]:
+    """Log-probs of the sampled tokens, and of the most probable ones where they are wanted, of vLLM's `FlatLogprobs`."""
+    if flat is None:
+        return [], []
+    places = list(zip(flat.start_indices, flat.end_indices, strict=True))
+    top = [
+        tuple(zip(flat.token_ids[start + 1 : end], flat.logprobs[start + 1 : end], strict=True))
+        for start, end in places
+        if end > start + 1
+    ]
+    return [flat.logprobs[start] for start, _ in places], top
+
+
+def _import(on_cpu: bool, options: VllmOptions) -> Any:
     """vLLM, quiet, in this process; see `VllmEngine.open` for the errors."""
-    check_installed()
+    check_installed(options.asker)
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: steps and weights are ours to time
+    # The runner that its build for CPUs has, whose sampler `vllm_worker` knows.
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if on_cpu:
         # Its sampling has functions that are compiled on their first call, whatever `enforce_eager` says.
         torch._dynamo.config.disable = True
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the same in processes of its own
+        if options.devices > 1:
+            cores = cpu_shares(sorted(os.sched_getaffinity(0)), options.devices)
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     import vllm
     from vllm.platforms import current_platform
 
-    check_version(vllm.__version__)
-    check_device(not on_cpu, current_platform.is_cpu())
+    check_version(vllm.__version__, options.asker)
+    check_device(not on_cpu, current_platform.is_cpu(), options.asker)
     return vllm
+
+
+def cpu_shares(cores: Sequence[int], workers: int) -> str:
+    """Cores of each of `workers` as vLLM takes them; where there are fewer, several share one."""
+    share = max(1, len(cores) // workers)
+    parts = [cores[worker * share % len(cores) :][:share] for worker in range(workers)]
+    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def _ties_the_head(engine: Any) -> bool:
@@ -274,21 +325,3 @@ def _check_of(folder: Path, engine: Any) -> Callable[[Mapping[str, tuple[int, ..
     if _ties_the_head(engine):
         shapes.pop("lm_head.weight", None)
     return partial(check_same, shapes)
-
-
-def _heads(model: torch.nn.Module) -> list[torch.nn.Module]:
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-
-
-def _has_own_head(model: torch.nn.Module) -> bool:
-    """Whether an output head of vLLM's model shares its weights with no other layer."""
-    shared = [id(value) for module in model.modules() for value in module.parameters(recurse=False)]
-    return any(shared.count(id(head.weight)) == 1 for head in _heads(model))
-
-
-def _repack_heads(model: torch.nn.Module) -> None:
-    """A head that is tied to the embeddings gets the new weights with them, but on a CPU it computes with a packed copy."""
-    for head in _heads(model):
-        head.quant_method.process_weights_after_loading(head)  # type: ignore[operator,union-attr]

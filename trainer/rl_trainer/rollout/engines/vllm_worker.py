@@ -1,0 +1,73 @@
+"""What runs inside vLLM's workers, which are processes of their own where a model is divided.
+
+Named to vLLM by `WORKER_EXTENSION`; `VllmEngine` calls the methods by their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+WORKER_EXTENSION: Final = f"{__name__}.WorkerExtension"
+
+
+class WorkerExtension:
+    """Methods that a vLLM worker has besides its own; each answers once for every worker."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def rltrain_measure_all_tokens(self) -> None:
+        """Report log-probs over all tokens at the sampling temperature, as `GenerationResult` has them: vLLM's own are taken
+        after top-k and top-p."""
+        sampler = getattr(self.model_runner, "sampler", None)
+        if sampler is None:  # a stage before the last one samples nothing
+            return
+        choice = sampler.topk_topp_sampler
+        choose = choice.forward
+
+        def forward(
+            logits: torch.Tensor, generators: Any, k: torch.Tensor | None, p: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if k is None and p is None:
+                found: tuple[torch.Tensor, torch.Tensor | None] = choose(logits, generators, k, p)
+                return found
+            whole = logits.log_softmax(dim=-1, dtype=torch.float32)  # before its logits are overwritten
+            return choose(logits, generators, k, p)[0], whole
+
+        choice.forward = forward
+
+    def rltrain_take_from_the_stage_before(self) -> None:
+        """Make room for what a stage of a pipeline is given by the one before it. vLLM's own warm-up does so, which a CPU
+        without compiling has none of."""
+        from vllm.distributed.parallel_state import get_pp_group
+
+        runner = self.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+
+    def rltrain_has_own_head(self) -> bool:
+        """Whether an output head of the model shares its weights with no other layer."""
+        model = self.model_runner.get_model()
+        shared = [id(value) for module in model.modules() for value in module.parameters(recurse=False)]
+        return any(shared.count(id(head.weight)) == 1 for head in _heads(model))
+
+    def rltrain_repack_heads(self) -> None:
+        """A head that is tied to the embeddings gets new weights with them, but on a CPU it computes with a packed copy."""
+        for head in _heads(self.model_runner.get_model()):
+            head.quant_method.process_weights_after_loading(head)  # type: ignore[operator,union-attr]
+
+    def rltrain_clear_cache(self) -> None:
+        """Set all keys and values to zero: what is no number would spoil every later sequence, masked or not."""
+        for layer in self.vllm_config.compilation_config.static_forward_context.values():
+            if isinstance(cache := getattr(layer, "kv_cache", None), torch.Tensor):
+                cache.zero_()
+
+
+def _heads(model: torch.nn.Module) -> list[torch.nn.Module]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
