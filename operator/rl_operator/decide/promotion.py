@@ -158,7 +158,8 @@ class Promoting:
         failed = next((one.error for one in control.replicas if one.error and not one.loading), "")
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
-        if self._spent(candidate) > ROLL_OUT:
+        # With some of the traffic its figures decide: KubeRay waits for copies that are made anew.
+        if self._spent(candidate) > ROLL_OUT and not (self.second is not None and self.second.share):
             return self._back(
                 candidate, f"copies did not load it within {ROLL_OUT.total_seconds() / 60:.0f} minutes"
             )

@@ -124,7 +124,9 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
     )
     if crowded is None:
         promoting = promoting.advanced()
-        how = {"first": promoting.first, "hurried": promoting.hurried}
+        # KubeRay also takes the traffic back where the pods are to be others in the middle of it.
+        back = promoting.hurried or (world.ray is not None and world.ray.going_back)
+        how = {"first": promoting.first, "hurried": back}
         wanted = [*wanted, ray_service(service, world.followed, promoting.target, **how)]
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())

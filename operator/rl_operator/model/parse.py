@@ -289,6 +289,8 @@ def parse_ray_service(document: Mapping[str, Any]) -> RayService:
     }
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     ready = conditions.get("Ready") or {}
+    # Whether KubeRay has looked at the object as it is now.
+    told_all = status.get("observedGeneration") == metadata.get("generation")
     failed = [
         f"{name}: {_serve_problem(one)}"
         for name, one in sorted(applications.items())
@@ -305,7 +307,9 @@ def parse_ray_service(document: Mapping[str, Any]) -> RayService:
         ready=ready.get("status") == "True",
         share=_percent(pending.get("trafficRoutedPercent")),
         going_back=(conditions.get("RollbackInProgress") or {}).get("status") == "True",
-        steps=_percent((active or pending).get("targetCapacity")) is not None,
+        steps=_percent((active or pending).get("targetCapacity")) is not None
+        or not told_all
+        or bool(pending),
         problem="; ".join(failed),
         applications={name: str(one.get("status") or "") for name, one in applications.items()},
         profile=str((metadata.get("annotations") or {}).get(PROFILE_ANNOTATION) or ""),

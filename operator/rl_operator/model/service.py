@@ -38,7 +38,7 @@ class RayService:
     going_back: bool = False
     """Whether KubeRay takes the traffic back from the pending one."""
     steps: bool = False
-    """Whether KubeRay moves the traffic in steps, which it does where its feature gate is on."""
+    """Whether KubeRay moves traffic in steps, or has not looked yet: it does not where its feature gate is off."""
     profile: str = ""
     """Name of the profile for which its pods count; empty: none is known."""
     asked: Needs = NOTHING

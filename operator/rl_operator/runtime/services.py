@@ -25,7 +25,7 @@ from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import HEAD, SERVICE_KIND, Key, Manifest
 from rl_operator.model.parse import parse_gateway
 from rl_operator.model.seen import Pod
-from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
+from rl_operator.model.service import Control, Gateway, RayService, ServiceDecision, ServiceWorld
 from rl_operator.model.settings import Settings
 from rl_operator.model.tokens import CONTROL, derive_token
 from rl_operator.plan.service import EffectiveService, ServicePlan, follow, plan_service
@@ -315,11 +315,20 @@ class Services:
             world = replace(world, events=tuple(one for one in events if one.name in names), log_tail=tails)
         if planned.spec.promotion.incremental is not None:
             await self._ask_coming(key, ray, world, planned, memory)
-            found = await self.api.find("Gateway", key[0], f"{key[1]}-gateway")
-            world = replace(world, gateway=parse_gateway(found) if found is not None else None)
+            world = replace(world, gateway=await self._gateway(key))
         return replace(
             world, control=memory.control, control_error=memory.control_error, coming=memory.coming
         )
+
+    async def _gateway(self, key: Key) -> Gateway | None:
+        """What KubeRay has made to bring requests to both clusters of a service."""
+        try:
+            found = await self.api.find("Gateway", key[0], f"{key[1]}-gateway")
+        except ApiError as error:
+            if error.passing:
+                raise
+            return Gateway(problem=str(error))  # the service goes on without it
+        return parse_gateway(found) if found is not None else None
 
     async def _ask_coming(
         self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
@@ -329,11 +338,8 @@ class Services:
         if head is None:
             memory.coming = None
             return
-        token, run = derive_token(self.cluster.key, memory.uid, 0, CONTROL), planned.spec.source.run
         with contextlib.suppress(DriverError):
-            memory.coming = await ask_control(
-                self.drivers, self._url(key, head), token, ray.pending, run, _now()
-            )
+            memory.coming = await self._asked(key, head, ray.pending, planned, memory)
 
     async def _ask(
         self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
@@ -346,12 +352,8 @@ class Services:
         if head is None:
             memory.control = None
             return
-        token = derive_token(self.cluster.key, memory.uid, 0, CONTROL)
-        run = planned.spec.source.run
         try:
-            memory.control = await ask_control(
-                self.drivers, self._url(key, head), token, cluster, run, _now()
-            )
+            memory.control = await self._asked(key, head, cluster, planned, memory)
         except DriverError as error:
             # Before KubeRay calls it ready, it is starting: that is no news.
             memory.silent = memory.silent + 1 if ray.ready else 0
@@ -359,6 +361,12 @@ class Services:
                 memory.control, memory.control_error = None, str(error)
         else:
             memory.silent, memory.control_error = 0, ""
+
+    async def _asked(
+        self, key: Key, head: Pod, cluster: str, planned: EffectiveService, memory: _Memory
+    ) -> Control:
+        token, run = derive_token(self.cluster.key, memory.uid, 0, CONTROL), planned.spec.source.run
+        return await ask_control(self.drivers, self._url(key, head), token, cluster, run, _now())
 
     async def _bring(self, key: Key, world: ServiceWorld, decision: ServiceDecision, memory: _Memory) -> None:
         """Bring a wish to the control. Where it fails it is decided upon again."""

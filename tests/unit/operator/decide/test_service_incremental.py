@@ -173,6 +173,25 @@ def test_the_way_back_by_hand_and_again() -> None:
     assert story.told == story.second
 
 
+def test_a_copy_that_is_made_anew_in_the_middle_is_no_reason_to_go_back() -> None:
+    story = Steps()
+    story.begin()
+    story.shared(40, story.second)
+    story.looks(20, 60.0)
+    story.shared(40, "")
+    assert story.status.candidate is not None
+    assert story.status.candidate.state == "RollingOut"
+
+
+def test_other_pods_in_the_middle_of_a_halt() -> None:
+    story = Steps({"halted": True})
+    story.begin()
+    story.shared(40, story.second)
+    assert story.options["stepSizePercent"] == 0
+    story.shared(40, story.second, going_back=True)
+    assert story.options["stepSizePercent"] == 100, "KubeRay would go back for ever"
+
+
 def test_copies_of_the_second_cluster_that_cannot_load_it() -> None:
     story = Steps()
     story.begin()

@@ -9,6 +9,7 @@ from operator_worlds import GPU_POOLS, NOW, make_plan, make_profile
 from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.parse import (
     parse_event,
+    parse_gateway,
     parse_group,
     parse_live,
     parse_pod,
@@ -378,3 +379,40 @@ def test_why_serve_does_not_run(deployments: Any, problem: str):
     found = parse_ray_service(document("RayService", status=status))
     assert found.problem == problem
     assert found.applications == {"rltrain": "DEPLOY_FAILED", "control": "RUNNING"}
+
+
+@pytest.mark.parametrize(
+    ("active", "pending", "observed", "steps", "share"),
+    [
+        ({"rayClusterName": "a", "targetCapacity": 100}, {}, 2, True, None),
+        ({"rayClusterName": "a"}, {}, 2, False, None),
+        ({"rayClusterName": "a"}, {}, 1, True, None),  # as it was before KubeRay has looked
+        ({"rayClusterName": "a"}, {"rayClusterName": "b"}, 2, True, None),
+        ({"rayClusterName": "a"}, {"rayClusterName": "b", "trafficRoutedPercent": 40}, 2, True, 40),
+        ({"rayClusterName": "a"}, {"rayClusterName": "b", "trafficRoutedPercent": "all"}, 2, True, None),
+    ],
+)
+def test_traffic_in_steps(
+    active: dict[str, Any], pending: dict[str, Any], observed: int, steps: bool, share: int | None
+) -> None:
+    status = {
+        "activeServiceStatus": active,
+        "pendingServiceStatus": pending,
+        "observedGeneration": observed,
+        "conditions": [{"type": "RollbackInProgress", "status": "True"}],
+    }
+    whole = document("RayService", status=status)
+    whole["metadata"] = whole["metadata"] | {"generation": 2}
+    found = parse_ray_service(whole)
+    assert (found.steps, found.share, found.going_back) == (steps, share, True)
+
+
+def test_a_gateway() -> None:
+    ready = [{"type": kind, "status": "True"} for kind in ("Accepted", "Programmed")]
+    status = {"conditions": ready, "addresses": [{"type": "IPAddress", "value": "10.0.0.7"}]}
+    found = parse_gateway(document("Gateway", status=status))
+    assert (found.address, found.problem) == ("10.0.0.7", "")
+    ready[1] = {"type": "Programmed", "status": "False", "message": "no address is free"}
+    found = parse_gateway(document("Gateway", status={"conditions": ready}))
+    assert (found.address, found.problem) == ("", "Programmed: no address is free")
+    assert parse_gateway(document("Gateway")).problem == "Accepted: nobody has looked at it"
