@@ -285,6 +285,8 @@ def _import(on_cpu: bool, options: VllmOptions) -> Any:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: steps and weights are ours to time
+    # Processes of its own begin anew: a fork of this one would have its locks, and none of its threads.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # The runner that its build for CPUs has, whose sampler `vllm_worker` knows.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if on_cpu:
