@@ -92,9 +92,17 @@ class Cluster:
         return done.stdout + done.stderr
 
     def run_once(
-        self, namespace: str, name: str, image: str, script: str, *, claim: str = "", secret: str = ""
+        self,
+        namespace: str,
+        name: str,
+        image: str,
+        script: str,
+        *,
+        claim: str = "",
+        secret: str = "",
+        seconds: float = 120,
     ) -> str:
-        """What a shell script prints; the pod is deleted afterwards.
+        """What a shell script prints within so many seconds; the pod is deleted afterwards.
 
         It sees a claim's files at /data, and a Secret's keys as environment variables.
         """
@@ -128,7 +136,7 @@ class Cluster:
             phase: str = (self.get("pod", name, namespace) or {}).get("status", {}).get("phase", "")
             return phase if phase in ("Succeeded", "Failed") else None
 
-        phase = wait_for(f"pod {name} ends", finished, 120)
+        phase = wait_for(f"pod {name} ends", finished, seconds)
         output = self.logs(name, namespace)
         self.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")
         assert phase == "Succeeded", output

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from training_run import REPOSITORY
 
 NAMESPACE = "e2e-gateway"
 FIXTURE = "rltrain-e2e"
@@ -68,6 +69,9 @@ def gateways(cluster: Cluster, image: str) -> Iterator[str]:
             "the Gateway's fixture runs", runs, 60, lambda: cluster.logs("deployment/gateway", NAMESPACE)
         )
         yield FIXTURE
+    except BaseException:
+        cluster.save(REPOSITORY / "e2e" / "artifacts" / NAMESPACE, [NAMESPACE])
+        raise
     finally:
         cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
         for kind in ("clusterrole", "clusterrolebinding"):

@@ -165,7 +165,12 @@ def steady_clients(
     service.cluster.apply(pod)
     clients = Clients(service.cluster, name, service.namespace)
     try:
-        wait_for("clients are answered", lambda: clients.seen["answered"], 120, service.describe)
+        wait_for(
+            "clients are answered",
+            lambda: clients.seen["answered"],
+            120,
+            lambda: f"they saw {json.dumps(clients.seen)}; {service.describe()}",
+        )
         yield clients
     finally:
         service.cluster.kubectl("delete", "pod", name, "-n", service.namespace, "--wait=false", check=False)

@@ -27,6 +27,7 @@ class Tally:
     def __init__(self) -> None:
         self.sent = self.answered = 0
         self.failed: list[dict[str, Any]] = []
+        self.before = ""  # what went wrong last before the first answer
         self.versions: dict[str, list[str]] = {}
         self.slowest = 0.0
 
@@ -49,9 +50,12 @@ async def ask(session: aiohttp.ClientSession, tally: Tally) -> None:
         if not named or body.get("policy_version") != named:
             raise RuntimeError(f"header names {named!r}, body {body.get('policy_version')!r}")
     except Exception as error:
-        if not tally.answered:
-            return  # the address of a service that has just begun is not known on every node yet
         words = f"{type(error).__name__}: {error}"
+        if not tally.answered:
+            tally.before = (
+                words  # the address of a service that has just begun is not known on every node yet
+            )
+            return
         tally.failed.append({"at": time.time(), "after": time.monotonic() - began, "error": words})
     else:
         tally.answered += 1

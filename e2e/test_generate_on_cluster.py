@@ -55,7 +55,7 @@ print("FOUND", json.dumps({"rows": rows, "greedy": greedy}))
 def python(cluster: Cluster, namespace: str, name: str, program: str, *arguments: object) -> str:
     """What a Python program prints that has the claim at /data."""
     script = f"cat > /tmp/program.py <<'END'\n{program}\nEND\npython /tmp/program.py {' '.join(map(str, arguments))}"
-    return cluster.run_once(namespace, name, TRAINER_IMAGE, script, claim=CLAIM)
+    return cluster.run_once(namespace, name, TRAINER_IMAGE, script, claim=CLAIM, seconds=300)
 
 
 class Job:
@@ -100,6 +100,7 @@ class Job:
 
 
 @pytest.mark.long
+@pytest.mark.alone  # three thousand rows on two cores
 def test_every_row_is_answered_once_though_a_worker_and_the_head_die(
     cluster: Cluster, namespace: str
 ) -> None:

@@ -129,14 +129,15 @@ def test_gpu_pools_take_the_roles_that_name_them_and_nothing_else(
     elsewhere = {"sampler": {"pools": ["cpu"], "engine": "torch"}, "learner": {"pools": ["cpu"]}}
     cpu = train("plain", {"profile": "profile-gpu"} | elsewhere)
 
-    def places(run: Any) -> dict[str, list[str]] | None:
+    def places(run: Any, samplers: int) -> dict[str, list[str]] | None:
         found: dict[str, list[str]] = {}
         for pod in run.pods():
             role = pod["metadata"]["labels"]["rltrain.dev/role"]
             found.setdefault(role, []).append(pod["spec"].get("nodeName", ""))
-        return found if len(found) == 3 and all(all(each) for each in found.values()) else None
+        there = len(found) == 3 and len(found["sampler"]) == samplers  # one comes after the other
+        return found if there and all(all(each) for each in found.values()) else None
 
-    landed = wait_for("the pods of the GPU run have nodes", lambda: places(gpu), 90, gpu.describe)
+    landed = wait_for("the pods of the GPU run have nodes", lambda: places(gpu, 2), 90, gpu.describe)
     assert landed["learner"] == ["fake-h100"]
     assert landed["sampler"] == ["fake-spot"] * 2
     assert not set(landed["head"]) & set(GPU_NODES)
@@ -145,7 +146,7 @@ def test_gpu_pools_take_the_roles_that_name_them_and_nothing_else(
         for role in ("head", "learner", "sampler")
     }
     assert requests == {"head": None, "learner": "1", "sampler": "2"}
-    landed = wait_for("the pods of the CPU run have nodes", lambda: places(cpu), 90, cpu.describe)
+    landed = wait_for("the pods of the CPU run have nodes", lambda: places(cpu, 1), 90, cpu.describe)
     assert not {node for nodes in landed.values() for node in nodes} & set(GPU_NODES)
     greedy = cluster.get("pod", "greedy", namespace)
     assert greedy is not None

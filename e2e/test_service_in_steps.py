@@ -49,6 +49,7 @@ def answered_since(clients: Clients, count: int, why: Callable[[], str]) -> None
 
 
 @pytest.mark.long
+@pytest.mark.alone  # two Ray clusters, and clients, on two cores
 def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
     cluster: Cluster, train: Train, serve: Callable[..., PolicyService]
 ) -> None:

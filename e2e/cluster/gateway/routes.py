@@ -129,7 +129,7 @@ def main(gateway_class: str, address: str) -> int:
     while haproxy.poll() is None:
         try:
             look(gateway_class, address, places, ready)
-        except (OSError, KeyError) as error:  # it is looked at again
+        except Exception as error:  # it is looked at again, and HAProxy goes on
             print(f"not this time: {type(error).__name__}: {error}", flush=True)
         time.sleep(0.5)
     return haproxy.returncode
