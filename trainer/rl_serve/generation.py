@@ -44,6 +44,7 @@ class _Answer:
     text: TextStream
     done: bool = False
     sampled: int = 0
+    cached: int | None = None
     # (number of the weights, first token that was sampled with them)
     began: list[tuple[int, int]] = field(default_factory=list)
 
@@ -65,8 +66,9 @@ class Job:
         close: Callable[[], None],
         names: Mapping[int, str],
         asked: int,
+        n: int,
     ) -> None:
-        self._answers = answers
+        self._answers, self._n = answers, n
         self._prompt_tokens = prompt_tokens
         self._close = close
         self._names, self._asked = names, asked
@@ -93,7 +95,13 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage(self._prompt_tokens, sum(answer.text.used for answer in self._answers))
+        # Answers to one prompt share it: what the first of them has found is what was there before the request.
+        known = [answer.cached for answer in self._answers[:: self._n] if answer.cached is not None]
+        return Usage(
+            self._prompt_tokens,
+            sum(answer.text.used for answer in self._answers),
+            sum(known) if known else None,
+        )
 
     @property
     def version(self) -> str:
@@ -130,6 +138,7 @@ class Job:
             )
             return False
         answer.note(update.versions)
+        answer.cached = update.cached
         reason = update.finish_reason
         tokens = _text_tokens(update)
         # The token that ends a sequence is counted, but it is no text.
@@ -264,7 +273,7 @@ class Generator:
         answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
         ids = [sequence.id for sequence in sequences]
         close = self._closer(number, ids, answers)
-        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving)
+        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving, request.n)
         self._jobs[number] = job
         job.pace = self._pace if request.stream else lambda: math.inf
         self._engine.submit(sequences)
