@@ -10,7 +10,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from rl_serve.prefixes import ranked
 
 
-class PrefixRouter(RequestRouter):
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types for it
     """For engines that keep what they have computed for prompts; `rl_serve.proxy.Prefixes` names the beginnings.
 
     A key comes as the request's session: Ray Serve gives no more of a request to what chooses its replica.
