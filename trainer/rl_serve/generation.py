@@ -75,6 +75,8 @@ class Job:
         self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
         self.pace: Callable[[], float] = lambda: 0.0
         """Seconds between two pieces of one answer; its first piece and its end never wait."""
+        self.began: float | None = None
+        """When its first token came."""
         self._held: dict[int, Piece] = {}
         self._due: dict[int, float] = {}
 
@@ -137,6 +139,8 @@ class Job:
                 ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
             )
             return False
+        if self.began is None:
+            self.began = time.monotonic()
         answer.note(update.versions)
         answer.cached = update.cached
         reason = update.finish_reason
@@ -368,18 +372,23 @@ class Generator:
 
     def _closer(self, number: int, ids: list[Hashable], answers: list[_Answer]) -> Callable[[], None]:
         """What ends a job, once."""
-        began = time.monotonic()
+        began, late = time.monotonic(), False
 
         def close() -> None:
-            if self._jobs.pop(number, None) is None:
+            if (job := self._jobs.pop(number, None)) is None:
                 return
             timer.cancel()
-            self.admission.release(len(ids), time.monotonic() - began)
+            now = time.monotonic()
+            self.admission.release(len(ids), now - began)
             left = [one for one, answer in zip(ids, answers, strict=True) if not answer.done]
+            if job.began is not None and (late or not left):  # else its client has gone
+                self.admission.wrote(now - job.began, ended=not left)
             if left:
                 self._engine.cancel(left)
 
         def expire() -> None:
+            nonlocal late
+            late = True
             if (job := self._jobs.get(number)) is not None:
                 job.fail(
                     ApiError(

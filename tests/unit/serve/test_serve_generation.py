@@ -372,7 +372,7 @@ def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
     async def work() -> None:
-        async with generator_of(folder, timeout=0.2) as generator:
+        async with generator_of(folder, timeout=1.0) as generator:
             client = Client(Api(lambda: generator, lambda: None))
             body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
