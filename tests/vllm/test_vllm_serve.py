@@ -116,6 +116,39 @@ def test_logprobs_are_those_of_transformers(
     assert compared > 3
 
 
+def cached(answer: Any) -> int:
+    """Tokens of its prompt that were known, in whole blocks of 128 on a CPU."""
+    found: int = answer.usage.prompt_tokens_details.cached_tokens
+    return found
+
+
+def test_usage_says_how_much_of_a_prompt_was_known(client: openai.OpenAI) -> None:
+    prompt = "What was known of this? " * 20
+    assert cached(say(client, prompt)) == 0
+    assert cached(say(client, prompt)) == 128 * ((len(prompt) - 1) // 128)
+    # The answers to one prompt know it of each other: that is not what was known before.
+    assert cached(say(client, "Another " * 60, n=3)) == 0
+    stream = say(client, prompt, stream=True, stream_options={"include_usage": True})
+    assert cached(list(stream)[-1]) > 0
+
+
+@pytest.mark.timeout(600)
+def test_a_conversation_goes_on_where_its_beginning_is_known(folder: Path) -> None:
+    other = Server(folder, "model", "--engine", "vllm", "--replicas", "2")
+    try:
+        other.wait()
+        with openai.OpenAI(base_url=f"{other.url}/v1", api_key="any", timeout=SECONDS) as client:
+            talks = {number: f"{number} was the first question. " * 14 for number in range(12)}
+            for turn in range(3):
+                for number, said in talks.items():
+                    answer = say(client, said)
+                    known = 128 * ((len(said) - 13 * bool(turn)) // 128) if turn else 0
+                    assert cached(answer) >= known, (turn, number)
+                    talks[number] = f"{said}{answer.choices[0].text}?"
+    finally:
+        other.kill()
+
+
 def test_a_stream_is_the_same_answer_in_pieces(client: openai.OpenAI) -> None:
     whole = say(client, seed=5, max_tokens=200).choices[0].text
     with say(client, seed=5, max_tokens=200, stream=True) as stream:

@@ -36,18 +36,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request: of its prompts, and of all its answers."""
+    """Tokens of a request: of its prompts, and of all its answers; of the prompts, those that the engine knew already."""
 
     prompt: int
     completion: int
+    cached: int | None = None
 
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         """The answer's `usage`."""
-        return {
+        counted: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
         }
+        if self.cached is not None:
+            counted["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        return counted
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from rl_serve.arguments import Arguments, parse_arguments
 from rl_serve.control import Control
 from rl_serve.loading import Serving, Setup
 from rl_serve.replica import CONTROL, PolicyReplica
+from rl_serve.routing import PrefixRouter
 from rl_serve.trials import HEAD
 from rl_trainer.rollout.engines.vllm_needs import SERVICE, VllmOptions
 
@@ -41,7 +43,7 @@ def policy(args: dict[str, Any]) -> Application:
         "num_gpus": found.resources.gpus,
         "resources": _REPLICA,
     }
-    return policy_deployment(found.limits.timeout_seconds, options).bind(setup_of(found))
+    return policy_deployment(setup_of(found), options).bind(setup_of(found))
 
 
 def control(args: dict[str, Any]) -> Application:
@@ -60,14 +62,17 @@ def control(args: dict[str, Any]) -> Application:
     return deployment.bind(found, _cache(), APPLICATION, POLICY)
 
 
-def policy_deployment(timeout: float, actor: dict[str, Any]) -> Any:
-    """The deployment of the replicas; `actor`: what Ray shall give each, `timeout`: seconds that a request may take."""
+def policy_deployment(setup: Setup, actor: dict[str, Any]) -> Any:
+    """The deployment of the replicas; `actor`: what Ray shall give each."""
+    serving = setup.serving
+    router = {"request_router_config": RequestRouterConfig(request_router_class=PrefixRouter)}
     return serve.deployment(PolicyReplica).options(
         name=POLICY,
         max_ongoing_requests=ALL,
         user_config=NONE_YET,
-        graceful_shutdown_timeout_s=timeout + SPARE_SECONDS,
+        graceful_shutdown_timeout_s=serving.timeout + SPARE_SECONDS,
         ray_actor_options=actor,
+        **(router if serving.engine == "vllm" else {}),
     )
 
 

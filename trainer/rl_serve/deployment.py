@@ -23,7 +23,7 @@ def start(setup: Setup, policy: PolicyRef, host: str, port: int, replicas: int) 
     )
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config=quiet)
     actor = {"num_cpus": 1, "num_gpus": setup.serving.vllm.devices if setup.gpu else 0}
-    deployment = policy_deployment(setup.serving.timeout, actor).options(
+    deployment = policy_deployment(setup, actor).options(
         num_replicas=replicas,
         user_config={"policy": policy.to_document()},
         logging_config=quiet,

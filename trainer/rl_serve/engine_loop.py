@@ -22,7 +22,7 @@ class Update:
     """What is new of one sequence: (token, log-probability) each, and at its end why it ended.
 
     `versions`: the number of the weights that each token was sampled with; `top`: the most probable tokens at the place of
-    each, where they are wanted.
+    each, where they are wanted; `cached`: tokens of the prompt that the engine knew, None: it keeps none.
     """
 
     id: Hashable
@@ -30,6 +30,7 @@ class Update:
     finish_reason: FinishReason | None = None
     versions: tuple[int, ...] = ()
     top: tuple[Top, ...] = ()
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,15 @@ class EngineLoop:
             known = self._told.pop(result.id)
             fresh = zip(result.tokens[known:].tolist(), result.logprobs[known:].tolist(), strict=True)
             versions = tuple(result.versions[known:].tolist())
+            top = tuple(result.top[known:])
             updates.append(
-                Update(result.id, tuple(fresh), result.finish_reason, versions, tuple(result.top[known:]))
+                Update(result.id, tuple(fresh), result.finish_reason, versions, top, result.cached)
             )
         for progress in self._engine.progress(self._told) if self._pieces else ():
             self._told[progress.id] += len(progress.tokens)
             fresh = zip(progress.tokens.tolist(), progress.logprobs.tolist(), strict=True)
             versions = tuple(progress.versions.tolist())
-            updates.append(Update(progress.id, tuple(fresh), None, versions, tuple(progress.top)))
+            top = tuple(progress.top)
+            updates.append(Update(progress.id, tuple(fresh), None, versions, top, progress.cached))
         if updates:
             self._deliver(updates)

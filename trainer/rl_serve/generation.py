@@ -44,6 +44,7 @@ class _Answer:
     text: TextStream
     done: bool = False
     sampled: int = 0
+    cached: int | None = None
     # (number of the weights, first token that was sampled with them)
     began: list[tuple[int, int]] = field(default_factory=list)
 
@@ -65,14 +66,17 @@ class Job:
         close: Callable[[], None],
         names: Mapping[int, str],
         asked: int,
+        n: int,
     ) -> None:
-        self._answers = answers
+        self._answers, self._n = answers, n
         self._prompt_tokens = prompt_tokens
         self._close = close
         self._names, self._asked = names, asked
         self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
         self.pace: Callable[[], float] = lambda: 0.0
         """Seconds between two pieces of one answer; its first piece and its end never wait."""
+        self.began: float | None = None
+        """When its first token came."""
         self._held: dict[int, Piece] = {}
         self._due: dict[int, float] = {}
 
@@ -93,7 +97,13 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        return Usage(self._prompt_tokens, sum(answer.text.used for answer in self._answers))
+        # Answers to one prompt share it: what the first of them has found is what was there before the request.
+        known = [answer.cached for answer in self._answers[:: self._n] if answer.cached is not None]
+        return Usage(
+            self._prompt_tokens,
+            sum(answer.text.used for answer in self._answers),
+            sum(known) if known else None,
+        )
 
     @property
     def version(self) -> str:
@@ -129,7 +139,10 @@ class Job:
                 ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
             )
             return False
+        if self.began is None:
+            self.began = time.monotonic()
         answer.note(update.versions)
+        answer.cached = update.cached
         reason = update.finish_reason
         tokens = _text_tokens(update)
         # The token that ends a sequence is counted, but it is no text.
@@ -264,7 +277,7 @@ class Generator:
         answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
         ids = [sequence.id for sequence in sequences]
         close = self._closer(number, ids, answers)
-        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving)
+        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving, request.n)
         self._jobs[number] = job
         job.pace = self._pace if request.stream else lambda: math.inf
         self._engine.submit(sequences)
@@ -359,18 +372,23 @@ class Generator:
 
     def _closer(self, number: int, ids: list[Hashable], answers: list[_Answer]) -> Callable[[], None]:
         """What ends a job, once."""
-        began = time.monotonic()
+        began, late = time.monotonic(), False
 
         def close() -> None:
-            if self._jobs.pop(number, None) is None:
+            if (job := self._jobs.pop(number, None)) is None:
                 return
             timer.cancel()
-            self.admission.release(len(ids), time.monotonic() - began)
+            now = time.monotonic()
+            self.admission.release(len(ids), now - began)
             left = [one for one, answer in zip(ids, answers, strict=True) if not answer.done]
+            if job.began is not None and (late or not left):  # else its client has gone
+                self.admission.wrote(now - job.began, ended=not left)
             if left:
                 self._engine.cancel(left)
 
         def expire() -> None:
+            nonlocal late
+            late = True
             if (job := self._jobs.get(number)) is not None:
                 job.fail(
                     ApiError(

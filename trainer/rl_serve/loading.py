@@ -103,7 +103,7 @@ class Loader:
     ) -> None:
         self._serving, self._opened = serving, opened
         # One for all engines: answers that finish on an old one take places of the new.
-        self.admission = Admission(SLOTS[serving.device], serving.queue)
+        self.admission = Admission(SLOTS[serving.device], serving.queue, serving.timeout)
         self._shape: Shape = {}
 
     async def __call__(self, policy: PolicyRef, current: Generator | None) -> Generator:

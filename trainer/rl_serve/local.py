@@ -92,7 +92,8 @@ def _serve(options: Options) -> None:
     policy = find_policy(options.source, models_cache(), _tell)
     name = options.model_name or policy.name
     # Read by Ray Serve's proxy, which inherits the environment of the Ray that is started here.
-    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_serve.proxy:middlewares"
+    prefixes = "_with_prefixes" if options.engine == "vllm" else ""
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = f"rl_serve.proxy:middlewares{prefixes}"
     _tell("starting Ray")
     with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
         # Only now: Ray reads its settings from the environment when it is imported.

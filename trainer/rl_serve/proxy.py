@@ -1,12 +1,13 @@
 """What stands in Ray Serve's proxies before everything else: a dead replica is no plain 500, and no client stays for ever.
 
 A request of which nothing was answered yet is given to another replica; where a stream has begun, its last event says what
-happened. On a cluster the environment of the proxies names `middlewares` (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`). Pure
-ASGI: no Ray.
+happened. On a cluster the environment of the proxies names `middlewares`, or `middlewares_with_prefixes` where the engine
+keeps what it has computed for prompts (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`). Pure ASGI: no Ray.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rl_serve.answers import dumps, failure
 from rl_serve.errors import ApiError
+from rl_serve.prefixes import MOST_BYTES, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,10 @@ CONNECTION_SECONDS: Final = 20.0
 _MOST_CONNECTIONS: Final = 10_000
 # More than any request may have; one that is longer is not kept for another try.
 _MOST_BYTES: Final = 9 * 2**20
+# What Ray Serve calls a session is a prompt's beginning here; it reads either name.
+_SESSION: Final = (b"x-session-id", b"x_session_id")
+# Who sends a prompt more slowly than this is led to any replica.
+_BODY_SECONDS: Final = 1.0
 # Of Ray Serve's own answers, which are plain text: what they mean to a client.
 _MEANING: Final = {
     404: ("not_found", "there is no application at this address yet; try again later"),
@@ -37,6 +43,55 @@ _MEANING: Final = {
 def middlewares() -> list[Middleware]:
     """For Ray Serve."""
     return [Middleware(Guard), Middleware(Renewal)]
+
+
+def middlewares_with_prefixes() -> list[Middleware]:
+    """For Ray Serve, with `rl_serve.routing.PrefixRouter`."""
+    return [*middlewares(), Middleware(Prefixes)]
+
+
+class Prefixes:
+    """ASGI middleware: says how a prompt begins, so that its replica can be chosen by that."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].startswith("/-/"):
+            await self._app(scope, receive, send)
+            return
+        read: list[Message] = []
+        whole = False
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                whole = await _read(receive, read)
+        except TimeoutError:
+            pass
+        key = key_of(b"".join(message.get("body", b"") for message in read)) if whole else None
+        headers = [pair for pair in scope["headers"] if pair[0].lower() not in _SESSION]
+        if key is not None:
+            headers.append((_SESSION[0], key.encode()))
+        read.reverse()
+
+        async def again() -> Message:
+            return read.pop() if read else await receive()
+
+        await self._app({**scope, "headers": headers}, again, send)
+
+
+async def _read(receive: Receive, read: list[Message]) -> bool:
+    """Add messages to `read` until the body ends; False: it is too long, or the client has gone."""
+    size = 0
+    while size <= MOST_BYTES:
+        message = await receive()
+        read.append(message)
+        if message["type"] != "http.request":
+            return False
+        if not message.get("more_body", False):
+            return True
+        size += len(message.get("body", b""))
+    return False
 
 
 class Renewal:

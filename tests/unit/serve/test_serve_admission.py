@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,61 @@ def test_who_is_refused_comes_back_when_a_place_is_likely_to_be_free() -> None:
     for _ in range(100):
         admission.release(0, 10_000.0)
     assert admission.retry_after() == 60
+
+
+def under_load(admission: Admission, rate: float, timeout: float, seed: int = 0) -> tuple[int, int, int]:
+    """(answered, late, refused) of `rate` requests a second for 300 s; each takes about a second of a slot."""
+    generator = random.Random(seed)
+    tick = 0.02
+    waiting: deque[float] = deque()
+    writing: list[tuple[float, float, float]] = []  # came, began, takes
+    answered = late = refused = 0
+    for now in (tick * number for number in range(15_000)):
+        for came, began, takes in list(writing):
+            if (ended := now - began >= takes) or now - came >= timeout:
+                writing.remove((came, began, takes))
+                admission.release(1, now - came)
+                admission.wrote(now - began, ended)
+                answered, late = answered + ended, late + (not ended)
+        while waiting and now - waiting[0] >= timeout:
+            admission.release(1, now - waiting.popleft())
+            late += 1
+        while waiting and len(writing) < admission.slots:
+            writing.append((waiting.popleft(), now, generator.uniform(0.5, 1.5)))
+        if generator.random() < rate * tick:
+            try:
+                admission.admit(1)
+                waiting.append(now)
+            except ApiError:
+                refused += 1
+    return answered, late, refused
+
+
+@pytest.mark.parametrize("load", [1.5, 3.0])
+def test_under_a_load_that_does_not_end_slots_write_what_somebody_gets(load: float) -> None:
+    slots, timeout = 4, 10.0
+    most = 300 * slots
+    answered, late, _ = under_load(Admission(slots, 100_000), load * slots, timeout)
+    assert answered < 0.55 * most, "where everybody is let in, most slots write what nobody gets"
+    assert late > 0.9 * most
+    answered, late, refused = under_load(Admission(slots, 100_000, timeout), load * slots, timeout)
+    assert answered > 0.85 * most
+    assert late < 0.2 * answered
+    assert refused > 0.9 * (load - 1) * most
+
+
+def test_what_takes_longer_than_its_deadline_is_still_tried() -> None:
+    admission = Admission(slots=2, queue=100, timeout=10.0)
+    admission.wrote(12.0, ended=False)
+    admission.admit(2)
+    with pytest.raises(
+        ApiError, match=r"ready after about 18 seconds, and may take 10; try again later"
+    ) as refused:
+        admission.admit(1)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "queue_full", 8)
+    for _ in range(20):
+        admission.wrote(1.0, ended=True)
+    admission.admit(1)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -87,6 +87,8 @@ def test_events_of_a_chat() -> None:
     assert last["choices"][0] == {"index": 1, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert form().closing(Usage(1, 2))["choices"] == []
     assert form().closing(Usage(1, 2))["usage"]["total_tokens"] == 3
+    assert "prompt_tokens_details" not in form().closing(Usage(1, 2))["usage"]
+    assert form().closing(Usage(5, 2, 0))["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_an_event_is_one_line() -> None:

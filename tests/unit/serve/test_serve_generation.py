@@ -363,8 +363,10 @@ def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
             assert (full[0], full[2]["running"], full[2]["waiting"]) == (503, SLOTS, QUEUE)
             leaving.gone.set()
             await until(lambda: generator.admission.taken == 0)
+            assert generator.admission.expected(1) == 0, "how long it would have taken is not known"
             again = await other.whole("/v1/completions", {"prompt": "a", "n": SLOTS + QUEUE})
             assert again[0] == 200
+            assert generator.admission.expected(1) > 0
             assert generator.tokens < 2000 * (SLOTS + QUEUE)
 
     run(work())
@@ -372,7 +374,7 @@ def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
     async def work() -> None:
-        async with generator_of(folder, timeout=0.2) as generator:
+        async with generator_of(folder, timeout=1.0) as generator:
             client = Client(Api(lambda: generator, lambda: None))
             body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
@@ -380,6 +382,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
             events = [piece async for piece in pieces if piece]
             assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
             assert b"data: [DONE]\n\n" not in events
+            assert 0 < generator.admission.expected(1) < 1
             late = await client.whole("/v1/completions", body | {"stream": False})
             assert (late[0], late[2]["error"]["code"]) == (504, "deadline_exceeded")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from rl_serve.proxy import TRIES, Guard, Renewal
+from rl_serve.prefixes import MOST_BYTES, key_of
+from rl_serve.proxy import TRIES, Guard, Prefixes, Renewal
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
@@ -165,3 +166,83 @@ def test_a_connection_ends_with_an_answer_when_it_is_old() -> None:
     assert not closes(1)  # another connection of that port
     now = 45.0
     assert closes(2)
+
+
+def led(*pieces: Message, path: str = "/v1/completions") -> tuple[Any, bytes]:
+    """(sessions that Ray Serve is told, body that the replica reads) of a request whose client names one itself."""
+    left = list(pieces)
+    sessions: list[bytes] = []
+    read = b""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal read
+        sessions.extend(value for name, value in scope["headers"] if b"session" in name.lower())
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                break
+            read += message["body"]
+            if not message["more_body"]:
+                break
+
+    async def receive() -> Message:
+        return left.pop(0) if left else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"X-Session-Id", b"mine"), (b"x_session_id", b"mine"), (b"accept", b"*/*")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    asyncio.run(Prefixes(app)(scope, receive, send))
+    return sessions, read
+
+
+def sent(body: bytes, more: bool = False) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def test_how_a_prompt_begins_goes_on_as_its_session() -> None:
+    body = json.dumps({"prompt": "2+2="}).encode()
+    key = key_of(body)
+    assert key is not None
+    assert led(sent(body)) == ([key.encode()], body)
+    assert led(sent(body[:5], more=True), sent(body[5:])) == ([key.encode()], body)
+
+
+def test_what_has_no_beginning_has_no_session() -> None:
+    assert led(sent(b"{}")) == ([], b"{}")
+    long = json.dumps({"prompt": "x" * MOST_BYTES}).encode()
+    half = len(long) // 2
+    pieces = (sent(long[:half], more=True), sent(long[half:-5], more=True), sent(long[-5:]))
+    assert led(*pieces) == ([], long)
+    assert led(sent(b'{"prompt"', more=True)) == ([], b'{"prompt"')  # the client has gone
+
+
+def test_the_operators_requests_are_as_they_were() -> None:
+    assert led(sent(b"{}"), path="/-/rltrain/probe")[0] == [b"mine", b"mine"]
+
+
+def test_a_client_that_is_slow_is_led_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_serve.proxy._BODY_SECONDS", 0.05)
+    body = json.dumps({"prompt": "2+2="}).encode()
+    left = [sent(body[:5], more=True), sent(body[5:])]
+    sessions: list[bytes] = []
+    read = b""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal read
+        sessions.extend(value for name, value in scope["headers"])
+        while len(read) < len(body):
+            read += (await receive())["body"]
+
+    async def receive() -> Message:
+        if len(left) == 1:
+            await asyncio.sleep(0.2)
+        return left.pop(0)
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(Prefixes(app)(scope, receive, send))
+    assert (sessions, read) == ([], body)

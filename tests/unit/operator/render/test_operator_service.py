@@ -150,6 +150,20 @@ def test_pods_are_restricted_and_hold_no_credentials() -> None:
         assert (values["RAY_AUTH_MODE"], values["NVIDIA_VISIBLE_DEVICES"]) == ("token", "void")
 
 
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_proxies_choose_among_all_copies(engine: str) -> None:
+    proxy = pytest.importorskip("rl_serve.proxy")
+    for template in pods({"engine": engine, "image": "a/b:1", "promotion": {"answers": "stamp"}}):
+        (container,) = template["spec"]["containers"]
+        values = {one["name"]: one.get("value") for one in container["env"]}
+        assert values["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] == "0"
+        module, _, name = values["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].partition(":")
+        assert module == proxy.__name__
+        classes = [one.cls for one in getattr(proxy, name)()]
+        assert (proxy.Prefixes in classes) == (engine == "vllm")
+        assert classes[:2] == [proxy.Guard, proxy.Renewal]
+
+
 def test_the_head_alone_has_policies_secrets_and_the_token() -> None:
     head, replica = pods(
         {"secrets": ["hub"], "auth": {"secret": "keys"}, "promotion": {"gate": {"probe": {"configMap": "p"}}}}

@@ -1,4 +1,4 @@
-"""Leader election against a Lease in memory, with times of milliseconds."""
+"""Leader election against a Lease in memory, with times of a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.runtime.leader import Leader, LeaderLost, Times
 
-FAST = Times(lease=0.3, renew=0.2, retry=0.02)
+FAST = Times(lease=1.0, renew=0.6, retry=0.02)
 
 
 class Leases:

@@ -80,7 +80,8 @@ class GenerationResult:
     `tokens` int32 [T], with the stop token where there is one; `logprobs` float32 [T], the log-probability of
     each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
     top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
-    weight version that sampled each token; `top` [T], where the request has asked for it.
+    weight version that sampled each token; `top` [T], where the request has asked for it; `cached`: tokens of the prompt
+    that the engine had computed before, for another request; None: it keeps none.
     """
 
     id: Hashable
@@ -89,6 +90,7 @@ class GenerationResult:
     versions: npt.NDArray[np.int32]
     finish_reason: FinishReason
     top: Sequence[Top] = ()
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class GenerationProgress:
     logprobs: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
     top: Sequence[Top] = ()
+    cached: int | None = None
 
 
 class Engine(ABC):

@@ -23,6 +23,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[Top] = field(default_factory=list)
+    cached: int | None = None
 
 
 class Sequences:
@@ -54,9 +55,16 @@ class Sequences:
         logprobs: Sequence[float],
         version: int,
         top: Sequence[Top] = (),
+        cached: int | None = None,
     ) -> None:
-        """Append tokens that were sampled with the weights of `version`; `top`: of each, where it is wanted."""
+        """Append tokens that were sampled with the weights of `version`.
+
+        Args:
+            top: the most probable ones at the place of each, where they are wanted.
+            cached: tokens of its prompt that were known.
+        """
         sequence = self._active[key]
+        sequence.cached = cached
         sequence.tokens.extend(tokens)
         sequence.logprobs.extend(logprobs)
         sequence.versions.extend([version] * len(tokens))
@@ -75,6 +83,7 @@ class Sequences:
                         np.asarray(sequence.logprobs[start:], np.float32),
                         np.asarray(sequence.versions[start:], np.int32),
                         sequence.top[start:],
+                        sequence.cached,
                     )
                 )
         return found
@@ -90,6 +99,7 @@ class Sequences:
             versions=np.asarray(sequence.versions, np.int32),
             finish_reason="stop" if stopped else "length",
             top=sequence.top,
+            cached=sequence.cached,
         )
 
     def abort(self, ids: Sequence[Hashable]) -> list[str]:

@@ -145,7 +145,8 @@ class VllmEngine(Engine):
             piece = output.outputs[0]
             logprobs, top = _logprobs(piece.logprobs)
             self._tainted = self._tainted or any(map(math.isnan, logprobs))
-            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version, top)
+            known = output.num_cached_tokens
+            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version, top, known)
             if output.finished:
                 if piece.finish_reason not in ("stop", "length"):
                     raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
