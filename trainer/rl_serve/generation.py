@@ -45,6 +45,8 @@ class _Answer:
     done: bool = False
     sampled: int = 0
     cached: int | None = None
+    # When its first token came.
+    since: float | None = None
     # (number of the weights, first token that was sampled with them)
     began: list[tuple[int, int]] = field(default_factory=list)
 
@@ -67,16 +69,15 @@ class Job:
         names: Mapping[int, str],
         asked: int,
         n: int,
+        wrote: Callable[[float, bool], None],
     ) -> None:
         self._answers, self._n = answers, n
         self._prompt_tokens = prompt_tokens
-        self._close = close
+        self._close, self._wrote = close, wrote
         self._names, self._asked = names, asked
         self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
         self.pace: Callable[[], float] = lambda: 0.0
         """Seconds between two pieces of one answer; its first piece and its end never wait."""
-        self.began: float | None = None
-        """When its first token came."""
         self._held: dict[int, Piece] = {}
         self._due: dict[int, float] = {}
 
@@ -139,8 +140,8 @@ class Job:
                 ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
             )
             return False
-        if self.began is None:
-            self.began = time.monotonic()
+        now = time.monotonic()
+        answer.since = now if answer.since is None else answer.since
         answer.note(update.versions)
         answer.cached = update.cached
         reason = update.finish_reason
@@ -157,16 +158,25 @@ class Job:
             reason = "stop" if answer.text.stopped else reason
             answer.text.used += last is not None
         answer.done = reason is not None
-        self._hand_on(number, piece, reason)
+        if answer.done:
+            self._wrote(now - answer.since, True)
+        self._hand_on(number, piece, reason, now)
         return early
 
-    def _hand_on(self, number: int, piece: Piece, reason: FinishReason | None) -> None:
+    def expire(self, error: ApiError) -> None:
+        """End it, as its deadline has passed."""
+        now = time.monotonic()
+        for answer in self._answers:
+            if answer.since is not None and not answer.done:
+                self._wrote(now - answer.since, False)
+        self.fail(error)
+
+    def _hand_on(self, number: int, piece: Piece, reason: FinishReason | None, now: float) -> None:
         """What is new of an answer, together with what was held back, goes to whoever reads `deltas`, or is held back."""
         if held := self._held.pop(number, None):
             piece = Piece(held.text + piece.text, held.tokens + piece.tokens)
         if reason is None and not (piece.text or piece.tokens):
             return
-        now = time.monotonic()
         if reason is None and now < self._due.get(number, 0.0):
             self._held[number] = piece
             return
@@ -277,7 +287,8 @@ class Generator:
         answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
         ids = [sequence.id for sequence in sequences]
         close = self._closer(number, ids, answers)
-        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving, request.n)
+        wrote = self.admission.wrote
+        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving, request.n, wrote)
         self._jobs[number] = job
         job.pace = self._pace if request.stream else lambda: math.inf
         self._engine.submit(sequences)
@@ -372,25 +383,20 @@ class Generator:
 
     def _closer(self, number: int, ids: list[Hashable], answers: list[_Answer]) -> Callable[[], None]:
         """What ends a job, once."""
-        began, late = time.monotonic(), False
+        began = time.monotonic()
 
         def close() -> None:
-            if (job := self._jobs.pop(number, None)) is None:
+            if self._jobs.pop(number, None) is None:
                 return
             timer.cancel()
-            now = time.monotonic()
-            self.admission.release(len(ids), now - began)
+            self.admission.release(len(ids), time.monotonic() - began)
             left = [one for one, answer in zip(ids, answers, strict=True) if not answer.done]
-            if job.began is not None and (late or not left):  # else its client has gone
-                self.admission.wrote(now - job.began, ended=not left)
             if left:
                 self._engine.cancel(left)
 
         def expire() -> None:
-            nonlocal late
-            late = True
             if (job := self._jobs.get(number)) is not None:
-                job.fail(
+                job.expire(
                     ApiError(
                         f"the answer was not ready {self.timeout:g} seconds after the request (--timeout of this server)",
                         status=504,

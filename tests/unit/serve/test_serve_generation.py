@@ -87,6 +87,21 @@ def test_answers_do_not_depend_on_who_else_asks(folder: Path) -> None:
     run(work())
 
 
+def test_a_client_that_reads_slowly_does_not_make_answers_look_slow(folder: Path) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            body = json.dumps({"prompt": "2+2=", "max_tokens": 20, "stream": True})
+            job = generator.start(parse_completion(body.encode(), generator.limits))
+            await until(lambda: generator.admission.expected(1) > 0)
+            known = generator.admission.expected(1)
+            await asyncio.sleep(10 * known)
+            assert [delta async for delta in job.deltas()][-1].finish_reason == "length"
+            job.close()
+            assert generator.admission.expected(1) == known
+
+    run(work())
+
+
 @pytest.mark.parametrize(("seconds", "pieces"), [(0.0, 20), (3600.0, 2)])
 def test_a_stream_hands_on_pieces_at_its_pace(folder: Path, seconds: float, pieces: int) -> None:
     async def work() -> None:
