@@ -43,7 +43,8 @@ def policy(args: dict[str, Any]) -> Application:
         "num_gpus": found.resources.gpus,
         "resources": _REPLICA,
     }
-    return policy_deployment(setup_of(found), options).bind(setup_of(found))
+    setup = setup_of(found)
+    return policy_deployment(setup, options).bind(setup)
 
 
 def control(args: dict[str, Any]) -> Application:
@@ -64,15 +65,16 @@ def control(args: dict[str, Any]) -> Application:
 
 def policy_deployment(setup: Setup, actor: dict[str, Any]) -> Any:
     """The deployment of the replicas; `actor`: what Ray shall give each."""
-    serving = setup.serving
-    router = {"request_router_config": RequestRouterConfig(request_router_class=PrefixRouter)}
+    own: dict[str, Any] = {}
+    if setup.serving.engine == "vllm":
+        own["request_router_config"] = RequestRouterConfig(request_router_class=PrefixRouter)
     return serve.deployment(PolicyReplica).options(
         name=POLICY,
         max_ongoing_requests=ALL,
         user_config=NONE_YET,
-        graceful_shutdown_timeout_s=serving.timeout + SPARE_SECONDS,
+        graceful_shutdown_timeout_s=setup.serving.timeout + SPARE_SECONDS,
         ray_actor_options=actor,
-        **(router if serving.engine == "vllm" else {}),
+        **own,
     )
 
 

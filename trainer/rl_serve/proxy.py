@@ -8,6 +8,7 @@ keeps what it has computed for prompts (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PA
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -61,37 +62,29 @@ class Prefixes:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].startswith("/-/"):
             await self._app(scope, receive, send)
             return
-        read: list[Message] = []
-        whole = False
-        try:
+        request = _Request(receive)
+        key = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BODY_SECONDS):
-                whole = await _read(receive, read)
-        except TimeoutError:
-            pass
-        key = key_of(b"".join(message.get("body", b"") for message in read)) if whole else None
+                body = await _body(request.again())
+                key = None if body is None else key_of(body)
         headers = [pair for pair in scope["headers"] if pair[0].lower() not in _SESSION]
         if key is not None:
             headers.append((_SESSION[0], key.encode()))
-        read.reverse()
-
-        async def again() -> Message:
-            return read.pop() if read else await receive()
-
-        await self._app({**scope, "headers": headers}, again, send)
+        await self._app({**scope, "headers": headers}, request.again(), send)
 
 
-async def _read(receive: Receive, read: list[Message]) -> bool:
-    """Add messages to `read` until the body ends; False: it is too long, or the client has gone."""
-    size = 0
-    while size <= MOST_BYTES:
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None: it is longer than prompts are looked at, or the client has gone."""
+    body = bytearray()
+    while len(body) <= MOST_BYTES:
         message = await receive()
-        read.append(message)
         if message["type"] != "http.request":
-            return False
+            return None
+        body += message.get("body", b"")
         if not message.get("more_body", False):
-            return True
-        size += len(message.get("body", b""))
-    return False
+            return bytes(body)
+    return None
 
 
 class Renewal:
@@ -161,7 +154,7 @@ class Guard:
 
 
 class _Request:
-    """The request's messages, kept so that another replica can be given them as well."""
+    """The request's messages, kept so that they can be read more than once: another replica can be given them as well."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -26,9 +26,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types for
             key = pending_request.metadata.session_id
         if not key:
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
-        loads = {replica.replica_id: self._load(replica) for replica in candidate_replicas}
-        known = {replica.replica_id: replica for replica in candidate_replicas}
-        return [[known[one]] for one in ranked(key, loads, lambda replica: str(replica.unique_id))]
+        loads = {replica: self._load(replica) for replica in candidate_replicas}
+        return [[one] for one in ranked(key, loads, lambda replica: str(replica.replica_id.unique_id))]
 
     def _load(self, replica: RunningReplica) -> int:
         """Requests that it has; one that has told nothing for a while has none of this proxy's."""

@@ -168,8 +168,11 @@ def test_a_connection_ends_with_an_answer_when_it_is_old() -> None:
     assert closes(2)
 
 
-def led(*pieces: Message, path: str = "/v1/completions") -> tuple[Any, bytes]:
-    """(sessions that Ray Serve is told, body that the replica reads) of a request whose client names one itself."""
+def led(*pieces: Message, path: str = "/v1/completions", pause: float = 0.0) -> tuple[Any, bytes]:
+    """(sessions that Ray Serve is told, body that the replica reads) of a request whose client names one itself.
+
+    `pause`: seconds before its last piece.
+    """
     left = list(pieces)
     sessions: list[bytes] = []
     read = b""
@@ -186,6 +189,8 @@ def led(*pieces: Message, path: str = "/v1/completions") -> tuple[Any, bytes]:
                 break
 
     async def receive() -> Message:
+        if len(left) == 1:
+            await asyncio.sleep(pause)
         return left.pop(0) if left else {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -225,24 +230,4 @@ def test_the_operators_requests_are_as_they_were() -> None:
 def test_a_client_that_is_slow_is_led_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_serve.proxy._BODY_SECONDS", 0.05)
     body = json.dumps({"prompt": "2+2="}).encode()
-    left = [sent(body[:5], more=True), sent(body[5:])]
-    sessions: list[bytes] = []
-    read = b""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal read
-        sessions.extend(value for name, value in scope["headers"])
-        while len(read) < len(body):
-            read += (await receive())["body"]
-
-    async def receive() -> Message:
-        if len(left) == 1:
-            await asyncio.sleep(0.2)
-        return left.pop(0)
-
-    async def send(message: Message) -> None:
-        raise AssertionError(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    asyncio.run(Prefixes(app)(scope, receive, send))
-    assert (sessions, read) == ([], body)
+    assert led(sent(body[:5], more=True), sent(body[5:]), pause=0.2) == ([], body)
