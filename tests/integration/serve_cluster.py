@@ -148,6 +148,7 @@ def service(
         **args,
     }
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_serve.proxy:middlewares"
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "20"
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     cluster, size = Cluster(), {"object_store_memory": 80 * 2**20}
     (port,) = free_ports(1)

@@ -1,4 +1,5 @@
-"""Which replica answers: Ray Serve's own proxy asks ours, on two nodes of which the proxy is on the first."""
+"""Which replica answers: Ray Serve's own proxy asks ours, on two nodes of which the proxy is on the first. And that it may
+take its time to start."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import requests
+import slow_proxy
 from ports import free_ports
 from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
@@ -54,6 +57,8 @@ def route(engine: str) -> None:
     router = {"request_router_config": RequestRouterConfig(request_router_class=PrefixRouter)}
     options: dict[str, Any] = router if engine == "vllm" else {}
     os.environ |= environment(engine)
+    # A replica that does not say at once how much it has to do is passed over: on a busy machine that is any of them.
+    os.environ["RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S"] = "10"
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     (port,) = free_ports(1)
     with two_nodes():
@@ -63,6 +68,23 @@ def route(engine: str) -> None:
         )
         serve.run(deployment.bind())
         (by_router if options else by_load)(f"http://127.0.0.1:{port}/")
+        serve.shutdown()
+
+
+def start_slowly() -> None:
+    """One replica, behind a proxy that comes late."""
+    os.environ |= environment("torch") | {
+        "PYTHONPATH": str(Path(slow_proxy.__file__).parent),
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "slow_proxy:middlewares",
+    }
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    (port,) = free_ports(1)
+    with two_nodes():
+        begun = time.monotonic()
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
+        assert time.monotonic() - begun >= slow_proxy.SECONDS
+        serve.run(serve.deployment(Copy).bind())
+        ask(f"http://127.0.0.1:{port}/", "2+2=")
         serve.shutdown()
 
 
@@ -88,10 +110,10 @@ def by_router(url: str) -> None:
     with ThreadPoolExecutor(40) as pool:
         busy = Counter(pool.map(lambda number: ask(url, alike + str(number), 2.0), range(40)))
     assert min(busy.values()) >= 10
-    # A name that requests share brings others to one place; a session of the client's own is none of it.
+    # A name that requests share brings others to one place.
     one = {ask(url, str(number) * 300, prompt_cache_key="team") for number in range(6)}
     assert len(one) == 1
-    # What has no key is shared as ever, and so is what a dead replica would have had.
+    # What a dead replica would have had goes to others.
     os.kill(next(iter(one)), 9)
     begun = time.monotonic()
     wait_for(lambda: _answers(url, "team"), lambda: "no replica answers")
@@ -108,3 +130,8 @@ def _answers(url: str, key: str) -> bool:
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_the_proxy_chooses(engine: str) -> None:
     in_a_process(route, engine, timeout=500)
+
+
+@pytest.mark.timeout(600)
+def test_a_proxy_has_time_to_start() -> None:
+    in_a_process(start_slowly, timeout=500)

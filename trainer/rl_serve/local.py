@@ -91,9 +91,11 @@ def _serve(options: Options) -> None:
     port = _free_port(options.host, options.port)
     policy = find_policy(options.source, models_cache(), _tell)
     name = options.model_name or policy.name
-    # Read by Ray Serve's proxy, which inherits the environment of the Ray that is started here.
-    prefixes = "_with_prefixes" if options.engine == "vllm" else ""
-    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = f"rl_serve.proxy:middlewares{prefixes}"
+    # Read by Ray Serve's proxy and controller, which inherit the environment of the Ray that is started here.
+    # A proxy has three times that to start, then it is ended; 5 s are too few on a machine under load.
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "20"
+    middlewares = "middlewares_with_prefixes" if options.engine == "vllm" else "middlewares"
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = f"rl_serve.proxy:{middlewares}"
     _tell("starting Ray")
     with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
         # Only now: Ray reads its settings from the environment when it is imported.

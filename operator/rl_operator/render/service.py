@@ -161,14 +161,16 @@ def _pod(service: EffectiveService, role: Role, followed: FollowedRun | None) ->
 
 
 def _environment(service: EffectiveService, role: Role) -> list[Manifest]:
-    prefixes = "_with_prefixes" if service.spec.engine == "vllm" else ""
+    middlewares = "middlewares_with_prefixes" if service.spec.engine == "vllm" else "middlewares"
     values = {
         "RLTRAIN_SERVICE": service.name,
         "RLTRAIN_SERVICE_UID": service.uid,
         "RLTRAIN_NAMESPACE": service.namespace,
         "RAY_AUTH_MODE": "token",
         # A request of which nothing was answered goes to another copy when its own dies.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"rl_serve.proxy:middlewares{prefixes}",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"rl_serve.proxy:{middlewares}",
+        # Ray Serve gives a proxy three times 5 s to start, then ends it: on a busy node again and again.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
         # Every pod has a proxy: with the copy beside it first, copies would be as busy as connections happen to fall.
         "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
         **({} if role.accelerators else NO_DEVICES),

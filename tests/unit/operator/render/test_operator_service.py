@@ -157,6 +157,7 @@ def test_proxies_choose_among_all_copies(engine: str) -> None:
         (container,) = template["spec"]["containers"]
         values = {one["name"]: one.get("value") for one in container["env"]}
         assert values["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] == "0"
+        assert values["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "20"
         module, _, name = values["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].partition(":")
         assert module == proxy.__name__
         classes = [one.cls for one in getattr(proxy, name)()]
