@@ -185,8 +185,10 @@ def _run(
             gpu=gpu,
         )
         tokens, meter = 0, Meter(source.rows, count.done)
-        pipeline = Pipeline(source, left, setup, job.replicas, debug=job.debug)
-        with Progress(policy.name, meter, plain=job.plain) as progress:
+        with (
+            Pipeline(source, left, setup, job.replicas, debug=job.debug) as pipeline,
+            Progress(policy.name, meter, plain=job.plain) as progress,
+        ):
             for done in pipeline.done():
                 look = pipeline.look()
                 if done is not None:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
 import torch
+from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
@@ -32,6 +33,7 @@ from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.storage.files import Closes
 
 # Sequences that an engine generates at once, where the user does not say it.
 SLOTS: Final = {"cpu": 64, "cuda": 128}
@@ -39,6 +41,7 @@ SLOTS: Final = {"cpu": 64, "cuda": 128}
 START_SECONDS: Final = 900.0
 SILENT_SECONDS: Final = 1800.0
 _REPORT_SECONDS = 0.5
+_END_SECONDS = 30.0
 # Ray Data replaces an engine that dies, without end: so often, for each, is enough.
 _RESTARTS = 3
 
@@ -188,8 +191,24 @@ class _Engine:
             await asyncio.sleep(_REPORT_SECONDS)
 
 
-class Pipeline:
-    """Answers `parts` of `source`; iterate over `done`. Ray is there already.
+class _Ender(ExecutionCallback):  # type: ignore[misc]  # Ray Data has no types
+    """Ends Ray Data's execution, which nothing else does before it has brought something: Ray ends a process in which a
+    thread still asks after `ray.shutdown`, with status 1 and without a word."""
+
+    # Of the process, as Ray Data makes an object of this class by itself.
+    asked: ClassVar = threading.Event()
+
+    def on_execution_step(self, executor: Any) -> None:
+        if self.asked.is_set():
+            raise _Ended
+
+
+class _Ended(Exception):
+    """Nobody wants the rest."""
+
+
+class Pipeline(Closes):
+    """Answers `parts` of `source`; iterate over `done`, and close it before Ray ends. Ray is there already; one at a time.
 
     Args:
         source, parts: what is asked.
@@ -206,7 +225,8 @@ class Pipeline:
         self._counter = ray.remote(num_cpus=0, scheduling_strategy=here)(_Counter).remote()
         self._look, self._engines = Look(0, 0), engines
         self._results: queue.Queue[Done | BaseException | None] = queue.Queue()
-        _quiet(debug)
+        _prepare(debug)
+        self._pumping = threading.Thread(target=self._pump, name="ray data", daemon=True)
         rows = max(part.rows for part in parts)
         at_once = parts_at_once(setup.slots, rows * setup.options.n)
         data = ray.data.from_items([{"part": part.number} for part in parts], override_num_blocks=len(parts))
@@ -239,7 +259,7 @@ class Pipeline:
             DeadlineExceeded: no engine comes up, or nothing has come from them for long.
             ActorDied: engines die again and again, or Ray Data gives up.
         """
-        threading.Thread(target=self._pump, name="ray data", daemon=True).start()
+        self._pumping.start()
         moved, last = time.monotonic(), self._look
         while True:
             with contextlib.suppress(queue.Empty):
@@ -278,6 +298,12 @@ class Pipeline:
             self._look = ray.get(self._counter.look.remote(), timeout=10)
         return self._look
 
+    def close(self) -> None:
+        """What is under way is given up; returns when no thread asks Ray any more, or after `_END_SECONDS`."""
+        _Ender.asked.set()
+        if self._pumping.is_alive():
+            self._pumping.join(_END_SECONDS)
+
     def _pump(self) -> None:
         """On a thread of its own: the main one hears signals and deadlines."""
         try:
@@ -288,8 +314,10 @@ class Pipeline:
             self._results.put(error)
 
 
-def _quiet(debug: bool) -> None:
+def _prepare(debug: bool) -> None:
     context = ray.data.DataContext.get_current()
+    _Ender.asked.clear()
+    context.custom_execution_callback_classes = [_Ender]
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     if not debug:
