@@ -19,7 +19,9 @@ ROWS = 60
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parts", [0, 1, ROWS])
 def test_a_closed_pipeline_leaves_no_thread_that_asks_ray(tmp_path: Path, parts: int) -> None:
-    write_tiny(tmp_path / "model", TinyModelSpec(hidden_size=32, layers=1, heads=2, max_positions=1024), seed=4)
+    write_tiny(
+        tmp_path / "model", TinyModelSpec(hidden_size=32, layers=1, heads=2, max_positions=1024), seed=4
+    )
     rows = (json.dumps({"prompt": f"{number}+1="}) for number in range(ROWS))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     in_a_process(leave_after, tmp_path, parts, timeout=500)
