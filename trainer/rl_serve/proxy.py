@@ -63,11 +63,11 @@ class Prefixes:
             await self._app(scope, receive, send)
             return
         request = _Request(receive)
-        key = None
+        body = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await _body(request.again())
-                key = None if body is None else key_of(body)
+        key = None if body is None else key_of(body)
         headers = [pair for pair in scope["headers"] if pair[0].lower() not in _SESSION]
         if key is not None:
             headers.append((_SESSION[0], key.encode()))
