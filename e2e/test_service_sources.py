@@ -11,6 +11,7 @@ from cluster_client import Cluster, wait_for
 from conftest import OBJECT_STORE_IMAGE, TRAINER_IMAGE, Train
 from object_store import BUCKET, SECRET, serve_objects
 from policy_service import PROMPT, PolicyService, steady_clients
+from serving_metrics import missing
 from test_training import START_SECONDS
 from training_run import TrainingRun
 
@@ -40,6 +41,17 @@ def asked(service: PolicyService, name: str, *keys: str) -> dict[str, tuple[int,
     said = service.cluster.run_once(service.namespace, name, TRAINER_IMAGE, script)
     lines = [line.removeprefix("ANSWER ") for line in said.splitlines() if line.startswith("ANSWER ")]
     return {key: (status, body) for key, status, body in map(json.loads, lines)}
+
+
+def wait_for_metrics(service: PolicyService) -> None:
+    """Returns when Ray's agent in a copy's pod shows Prometheus all that dashboards and alerts ask for."""
+
+    def lacking() -> list[str]:
+        [pod, *_] = (one["metadata"]["name"] for one in service.pods("replica"))
+        place = f"/api/v1/namespaces/{service.namespace}/pods/{pod}:8080/proxy/metrics"
+        return missing(service.cluster.kubectl("get", "--raw", place).stdout)
+
+    wait_for("its metrics are there", lambda: not lacking(), 60, lambda: f"{lacking()}")
 
 
 def trained_into_the_bucket(cluster: Cluster, namespace: str, train: Train) -> TrainingRun:
@@ -103,6 +115,7 @@ def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
         clients.wait_for_version(second["version"], 60)
         clients.assert_none_failed()
         assert set(clients.seen["versions"]) <= {first["version"], second["version"]}
+        wait_for_metrics(service)
 
         before = {pod["metadata"]["uid"] for pod in service.pods()}
         for copies in (1, 2):

@@ -12,21 +12,10 @@ from typing import Any, Final
 import promql_parser
 import pytest
 from prometheus_client.core import Metric
+from serving_metrics import series
 
 TARGET: Final = frozenset({"namespace", "pod", "container", "instance", "job", "endpoint"})
 """Labels that Prometheus gives a pod's metrics."""
-
-SERVING: Final[dict[str, tuple[str, set[str]]]] = {
-    "rltrain_serve_requests_total": ("counter", {"service", "version", "code"}),
-    "rltrain_serve_tokens_total": ("counter", {"service", "version", "kind"}),
-    "rltrain_serve_queue": ("gauge", {"service"}),
-    "rltrain_serve_running": ("gauge", {"service"}),
-    "rltrain_serve_ttft_seconds": ("histogram", {"service", "version"}),
-    "rltrain_serve_token_seconds": ("histogram", {"service", "version"}),
-    "rltrain_serve_latency_seconds": ("histogram", {"service", "version"}),
-}
-"""What replicas of a policy service export, before Ray's prefix `ray_`."""
-
 
 def of_operator() -> dict[str, set[str]]:
     """The operator's."""
@@ -45,14 +34,7 @@ def of_operator() -> dict[str, set[str]]:
 
 def of_serving() -> dict[str, set[str]]:
     """Those of replicas, as Ray exports them."""
-    found: dict[str, set[str]] = {}
-    for name, (kind, labels) in SERVING.items():
-        found[f"ray_{name}"] = labels
-        if kind == "histogram":
-            del found[f"ray_{name}"]
-            found |= {f"ray_{name}_bucket": labels | {"le"}, f"ray_{name}_sum": labels}
-            found[f"ray_{name}_count"] = labels
-    return found
+    return dict(series())
 
 
 def exported() -> dict[str, set[str]]:

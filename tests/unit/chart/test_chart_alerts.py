@@ -13,8 +13,9 @@ import pytest
 import yaml
 from alert_cases import CASES, Case
 from chart_rendering import CHART, NAMESPACE, ROOT, Manifest, helm, one, refusal, render
-from exported_metrics import SERVING, exported, of_operator, problems
+from exported_metrics import exported, of_operator, problems
 from promtool import promtool
+from serving_metrics import SERVING
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ON = "alerts.enabled=true"

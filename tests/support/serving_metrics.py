@@ -1,0 +1,43 @@
+"""What replicas of a policy service export: held against Ray's agents on a cluster, and against dashboards and alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+SERVING: Final[dict[str, tuple[str, set[str]]]] = {
+    "rltrain_serve_requests_total": ("counter", {"service", "version", "code"}),
+    "rltrain_serve_tokens_total": ("counter", {"service", "version", "kind"}),
+    "rltrain_serve_queue": ("gauge", {"service"}),
+    "rltrain_serve_running": ("gauge", {"service"}),
+    "rltrain_serve_ttft_seconds": ("histogram", {"service", "version"}),
+    "rltrain_serve_token_seconds": ("histogram", {"service", "version"}),
+    "rltrain_serve_latency_seconds": ("histogram", {"service", "version"}),
+}
+"""Type and labels by name, before Ray's prefix `ray_`."""
+
+
+def series() -> Iterator[tuple[str, set[str]]]:
+    """Names and labels as Prometheus has them."""
+    for name, (kind, labels) in SERVING.items():
+        if kind == "histogram":
+            yield f"ray_{name}_bucket", labels | {"le"}
+            yield f"ray_{name}_sum", labels
+            yield f"ray_{name}_count", labels
+        else:
+            yield f"ray_{name}", labels
+
+
+def missing(page: str) -> list[str]:
+    """Series that a page which Prometheus reads does not have, or not with their labels."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, set(sample.labels))
+    return [
+        f"{name} has {sorted(found.get(name, ()))}, not {sorted(labels)}"
+        for name, labels in series()
+        if not labels <= found.get(name, set())
+    ]
