@@ -88,8 +88,15 @@ async def closed_loop(url: str, bodies: Sequence[Sequence[dict[str, Any]]]) -> M
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
+        async def one(body: dict[str, Any]) -> Answer:
+            try:
+                return await ask(session, url, body)
+            except aiohttp.ServerDisconnectedError:
+                # A server may close a connection that is kept as the next request comes: uvicorn does it now and then.
+                return await ask(session, url, body)
+
         async def client(own: Sequence[dict[str, Any]]) -> list[Answer]:
-            return [await ask(session, url, body) for body in own]
+            return [await one(body) for body in own]
 
         began = time.perf_counter()
         found = await asyncio.gather(*map(client, bodies))

@@ -222,6 +222,13 @@ ObjectName = Annotated[
 ]
 """Name of a Kubernetes object: a DNS-1123 label."""
 
+ObjectKey = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_-][-._A-Za-z0-9]*$", max_length=253),
+    Allowed("1 to 253 letters, digits, '-', '_' and '.', the first not '.'"),
+]
+"""Key of a ConfigMap or Secret, which is a file's name where it is mounted."""
+
 ResourceName = Annotated[
     str,
     Field(

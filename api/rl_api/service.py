@@ -16,6 +16,7 @@ from rl_api.base import (
     GraceDuration,
     Image,
     Model,
+    ObjectKey,
     ObjectName,
     PositiveDuration,
     RunName,
@@ -97,7 +98,7 @@ class ProbeGateSpec(Model):
 
     config_map: ObjectName
     """ConfigMap of the namespace with the prompts: JSON lines with `prompt` or `messages`, and `answer`."""
-    key: Word = "probe.jsonl"
+    key: ObjectKey = "probe.jsonl"
     """Its key."""
     scorer: Literal["exact", "contains", "number"] = "exact"
     """What is right: the answer itself, an answer that contains it, or one whose last number it is."""
@@ -200,7 +201,7 @@ class ServiceSpec(Model):
     image: Image | None = None
     """Container image of the trainer; null: the profile's."""
     source: PolicySourceSpec = Field(alias="from")
-    """Where policies come from."""
+    """Where policies come from; it stays as the service was made with it."""
     model: Word | None = None
     """Name of the model for clients; null: the service's."""
     engine: Literal["torch", "vllm"] = "torch"

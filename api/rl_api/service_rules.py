@@ -33,7 +33,7 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
         ),
         cel_rule(
             "self.?engine.orValue('torch') != 'vllm' || (has(self.promotion) && "
-            "(self.promotion.?strategy.orValue('inPlace') == 'newCluster' || "
+            "(self.promotion.?strategy.orValue('inPlace') != 'inPlace' || "
             "self.promotion.?answers.orValue('finish') == 'stamp'))",
             ".promotion.answers",
             "found finish, allowed with engine vllm and promotion.strategy inPlace: stamp, as vLLM leaves no room for two "
@@ -56,6 +56,12 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             "has(self.run) != has(self.checkpoint)",
             "",
             "allowed: exactly one of run and checkpoint",
+        ),
+        # Steps of two runs cannot be compared, and the pods of a service see the folder of one.
+        cel_rule(
+            "self == oldSelf",
+            "",
+            "from cannot be changed on a service that exists; make another service, with another name, for another source",
         ),
         cel_rule(
             f"!has({_SOURCE}) || !{_SOURCE}.contains('://') || {_S3}",

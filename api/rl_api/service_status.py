@@ -86,8 +86,9 @@ class Promotion(StatusModel):
     """SHA-256 of its manifest."""
     time: Time | None = None
     """When it was decided."""
-    result: Literal["promoted", "refused", "rolledBack"]
-    """promoted: it serves or has served; refused: it never did; rolledBack: it was taken back."""
+    result: Literal["promoted", "refused", "rolledBack", "stuck"]
+    """promoted: it serves or has served; refused: it never did; rolledBack: it was taken back; stuck: it was to be, and the
+    one before could not be loaded again."""
     message: str = ""
     """Why, in one sentence."""
 

@@ -15,12 +15,17 @@ from rl_cli.view import Shown, fraction, said, unseen
 _NEWS: Final = attrgetter(
     *("uid", "phase", "version", "step", "candidate", "traffic", "replicas", "last", "reason", "deleting")
 )
-_RESULTS: Final = {"promoted": "promoted", "refused": "refused", "rolledBack": "rolled back"}
+_RESULTS: Final = {
+    "promoted": "promoted",
+    "refused": "refused",
+    "rolledBack": "rolled back",
+    "stuck": "not rolled back",
+}
 
 _STILL_SERVED: Final = ("RunDeleted", "RunReplaced")
 """Reasons of SourceFound with which policies that there are are served all the same."""
 
-_STANDS: Final = ("Refused", "RolledBack", "StepMissing")
+_STANDS: Final = ("Refused", "RolledBack", "StepMissing", "StepRefused", "Stuck")
 """Reasons of Promoting that say why there is no policy to serve."""
 
 

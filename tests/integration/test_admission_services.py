@@ -81,6 +81,10 @@ def namespace(admission: KubeApi) -> str:
             "spec.from.checkpoint: found 's3://models-of-others/x', allowed by profile services: tiny, Qwen/*, s3://models/*",
         ),
         ({"secrets": ["hub-a", "admin"]}, "found 'admin', allowed by profile services: hub-*"),
+        (
+            {"auth": {"secret": "admin"}},
+            "spec.auth.secret: found 'admin', allowed by profile services: hub-*",
+        ),
     ],
 )  # fmt: skip
 def test_it_is_refused_with_the_operators_sentence(
@@ -106,7 +110,7 @@ def test_it_is_refused_with_the_operators_sentence(
         {"from": {"checkpoint": "Qwen/Qwen3-0.6B"}},
         {"from": {"checkpoint": "s3://models/chat"}},
         {"secrets": ["hub-token"]},
-        {"auth": {"secret": "keys"}},  # keys of its clients, and none that its pods use
+        {"auth": {"secret": "hub-keys"}},
     ],
 )
 def test_what_is_allowed_is_taken(admission: KubeApi, namespace: str, spec: dict[str, Any]) -> None:
@@ -134,9 +138,13 @@ def test_one_that_is_no_longer_allowed_can_be_changed_but_gets_no_more(
         words = ("patch", "rlps", "chat", "-n", namespace, "--type=merge", "-p", json.dumps(change), *more)
         return admission.kubectl(*words, check=False)
 
-    for change in ({"image": "evil/image:1"}, {"from": {"run": None, "checkpoint": "other/model"}}):
+    for change in ({"image": "evil/image:1"}, {"auth": {"anonymous": False, "secret": "admin"}}):
         done = patch({"spec": change}, "--dry-run=server")
         assert ". Ask #gpus for more." in done.stderr
+    for source in ({"run": "others"}, {"run": None, "checkpoint": "tiny"}):
+        done = patch({"spec": {"from": source}}, "--dry-run=server")
+        assert "spec.from: Invalid value" in done.stderr
+        assert "from cannot be changed on a service that exists" in done.stderr
     admission.kubectl("label", "namespace", namespace, "tenant=b", "--overwrite")
     until(lambda: "metadata.namespace" in create(admission, namespace, STRICT, "--dry-run=server").stderr)
     try:

@@ -76,6 +76,10 @@ class ServiceStory:
         self.obeys = True
         """Whether copies load what they are told to."""
         self.error = ""
+        self.missing = False
+        """Whether one of two copies is not there."""
+        self.problem = ""
+        """Why there are no checkpoints."""
         self.decisions: list[ServiceDecision] = []
 
     @property
@@ -155,10 +159,12 @@ class ServiceStory:
             return None
         before = self.status.serving.version if self.status.serving is not None else ""
         version = self.told if self.obeys else before
+        starts = (Replica("two"),) if self.missing else ()
         return Control(
             self.now,
             CLUSTER,
-            replicas=(Replica("one", version, error=self.error if not self.obeys else ""),),
+            problem=self.problem,
+            replicas=(Replica("one", version, error=self.error if not self.obeys else ""), *starts),
             versions=self.figures,
             checkpoints=tuple(self.checkpoints),
             evaluations=self.evaluations,

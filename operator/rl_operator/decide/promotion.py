@@ -4,8 +4,9 @@
                      │              │              │
                      └─ refused     └──────────────┴──> RollingBack ──> refused, or rolledBack
 
-What was refused or rolled back is never tried again, known by the digest of its manifest. Whatever is read here is in the
-service's status: an operator that is killed at any line goes on where it was.
+What was refused or rolled back is never tried again, known by the digest of its manifest. What only took too long says
+nothing of the policy: it may be tried again, three times in all. Whatever is read here is in the service's status: an
+operator that is killed at any line goes on where it was.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ EVALUATION: Final = timedelta(minutes=30)
 
 ROLL_OUT: Final = timedelta(minutes=15)
 """How long copies may take to load a policy."""
+
+_TRIES: Final = 3
+"""How often a candidate may take too long."""
 
 _SETTLED: Final = timedelta(seconds=5)
 """How long after a roll-out's begin a copy may still speak of the one before."""
@@ -116,21 +120,27 @@ class Promoting:
         found = control.evaluations.get(candidate.digest)
         if found is not None and found.state == "passed":
             return self._begin(candidate, control, found.message)
-        if found is not None and found.state in ("failed", "error"):
+        if found is not None and found.state == "failed":
             return self._ended(candidate, "refused", found.message or "it did not pass the gate")
+        why = found.message if found is not None and found.state == "error" else ""
         if self._spent(candidate) > EVALUATION:
-            why = f"it was not measured within {EVALUATION.total_seconds() / 60:.0f} minutes"
-            return self._ended(candidate, "refused", why)
-        if found is None:
+            late = f"it was not measured within {_minutes(EVALUATION)}"
+            return self._ended(
+                candidate, "refused", f"{late}: {why}" if why else late, self._tried(candidate)
+            )
+        told = self
+        if found is not None:
+            text = f"it could not be measured yet, and is tried again: {why}" if why else found.message
+            update = {"message": one_line(text, 500) or candidate.message}
+            told = self._with(candidate=candidate.model_copy(update=update))
+        if found is None or found.state == "error":
             body = {
                 "candidate": policy_config(candidate),
                 "serving": policy_config(candidate.before),
                 "gate": gate,
             }
-            return replace(self, wish=Wish("evaluate", body, control.cluster))
-        return self._with(
-            candidate=candidate.model_copy(update={"message": found.message or candidate.message})
-        )
+            told = replace(told, wish=Wish("evaluate", body, control.cluster))
+        return told
 
     def _begin(self, candidate: Candidate, control: Control, why: str) -> Promoting:
         """Let copies load the candidate."""
@@ -155,14 +165,13 @@ class Promoting:
             if _all_serve(self.second.control, candidate.version):
                 return self._shared(candidate, control, self.second.control)
             control = self.second.control
-        failed = next((one.error for one in control.replicas if one.error and not one.loading), "")
+        failed = _load_error(control)
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
         # With some of the traffic its figures decide: KubeRay waits for copies that are made anew.
         if self._spent(candidate) > ROLL_OUT and not (self.second is not None and self.second.share):
-            return self._back(
-                candidate, f"copies did not load it within {ROLL_OUT.total_seconds() / 60:.0f} minutes"
-            )
+            why = f"copies did not load it within {_minutes(ROLL_OUT)}"
+            return self._back(candidate, why, self._tried(candidate))
         return self
 
     def _shared(self, candidate: Candidate, control: Control, second: Control) -> Promoting:
@@ -207,8 +216,17 @@ class Promoting:
         watched = self
         if figures.probe is not None and self.status.serving is not None:
             watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
-        over = self._spent(candidate).total_seconds() >= self.spec.promotion.rollback.window.seconds
-        if self._probes and figures.probe is None and _all_serve(control, candidate.version):
+        window = timedelta(seconds=self.spec.promotion.rollback.window.seconds)
+        if not _all_serve(control, candidate.version):
+            # Copies that die under it are made anew, and die again.
+            if self._spent(candidate) <= window + ROLL_OUT:
+                return watched
+            if candidate.before is None:
+                return watched._with(candidate=None)
+            why = f"not all of its copies answer, {_minutes(ROLL_OUT)} after the end of rollback.window"
+            return watched._back(candidate, why)
+        over = self._spent(candidate) >= window
+        if self._probes and figures.probe is None:
             watched = replace(watched, wish=Wish("probe", {"version": candidate.version}, control.cluster))
             over = over and self._spent(candidate) > EVALUATION
         return watched._with(candidate=None) if over else watched
@@ -221,7 +239,7 @@ class Promoting:
             else not _any_serves(control, candidate.version)
         )
         if not there or (self._in_steps and self.second is not None):
-            return self
+            return self._stuck(candidate, control) if self._spent(candidate) > ROLL_OUT else self
         had_it = self.status.serving is not None and self.status.serving.digest == candidate.digest
         had_some = had_it or self._in_steps
         for_good = candidate.digest in self.status.refused
@@ -231,6 +249,17 @@ class Promoting:
                 serving=Serving(**_version(before), since=self.now) if before is not None else None
             )
         return ended
+
+    def _stuck(self, candidate: Candidate, control: Control) -> Promoting:
+        """The way back does not end: what answers goes on, and other candidates may come."""
+        before = candidate.before.version if candidate.before is not None else "no policy"
+        why, error = (
+            f"it was to go back to {before}, which took more than {_minutes(ROLL_OUT)}",
+            _load_error(control),
+        )
+        text = one_line(f"{why}: {error}" if error else why, 500)
+        left = self._listed(candidate, "stuck", text)._with(candidate=None)
+        return left._noted(Note("Warning", "RollBackStuck", f"{candidate.version}: {text}"))
 
     # -- steps of theirs -----------------------------------------------------------------------------------------
 
@@ -269,6 +298,11 @@ class Promoting:
         left = self._refuse(candidate) if for_good else self
         ended = left._listed(candidate, result, text)._with(candidate=None)
         return ended._noted(Note("Warning", reason, f"{candidate.version}: {text}"))
+
+    def _tried(self, candidate: Candidate) -> bool:
+        """Whether it took too long so often that it is not tried again."""
+        ended = [one for one in self.status.promotions if one.digest == candidate.digest]
+        return len([one for one in ended if one.result != "promoted"]) + 1 >= _TRIES
 
     def _refuse(self, candidate: Candidate) -> Promoting:
         known = [one for one in self.status.refused if one != candidate.digest]
@@ -316,7 +350,7 @@ def choose(
         if promotion.step is not None:
             return next((one for one in open_ if one.step == promotion.step), None)
         open_ = open_ if serving is None else []
-    if serving is not None:
+    if serving is not None and spec.source.run is not None:
         open_ = [one for one in open_ if one.step > serving.step]
     return max(open_, key=lambda one: one.step, default=None)
 
@@ -352,6 +386,15 @@ def worse(spec: ServiceSpec, baseline: Baseline | None, figures: VersionFigures)
 
 def _all_serve(control: Control, version: str) -> bool:
     return bool(control.replicas) and all(one.version == version for one in control.replicas)
+
+
+def _load_error(control: Control) -> str:
+    """Why a copy cannot load what it was told to; empty: nobody says so."""
+    return next((one.error for one in control.replicas if one.error and not one.loading), "")
+
+
+def _minutes(length: timedelta) -> str:
+    return f"{length.total_seconds() / 60:.0f} minutes"
 
 
 def _any_serves(control: Control, version: str) -> bool:

@@ -89,7 +89,11 @@ def _sourced(look: _Look, service: EffectiveService) -> _Look:
     world, run = look.world, service.spec.source.run
     look = look.showing(followed=world.followed)
     if run is None:
-        return look.set("SourceFound", "True", "Fixed", f"{service.spec.source.checkpoint} is served")
+        fixed, control = service.spec.source.checkpoint, world.control
+        if control is not None and control.problem and not control.checkpoints:
+            why = one_line(f"{fixed} cannot be read: {control.problem}", 500)
+            return look.set("SourceFound", "False", "NoCheckpoint", why)
+        return look.set("SourceFound", "True", "Fixed", f"{fixed} is the policy to serve")
     if world.lost is not None:
         return look.set("SourceFound", "False", *world.lost)
     control = world.control
@@ -130,7 +134,7 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         wanted = [*wanted, ray_service(service, world.followed, promoting.target, **how)]
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
-    if any(one["kind"] == "RayService" for one in create):
+    if any(one["kind"] == "RayService" for one in create) or _secret_lost(world, service):
         create = (service_secret(service, world.key), *create)
     look = _seen(look, service, crowded)
     wanted_copies = _scale(world, service) if crowded is None else None
@@ -271,12 +275,22 @@ def _promoting(look: _Look) -> _Look:
             steps = ", ".join(map(str, there)) or "none"
             why = f"spec.promotion.step: found {step}, allowed: a step with a checkpoint: {steps}"
             return look.set("Promoting", "False", "StepMissing", why)
+        wanted = next((one.digest for one in control.checkpoints if one.step == step), None)
+        if wanted in look.status.refused and (serving is None or serving.digest != wanted):
+            ended = [one.message for one in look.status.promotions if one.digest == wanted]
+            why = f"spec.promotion.step: found {step}, whose checkpoint was refused or taken back and is not tried again"
+            return look.set(
+                "Promoting", "False", "StepRefused", one_line(f"{why}: {ended[-1]}" if ended else why, 500)
+            )
     last = look.status.promotions[-1] if look.status.promotions else None
     if last is None:
         return look.set("Promoting", "False", "Idle", "there is no candidate")
-    words = {"promoted": "was promoted", "refused": "was refused", "rolledBack": "was rolled back"}[
-        last.result
-    ]
+    words = {
+        "promoted": "was promoted",
+        "refused": "was refused",
+        "rolledBack": "was rolled back",
+        "stuck": "could not be rolled back",
+    }[last.result]
     why = f": {last.message}" if last.message else ""
     return look.set(
         "Promoting", "False", last.result[0].upper() + last.result[1:], f"{last.version} {words}{why}"
@@ -290,13 +304,27 @@ def _problem(look: _Look, service: EffectiveService) -> Diagnosis | None:
         return no_quota(world.refusal) or Diagnosis("ObjectRefused", world.refusal)
     if ray is None:
         return None
-    pods = [pod for cluster in (ray.active, ray.pending) if cluster for pod in world.pods_of(cluster)]
-    found = pods_problems(sorted(pods, key=lambda pod: (pod.role != HEAD, pod.name)), world, service.roles)
-    if found:
+    if found := _pods_problems(world, service):
         return found[0]
     if ray.problem:
         return Diagnosis("ServeFailed", one_line(f"Ray Serve: {ray.problem}", 600))
     return _gateway_problem(world, ray, service)
+
+
+def _pods_problems(world: ServiceWorld, service: EffectiveService) -> list[Diagnosis]:
+    """What keeps pods of the service from running, the most telling first."""
+    ray = world.ray
+    clusters = (ray.active, ray.pending) if ray is not None else ()
+    pods = [pod for cluster in clusters if cluster for pod in world.pods_of(cluster)]
+    return pods_problems(sorted(pods, key=lambda pod: (pod.role != HEAD, pod.name)), world, service.roles)
+
+
+def _secret_lost(world: ServiceWorld, service: EffectiveService) -> bool:
+    """Whether a pod cannot start without the service's tokens, which somebody has deleted."""
+    return any(
+        found.reason == "ObjectMissing" and repr(service.secret) in found.message
+        for found in _pods_problems(world, service)
+    )
 
 
 def _gateway_problem(world: ServiceWorld, ray: RayService, service: EffectiveService) -> Diagnosis | None:

@@ -62,7 +62,10 @@ def service_not_allowed(
     source, sources = spec.source.checkpoint, profile.allow.model_sources
     if source is not None and sources is not None and not place_matches(sources, source):
         yield _problem(("spec", "from", "checkpoint"), title, source, sources)
-    yield from _secrets(title, profile, ((("spec", "secrets"), spec.secrets),))
+    named = _listed_secrets(("spec", "secrets"), spec.secrets)
+    if spec.auth.secret is not None:
+        named = [*named, (("spec", "auth", "secret"), spec.auth.secret)]
+    yield from _secrets(title, profile, named)
 
 
 def _namespace(
@@ -107,19 +110,23 @@ def _environment(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Pr
             sentence = f"found {one.name!r}, allowed by {title}: names by which no devices are handed out"
             yield Problem(path, sentence)
     of_task = spec.given_task.secrets if spec.given_task is not None else ()
-    named = ((("spec", "secrets"), spec.secrets), (("spec", "task", "secrets"), of_task))
+    named = [
+        *_listed_secrets(("spec", "secrets"), spec.secrets),
+        *_listed_secrets(("spec", "task", "secrets"), of_task),
+    ]
     yield from _secrets(title, profile, named)
 
 
-def _secrets(
-    title: str, profile: ProfileSpec, named: Iterable[tuple[Path, Sequence[str]]]
-) -> Iterator[Problem]:
+def _listed_secrets(path: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
+    return [((*path, index), name) for index, name in enumerate(names)]
+
+
+def _secrets(title: str, profile: ProfileSpec, named: Iterable[tuple[Path, str]]) -> Iterator[Problem]:
     """Secrets that are named, by where they stand."""
     allowed = profile.allow.environment.secrets
-    for path, given in named if allowed is not None else ():
-        for index, name in enumerate(given):
-            if allowed is not None and not any_matches(allowed, name):
-                yield _problem((*path, index), title, name, allowed)
+    for path, name in named if allowed is not None else ():
+        if allowed is not None and not any_matches(allowed, name):
+            yield _problem(path, title, name, allowed)
 
 
 def idle_on_accelerators(roles: Sequence[Role]) -> Iterator[Problem]:

@@ -97,16 +97,54 @@ def test_what_fails_the_gate_is_never_tried_again() -> None:
     story.served(40)
 
 
-@pytest.mark.parametrize("state", ["error", "failed"])
-def test_what_cannot_be_measured_does_not_pass(state: str) -> None:
+def test_what_fails_without_a_word_does_not_pass() -> None:
     story = ServiceStory()
     story.looks(2)
     story.checkpoints = [checkpoint(20)]
-    story.evaluations[checkpoint(20).digest] = Evaluation(state, "")
+    story.evaluations[checkpoint(20).digest] = Evaluation("failed", "")
     story.looks(3)
     assert story.status.serving is None
     assert story.status.promotions[-1].result == "refused"
     assert story.status.promotions[-1].message
+
+
+def test_what_could_not_be_measured_is_measured_again() -> None:
+    story = ServiceStory()
+    story.looks(2)
+    story.checkpoints = [checkpoint(20)]
+    story.evaluations[checkpoint(20).digest] = Evaluation("error", "the bucket does not answer")
+    decision = story.look()
+    assert decision.wish is not None
+    assert decision.wish.path == "evaluate"
+    story.looks(3)
+    assert story.status.serving is None
+    assert story.status.refused == []
+    assert story.condition("Promoting")[1:] == (
+        "Evaluating",
+        f"{checkpoint(20).version}: it could not be measured yet, and is tried again: the bucket does not answer",
+    )
+    story.evaluations[checkpoint(20).digest] = Evaluation("passed", "good")
+    story.looks(3)
+    assert story.told == checkpoint(20).version
+
+
+def test_what_takes_too_long_is_tried_three_times() -> None:
+    story = ServiceStory()
+    story.looks(2)
+    story.checkpoints = [checkpoint(20)]
+    late = EVALUATION.total_seconds() + 1
+    for tried in (1, 2):
+        story.look()
+        story.look(late)
+        assert [one.result for one in story.status.promotions] == tried * ["refused"]
+        assert story.status.refused == []
+    story.look()
+    story.evaluations[checkpoint(20).digest] = Evaluation("error", "no space is left")
+    story.look(late)
+    assert story.status.promotions[-1].message == "it was not measured within 30 minutes: no space is left"
+    assert story.status.refused == [checkpoint(20).digest]
+    story.looks(3)
+    assert story.status.candidate is None
 
 
 def test_a_measurement_has_a_deadline() -> None:
@@ -149,10 +187,15 @@ def test_a_roll_out_has_a_deadline() -> None:
     story.checkpoints.insert(0, checkpoint(30))
     story.evaluations[checkpoint(30).digest] = Evaluation("passed", "good")
     story.looks(3)
-    story.look(ROLL_OUT.total_seconds() + 1)
-    story.looks(2)
-    assert story.status.promotions[-1].message == "copies did not load it within 15 minutes"
+    for tried in (1, 2, 3):
+        story.look(ROLL_OUT.total_seconds() + 1)
+        assert story.told == checkpoint(20).version
+        # Which says nothing of the policy, until it was so three times.
+        assert story.status.refused == ([checkpoint(30).digest] if tried == 3 else [])
+        story.looks(2)
+        assert story.status.promotions[-1].message == "copies did not load it within 15 minutes"
     assert story.told == checkpoint(20).version
+    assert story.status.candidate is None
 
 
 def watched(story: ServiceStory, step: int = 30) -> str:
@@ -198,6 +241,57 @@ def test_after_the_window_it_stays() -> None:
     story.figures[version] = VersionFigures(requests=100, errors=100)
     story.looks(3)
     assert story.told == version
+
+
+def test_copies_that_die_under_it_take_it_back() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "20s"}}})
+    story.served(20)
+    watched(story)
+    story.missing = True
+    story.looks(30)
+    assert story.status.candidate is not None
+    assert story.status.candidate.state == "Watching"
+    story.look(ROLL_OUT.total_seconds())
+    assert story.status.candidate.state == "RollingBack"
+    story.missing = False
+    story.looks(2)
+    assert story.told == checkpoint(20).version
+    assert story.status.promotions[-1].result == "rolledBack"
+    assert story.status.promotions[-1].message.startswith("not all of its copies answer, 15 minutes after")
+
+
+def test_the_first_policy_is_not_watched_for_ever() -> None:
+    story = ServiceStory({"promotion": PROBE})
+    story.checkpoints = [checkpoint(20)]
+    story.evaluations[checkpoint(20).digest] = Evaluation("passed", "good")
+    story.looks(5)
+    assert story.status.candidate is not None
+    story.missing = True
+    story.looks(2, ROLL_OUT.total_seconds())
+    assert story.status.candidate is None
+    assert story.told == checkpoint(20).version
+
+
+def test_a_way_back_that_does_not_end_is_given_up_and_others_may_come() -> None:
+    story = ServiceStory({"promotion": {"rollback": {"window": "60s", "minRequests": 10}}})
+    story.served(20)
+    version = watched(story)
+    story.figures[version] = VersionFigures(requests=100, errors=100)
+    story.look()
+    story.obeys, story.error = False, "its checkpoint is gone"
+    story.look(ROLL_OUT.total_seconds() + 1)
+    last = story.status.promotions[-1]
+    assert (last.version, last.result) == (version, "stuck")
+    assert last.message == (
+        f"it was to go back to {checkpoint(20).version}, which took more than 15 minutes: its checkpoint is gone"
+    )
+    assert story.reasons[-1] == "RollBackStuck"
+    assert story.condition("Promoting")[1] == "Stuck"
+    assert story.status.serving is not None
+    assert story.status.serving.version == version  # it is what answers
+    story.obeys = True
+    story.served(40)
+    assert story.told == checkpoint(40).version
 
 
 def test_the_probe_is_asked_again_where_the_traffic_is() -> None:
@@ -296,4 +390,27 @@ def test_a_fixed_policy_is_promoted_once() -> None:
     story.evaluations[fixed.digest] = Evaluation("passed", "good")
     story.looks(4)
     assert story.told == fixed.version
-    assert story.condition("SourceFound")[1] == "Fixed"
+    assert story.condition("SourceFound")[1:] == ("Fixed", "s3://policies/chat is the policy to serve")
+
+
+def test_a_fixed_policy_that_cannot_be_read_is_said() -> None:
+    story = ServiceStory({"from": {"checkpoint": "org/none"}}, followed=None)
+    story.looks(2)
+    story.problem = "there is no such model"
+    story.look()
+    assert story.condition("SourceFound") == (
+        "False",
+        "NoCheckpoint",
+        "org/none cannot be read: there is no such model",
+    )
+
+
+def test_a_hub_s_model_that_has_moved_on_is_a_candidate() -> None:
+    story = ServiceStory({"from": {"checkpoint": "org/chat"}}, followed=None)
+    story.looks(2)
+    for number in (1, 2):
+        moved = PolicyVersion(version=f"policy-{number}", step=0, digest=f"{number:064x}", source="org/chat")
+        story.checkpoints = [moved]
+        story.evaluations[moved.digest] = Evaluation("passed", "good")
+        story.looks(5)
+        assert story.told == moved.version

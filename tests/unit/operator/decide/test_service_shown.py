@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from service_worlds import CLUSTER, NOW, ServiceStory, checkpoint, make_service
+from service_worlds import CLUSTER, NOW, ServiceStory, checkpoint, make_service, make_service_plan
 
 from rl_operator.decide.service import reconcile_service
 from rl_operator.model.seen import Container, Pod
-from rl_operator.model.service import RayService, ServiceWorld
+from rl_operator.model.service import Evaluation, RayService, ServiceWorld
 from rl_operator.model.settings import Settings
 from rl_operator.plan.service import plan_service
 
@@ -142,6 +142,37 @@ def test_a_step_that_is_not_there_is_named() -> None:
         "StepMissing",
         "spec.promotion.step: found 15, allowed: a step with a checkpoint: 10, 20",
     )
+
+
+def test_a_step_that_was_refused_is_named_with_the_reason() -> None:
+    story = ServiceStory()
+    story.served(10)
+    story.checkpoints.insert(0, checkpoint(20))
+    story.evaluations[checkpoint(20).digest] = Evaluation("failed", "probe: 0.10, allowed: at least 0.85")
+    story.looks(2)
+    story.spec = {"promotion": {"mode": "manual", "step": 20}}
+    story.look()
+    assert story.condition("Promoting") == (
+        "False",
+        "StepRefused",
+        "spec.promotion.step: found 20, whose checkpoint was refused or taken back and is not tried again: probe: 0.10, "
+        "allowed: at least 0.85",
+    )
+
+
+def test_tokens_that_somebody_deleted_are_made_again() -> None:
+    story = ServiceStory()
+    story.served(20)
+    assert story.look().create == ()
+    name = make_service_plan().secret
+    lost = f'secret "{name}" not found'
+    waiting = Container("ray", waiting="CreateContainerConfigError", waiting_message=lost)
+    pods = (pod("head", phase="Pending", containers=(waiting,)),)
+    decision = story.look(pods=pods, clusters={one.name: CLUSTER for one in pods})
+    assert [(one["kind"], one["metadata"]["name"]) for one in decision.create] == [("Secret", name)]
+    other = replace(waiting, waiting_message='secret "keys" not found')
+    pods = (pod("head", phase="Pending", containers=(other,)),)
+    assert story.look(pods=pods).create == ()
 
 
 def test_the_strategy_of_a_new_cluster_changes_the_head_for_all_but_the_first() -> None:

@@ -146,6 +146,12 @@ def test_what_the_head_needs_is_said() -> None:
             "spec.secrets[0]: found 'other'",
         ),
         (
+            {"auth": {"secret": "other"}},
+            {"allow": {"environment": {"secrets": ["ours-*"]}}},
+            "NotAllowed",
+            "spec.auth.secret: found 'other', allowed by profile",
+        ),
+        (
             {},
             {"allow": {"namespaces": {"matchLabels": {"team": "b"}}}},
             "NotAllowed",
