@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rl_api.printable import printable
-from rl_operator.model.names import CODE_CONTAINER
+from rl_operator.model.names import CODE_CONTAINER, HEAD
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.roles import Role
@@ -213,8 +213,14 @@ def out_of_memory(pod: Pod) -> str:
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
     return (
         f"{pod.role}: pod {pod.name} was killed because it used more than its memory limit{limit}; "
-        f"{_memory_advice(pod.role)}"
+        f"{_memory_advice(pod.role) if pod.attempt else _memory_of_service(pod.role)}"
     )
+
+
+def _memory_of_service(role: str) -> str:
+    """What helps a pod of a policy service, which is of no attempt."""
+    field = "head.resources.memory" if role == HEAD else "resources.memory"
+    return f"raise {field}: there has to be room for two copies of the policy, or lower limits.context"
 
 
 def _memory_advice(role: str) -> str:

@@ -87,6 +87,20 @@ def test_why_a_pod_does_not_run_is_why_the_service_does_not() -> None:
     assert story.status.replicas.reason == message
 
 
+@pytest.mark.parametrize(("role", "field"), [("head", "head.resources"), ("replica", "resources")])
+def test_too_little_memory_is_said_with_a_service_s_own_fields(role: str, field: str) -> None:
+    story = ServiceStory()
+    story.look()
+    killed = Container("ray", ended="OOMKilled", exit_code=137)
+    pods = (pod(role, phase="Running", containers=(killed,), memory_limit="2Gi"),)
+    story.look(pods=pods, clusters={one.name: CLUSTER for one in pods})
+    assert story.condition("ClusterReady")[1:] == (
+        "OutOfMemory",
+        f"{role}: pod {CLUSTER}-{role} was killed because it used more than its memory limit of 2Gi; raise {field}.memory: "
+        "there has to be room for two copies of the policy, or lower limits.context",
+    )
+
+
 def test_pods_of_an_older_cluster_say_nothing() -> None:
     story = ServiceStory()
     story.look()
