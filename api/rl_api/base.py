@@ -239,6 +239,13 @@ LabelValue = Annotated[
 ]
 """Value of a Kubernetes label."""
 
+ConfigKey = Annotated[
+    str,
+    Field(pattern=r"^\.?[-_A-Za-z0-9][-._A-Za-z0-9]*$", max_length=253),
+    Allowed("1 to 253 letters, digits, '-', '_' and '.', not '..' at the beginning"),
+]
+"""Key of a ConfigMap, which becomes a file's name."""
+
 _QUANTITY: Final = re.compile(r"([0-9]+(\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _POWERS: Final = ("", "k", "m", "g", "t", "p")
 
