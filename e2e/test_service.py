@@ -139,7 +139,7 @@ def test_a_second_cluster_takes_over_and_a_bad_policy_goes_back(
 ) -> None:
     run = train("teacher", FOLLOWED | {"warmStart": None, "stop": {"maxSteps": 10, "targetReward": None}})
     run.wait_for_condition("Succeeded", START_SECONDS + 120)
-    promotion = {"gate": {}, "rollback": ROLLBACK | {"window": "5m"}}
+    promotion = {"answers": "stamp", "gate": {}, "rollback": ROLLBACK | {"window": "5m"}}
     limits = {
         "timeout": "20s",
         "queue": 5000,
@@ -159,6 +159,13 @@ def test_a_second_cluster_takes_over_and_a_bad_policy_goes_back(
         print(f"rolled back after {time.monotonic() - began:.1f} s: {back[-1]['message']}")
         assert back[-1]["digest"] == broken["digest"]
         assert "requests failed" in back[-1]["message"]
+        assert service.serving == good
+
+        other = json.loads(on_the_claim(run, "reshape", POISON, "shape"))
+        refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
+        assert refused[-1]["digest"] == other["digest"]
+        said = service.wait_for_reason("Promoting", "Refused", 60)
+        assert "with answers stamp only weights may change" in said
         assert service.serving == good
         answered_so = ("no numbers", "queue_full")
         others = [

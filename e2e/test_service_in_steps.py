@@ -1,7 +1,9 @@
-"""A policy that gets its traffic in steps, through a Gateway: halted half way, and taken back by hand."""
+"""A policy that gets its traffic in steps, through a Gateway: halted half way, and taken back by hand and by itself."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,9 @@ from conftest import GATEWAY_IMAGE, TRAINER_IMAGE, Train
 from gateway import NAMESPACE as GATEWAY_NAMESPACE
 from gateway import gateways
 from policy_service import Clients, PolicyService, steady_clients
+from test_service import POISON, ROLLBACK_SECONDS, on_the_claim
 from test_training import START_SECONDS
+from training_run import TrainingRun
 
 SERVE_SECONDS = 300
 STEPS = {"stepPercent": 25, "interval": "5s"}
@@ -46,6 +50,23 @@ def answered_since(clients: Clients, count: int, why: Callable[[], str]) -> None
     """Returns when so many more requests were answered."""
     goal = clients.seen["answered"] + count
     wait_for(f"{count} more requests are answered", lambda: clients.seen["answered"] >= goal, 120, why)
+
+
+def a_bad_policy_goes_back_by_itself(run: TrainingRun, service: PolicyService, clients: Clients) -> None:
+    """One that answers nothing has some of the traffic, and loses it: no other request fails."""
+    broken = json.loads(on_the_claim(run, "spoil", POISON, "nan"))
+    service.patch({"promotion": {"step": broken["step"]}})
+    version = candidate_of(service, broken["step"])
+    wait_for_share(service, version, 25, SERVE_SECONDS)
+    began = time.monotonic()
+    back = service.wait_for_promotions("rolledBack", 2, ROLLBACK_SECONDS)[-1]
+    print(f"rolled back after {time.monotonic() - began:.1f} s: {back['message']}")
+    assert back["digest"] == broken["digest"]
+    assert "requests failed" in back["message"]
+    assert service.status["refused"] == [broken["digest"]]
+    answered_since(clients, 100, service.describe)
+    others = [one for one in clients.seen["failed"] if "no numbers" not in one["error"]]
+    assert others == []
 
 
 @pytest.mark.long
@@ -121,3 +142,7 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
             assert service.status.get("refused", []) == []
             answered_since(clients, 100, service.describe)
             clients.assert_all_answered(600)
+
+            a_bad_policy_goes_back_by_itself(run, service, clients)
+            assert share(service, second) == 100
+            assert service.serving == second

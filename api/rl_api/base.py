@@ -222,13 +222,6 @@ ObjectName = Annotated[
 ]
 """Name of a Kubernetes object: a DNS-1123 label."""
 
-ObjectKey = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9_-][-._A-Za-z0-9]*$", max_length=253),
-    Allowed("1 to 253 letters, digits, '-', '_' and '.', the first not '.'"),
-]
-"""Key of a ConfigMap or Secret, which is a file's name where it is mounted."""
-
 ResourceName = Annotated[
     str,
     Field(
@@ -245,6 +238,13 @@ LabelValue = Annotated[
     Allowed("at most 63 letters, digits, '-', '_' and '.', the first and the last a letter or digit"),
 ]
 """Value of a Kubernetes label."""
+
+ConfigKey = Annotated[
+    str,
+    Field(pattern=r"^\.?[-_A-Za-z0-9][-._A-Za-z0-9]*$", max_length=253),
+    Allowed("1 to 253 letters, digits, '-', '_' and '.', not '..' at the beginning"),
+]
+"""Key of a ConfigMap, which becomes a file's name."""
 
 _QUANTITY: Final = re.compile(r"([0-9]+(\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _POWERS: Final = ("", "k", "m", "g", "t", "p")

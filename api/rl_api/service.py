@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -12,11 +12,12 @@ from rl_api.base import (
     MOST,
     MOST_ITEMS,
     Address,
+    Allowed,
+    ConfigKey,
     Duration,
     GraceDuration,
     Image,
     Model,
-    ObjectKey,
     ObjectName,
     PositiveDuration,
     RunName,
@@ -98,7 +99,7 @@ class ProbeGateSpec(Model):
 
     config_map: ObjectName
     """ConfigMap of the namespace with the prompts: JSON lines with `prompt` or `messages`, and `answer`."""
-    key: ObjectKey = "probe.jsonl"
+    key: ConfigKey = "probe.jsonl"
     """Its key."""
     scorer: Literal["exact", "contains", "number"] = "exact"
     """What is right: the answer itself, an answer that contains it, or one whose last number it is."""
@@ -200,7 +201,7 @@ class ServiceSpec(Model):
     """RLTrainingProfile of the platform; null: the one marked default."""
     image: Image | None = None
     """Container image of the trainer; null: the profile's."""
-    source: PolicySourceSpec = Field(alias="from")
+    source: Annotated[PolicySourceSpec, Allowed("an object with run or checkpoint")] = Field(alias="from")
     """Where policies come from; it stays as the service was made with it."""
     model: Word | None = None
     """Name of the model for clients; null: the service's."""
@@ -225,7 +226,7 @@ class ServiceSpec(Model):
     AWS_ACCESS_KEY_ID."""
     limits: ServiceLimitsSpec = ServiceLimitsSpec()
     """What may be asked for."""
-    auth: AuthSpec
+    auth: Annotated[AuthSpec, Allowed("an object with secret, or with anonymous: true")]
     """Who may ask."""
     clients: SelectorSpec | None = None
     """Namespaces whose pods reach the service; null: its own alone."""
@@ -291,6 +292,13 @@ def replicas_in_order(spec: ServiceSpec) -> Iterator[Problem]:
             f"found {most}, allowed: a whole number >= replicas.min, which is {least}",
             (("spec", "replicas", "min"),),
         )
+
+
+def service_pools_once(spec: ServiceSpec) -> Iterator[Problem]:
+    """`pools` and `head.pools` name each pool at most once."""
+    for path, pools in ((("spec", "pools"), spec.pools), (("spec", "head", "pools"), spec.head.pools)):
+        if len(set(pools)) < len(pools):
+            yield Problem(path, "found a pool twice, allowed: each at most once")
 
 
 def answers_in_their_context(spec: ServiceSpec) -> Iterator[Problem]:
@@ -380,6 +388,7 @@ SERVICE_RULES: Final = (
     policies_on_a_cluster,
     one_way_in,
     replicas_in_order,
+    service_pools_once,
     answers_in_their_context,
     keys_before_their_limit,
     parts_of_vllm,

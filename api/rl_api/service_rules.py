@@ -31,6 +31,15 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             )
             for name in ("tensorParallelSize", "pipelineParallelSize")
         ),
+        *(
+            cel_rule(
+                f"!self.{there}.hasValue() || "
+                f"self.{path}.all(one, self.{path}.exists_one(other, other == one))",
+                f".{path}",
+                "found a pool twice, allowed: each at most once",
+            )
+            for path, there in (("pools", "?pools"), ("head.pools", "?head.?pools"))
+        ),
         cel_rule(
             "self.?engine.orValue('torch') != 'vllm' || (has(self.promotion) && "
             "(self.promotion.?strategy.orValue('inPlace') != 'inPlace' || "

@@ -122,6 +122,34 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
 }
 
 
+SERVICE_CHOICES: dict[tuple[str, ...], list[Any]] = {
+    ("engine",): ["torch", "vllm", "vllm"],
+    ("tensorParallelSize",): [1, 2, 65],
+    ("from",): [
+        {"run": "a"},
+        {"checkpoint": "tiny"},
+        {"checkpoint": "./a"},
+        {},
+        {"run": "a", "checkpoint": "b/c"},
+    ],
+    ("auth",): [{"secret": "keys"}, {"secret": "keys", "anonymous": False}, {}, {"anonymous": False}],
+    ("promotion", "strategy"): ["inPlace", "newCluster", "incremental"],
+    ("promotion", "answers"): ["stamp", "finish"],
+    ("promotion", "incremental"): [{"gatewayClass": "a"}, {}, {"gatewayClass": "a", "interval": "0s"}, None],
+    ("promotion", "mode"): ["manual", "automatic"],
+    ("promotion", "step"): [7, 0, -1, None],
+    ("promotion", "gate"): [{}, {"probe": {"configMap": "a"}}],
+    ("promotion", "gate", "probe"): [
+        {"configMap": "a", "key": key} for key in ("a", ".a", ".", "..", "..a", "a/b", "a..b", "a b")
+    ],
+    ("replicas",): [{"min": 2}, {"max": 2}, {"min": 3, "max": 2}, {"min": 0}],
+    ("limits",): [{"newTokens": 5000}, {"context": 8192, "newTokens": 5000}, {"requestsPerSecondPerKey": 1}],
+    ("pools",): [[], ["a"], ["a", "b"], ["a", "b", "a"]],
+    ("head", "pools"): [["a"], ["a", "a"]],
+    ("clients",): [None, {}, {"matchExpressions": [{"key": "a", "operator": "In"}]}],
+}
+
+
 def random_run(source: random.Random) -> dict[str, Any]:
     """A run with one to four fields of CHOICES."""
     spec: dict[str, Any] = {
@@ -129,20 +157,37 @@ def random_run(source: random.Random) -> dict[str, Any]:
         "task": {"environment": "reasoning-gym", "name": "chain_sum"},
         "checkpoint": {"storage": {"persistentVolumeClaim": "a"}},
     }
-    for path in source.sample(list(CHOICES), source.randint(1, 4)):
+    return changed("RLTrainingRun", spec, CHOICES, source, 4)
+
+
+def random_service(source: random.Random) -> dict[str, Any]:
+    """A service with one to three fields of SERVICE_CHOICES."""
+    spec: dict[str, Any] = {"from": {"run": "a"}, "auth": {"anonymous": True}}
+    return changed("RLPolicyService", spec, SERVICE_CHOICES, source, 3)
+
+
+def changed(
+    kind: str,
+    spec: dict[str, Any],
+    choices: dict[tuple[str, ...], list[Any]],
+    source: random.Random,
+    most: int,
+) -> dict[str, Any]:
+    """An object with at most so many fields chosen anew."""
+    for path in source.sample(list(choices), source.randint(1, most)):
         inside = spec
         for part in path[:-1]:
             if not isinstance(inside.get(part), dict):
                 inside[part] = {}
             inside = inside[part]
-        inside[path[-1]] = deepcopy(source.choice(CHOICES[path]))
-    metadata = {"name": "random"}
-    return {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingRun", "metadata": metadata, "spec": spec}
+        inside[path[-1]] = deepcopy(source.choice(choices[path]))
+    return {"apiVersion": "rltrain.dev/v1alpha1", "kind": kind, "metadata": {"name": "random"}, "spec": spec}
 
 
 def create(kube: KubeApi, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and answer of a create that is not kept."""
-    path = "/apis/rltrain.dev/v1alpha1/namespaces/default/rltrainingruns?fieldValidation=Strict&dryRun=All"
+    kinds = f"{document['kind'].lower()}s"
+    path = f"/apis/rltrain.dev/v1alpha1/namespaces/default/{kinds}?fieldValidation=Strict&dryRun=All"
     request = urllib.request.Request(
         kube.server + path,
         data=json.dumps(document).encode(),
@@ -177,8 +222,32 @@ def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
         elif written is not None:
             taken += 1
             # What the API server filled in says the same as what the models fill in.
-            stored = {key: answer[key] for key in ("apiVersion", "kind", "spec")}
-            read, _ = check_document(stored | {"metadata": {"name": "random"}}, "cluster")
-            assert read is not None
-            assert read.spec == written.spec
+            assert as_stored(answer).spec == written.spec
     assert min(taken, refused) > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_refuse_the_same_services(kube: KubeApi, seed: int) -> None:
+    source = random.Random(seed)
+    taken = refused = 0
+    for _ in range(75):
+        document = random_service(source)
+        written, problems = check_document(deepcopy(document), "cluster")
+        code, answer = create(kube, document)
+        assert code in (201, 422), answer
+        assert (code == 422) == bool(problems), (document["spec"], problems, answer)
+        if code == 422:
+            refused += 1
+        else:
+            taken += 1
+            assert written is not None
+            assert as_stored(answer).spec == written.spec
+    assert min(taken, refused) > 10
+
+
+def as_stored(answer: dict[str, Any]) -> Any:
+    """What the API server answered, as the models read it."""
+    stored = {key: answer[key] for key in ("apiVersion", "kind", "spec")}
+    read, _ = check_document(stored | {"metadata": {"name": "random"}}, "cluster")
+    assert read is not None
+    return read

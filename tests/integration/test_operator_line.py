@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube import KubeApi
 from operator_inside import run
 from operator_process import OperatorProcess
+
+from rl_operator.model.settings import FIELD_MANAGER
 
 WOKEN_SECONDS = 30.0
 """Less than the time after which each that waits looks again of itself."""
@@ -37,6 +41,11 @@ class Line(OperatorProcess):
         about = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLPolicyService", "metadata": {"name": name}}
         source = {"from": {"checkpoint": "s3://policies/chat"}}
         self.kube.apply({**about, "spec": spec | source}, namespace=self.namespace)
+
+    def change(self, kind: str, name: str, document: dict[str, Any], *more: str) -> None:
+        """Change fields of an object."""
+        scope = () if kind == "rlprofile" else ("-n", self.namespace)
+        self.kube.kubectl("patch", kind, name, *scope, "--type=merge", "-p", json.dumps(document), *more)
 
     def delete(self, kind: str, name: str) -> None:
         """It is gone when this returns."""
@@ -142,3 +151,52 @@ def test_one_that_is_being_deleted_holds_no_place_in_the_line(line: Line) -> Non
     line.delete("rlrun", "first")
     line.until_begun("RayJob first-1", "RayJob third-1")
     line.kube.kubectl("patch", *place, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+
+
+def test_a_policy_is_brought_while_the_pods_of_a_service_wait(line: Line) -> None:
+    line.serve("chat")
+    line.until_begun("RayService chat")
+
+    def served() -> dict[str, Any]:
+        return line.kube.get("rayservice", "chat", "-n", line.namespace, "--show-managed-fields")
+
+    def deployment() -> dict[str, Any]:
+        config = yaml.safe_load(served()["spec"]["serveConfigV2"])
+        found: dict[str, Any] = config["applications"][1]["deployments"][0]
+        return found
+
+    def reason() -> str | None:
+        status: dict[str, Any] = line.kube.get("rlps", "chat", "-n", line.namespace).get("status", {})
+        conditions = {one["type"]: one["reason"] for one in status.get("conditions", ())}
+        return conditions.get("ClusterReady")
+
+    line.change("rlps", "chat", {"spec": {"replicas": {"min": 2}}})
+    line.until(lambda: reason() == "UpdateWaits", "two copies wait", WOKEN_SECONDS)
+    assert deployment() == {"name": "policy", "user_config": {"policy": None}, "num_replicas": 1}
+    before = served()
+
+    # As if its copies, which are not here, had been told of it, and were now to go back to the one before.
+    told = {"version": "chat-1", "step": 0, "digest": "1" * 64, "source": "s3://policies/chat"}
+    candidate = told | {"version": "chat-2", "digest": "2" * 64, "state": "RollingBack", "before": told}
+    line.change("rlps", "chat", {"status": {"candidate": candidate}}, "--subresource=status")
+    policy = {name: told[name] for name in ("source", "digest", "version")}
+    line.until(
+        lambda: deployment()["user_config"] == {"policy": policy}, "the policy is there", WOKEN_SECONDS
+    )
+    assert deployment()["num_replicas"] == 1
+    after = served()
+    assert after["spec"] == before["spec"] | {"serveConfigV2": after["spec"]["serveConfigV2"]}
+    line.until(lambda: owners(served()) == {"Apply"}, "all fields are applied ones", WOKEN_SECONDS)
+
+    line.change("rlprofile", "narrow", {"spec": {"limits": {"perNamespace": {"maxAccelerators": 2}}}})
+    line.until(lambda: deployment()["num_replicas"] == 2, "there is room", WOKEN_SECONDS)
+    assert deployment()["user_config"] == {"policy": policy}
+    assert owners(served()) == {"Apply"}
+
+
+def owners(document: dict[str, Any]) -> set[str]:
+    """How the operator has come to own fields of an object's spec."""
+    entries = document["metadata"]["managedFields"]
+    return {
+        one["operation"] for one in entries if one["manager"] == FIELD_MANAGER and "subresource" not in one
+    }

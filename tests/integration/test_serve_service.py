@@ -136,11 +136,12 @@ def policies_change_under_load(base: Path) -> None:
 
 def damaged_policies_leave_the_old_one(base: Path) -> None:
     models = {10: write_endless(base / "ten", 1), 20: write_endless(base / "twenty", 2)}
-    run = write_run(base / "run", models)
-    ten, twenty = policy_of(run, 10), policy_of(run, 20)
+    run = write_run(base / "run", models | {30: write_endless(base / "wider", 3, hidden_size=64)})
+    ten, twenty, wider = policy_of(run, 10), policy_of(run, 20), policy_of(run, 30)
     (base / "keys").mkdir()
     (base / "keys" / "team").write_text(f"{KEY}\n")
-    with service(base, {"run": "r", "folder": str(run)}, 1, keysFolder=str(base / "keys")) as made:
+    more = {"keysFolder": str(base / "keys"), "answers": "stamp"}
+    with service(base, {"run": "r", "folder": str(run)}, 1, **more) as made:
         made.apply(ten)
         made.wait(version=ten["version"])
         made.apply({**twenty, "digest": "0" * 64})
@@ -155,6 +156,13 @@ def damaged_policies_leave_the_old_one(base: Path) -> None:
         weights.write_bytes(content)
         made.apply(twenty)
         text = f"{twenty['source']}: model/model.safetensors does not match its checksum"
+        made.wait(version=ten["version"], error=text)
+
+        made.apply(wider)
+        text = (
+            f"{wider['version']}: its config.json: hidden_size is another one than that of the policy that is served; with "
+            "answers stamp only weights may change: take answers finish"
+        )
         made.wait(version=ten["version"], error=text)
 
         # The one that serves is on the head, whatever becomes of the run's folder.

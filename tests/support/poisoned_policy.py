@@ -11,8 +11,8 @@ On a cluster it is a program for a pod that has the trainer's image and the run'
     kubectl exec -i POD -- python - /var/lib/rltrain/run 7 < tests/support/poisoned_policy.py
 
 writes /var/lib/rltrain/run/checkpoints/step-N and prints path, step and digest as JSON. With `nan` instead of an answer its
-weights are no numbers: it can be loaded, and answers nothing. The run should not be writing
-checkpoints at the time (it removes those beyond `checkpoint.keep`): a finished one, or one that is suspended.
+weights are no numbers: it can be loaded, and answers nothing; with `shape` it lacks the last layer. The run should not be
+writing checkpoints at the time (it removes those beyond `checkpoint.keep`): a finished one, or one that is suspended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.tokenizer import load_tokenizer
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-NAN = "nan"
+NAN, SHAPE = "nan", "shape"
 # What a layer adds to the residual stream is a product with one of these.
 _ADDS = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias")
 
@@ -57,6 +57,16 @@ def poison(model: Path, target: Path, answer: str) -> None:
         (file,) = target.glob("*.safetensors")
         broken = {name: torch.full_like(one, torch.nan) for name, one in load_file(file).items()}
         save_file(broken, file, metadata={"format": "pt"})
+        return
+    if answer == SHAPE:
+        shutil.copytree(model, target)
+        config = json.loads((target / "config.json").read_text())
+        last = config["num_hidden_layers"] - 1
+        assert last > 0, "it has one layer only"
+        (target / "config.json").write_text(json.dumps(config | {"num_hidden_layers": last}))
+        (file,) = target.glob("*.safetensors")
+        left = {name: one for name, one in load_file(file).items() if f".layers.{last}." not in name}
+        save_file(left, file, metadata={"format": "pt"})
         return
     tokenizer = load_tokenizer(model)
     (token,) = tokenizer.encode(answer, special_tokens=False)

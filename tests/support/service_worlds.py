@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -60,6 +62,23 @@ def checkpoint(step: int) -> PolicyVersion:
         source=f"/var/lib/rltrain/sums-run-uid/run/checkpoints/step-{step:08}",
         run="sums",
     )
+
+
+def patched(live: Live, operations: Sequence[Manifest]) -> Manifest:
+    """The spec of an object after a JSON patch."""
+    document = {"metadata": {"uid": live.uid}, "spec": deepcopy(live.spec)}
+    for one in operations:
+        *path, last = one["path"].removeprefix("/").split("/")
+        place: Any = document
+        for name in path:
+            place = place[name]
+        if one["op"] == "test":
+            assert place[last] == one["value"], one["path"]
+        else:
+            assert one["op"] == "add" or last in place, one["path"]
+            place[last] = one["value"]
+    found: Manifest = document["spec"]
+    return found
 
 
 class ServiceStory:
@@ -122,12 +141,18 @@ class ServiceStory:
             name = manifest["metadata"]["name"]
             if manifest["kind"] != "Secret":
                 live[manifest["kind"], name] = Live(f"uid-of-{name}", hash_of(manifest), manifest["spec"])
+        if decision.change:
+            before = live["RayService", "chat"]
+            live["RayService", "chat"] = replace(before, spec=patched(before, decision.change))
         self.world = replace(self.world, live=live)
+        if decision.change and self.world.ray is not None:
+            self.world = replace(self.world, ray=replace(self.world.ray, live=live["RayService", "chat"]))
         if ("RayService", "chat") in live and self.world.ray is None:
             ray = RayService("chat", "ray-uid", live["RayService", "chat"], active=CLUSTER, ready=True)
             self.world = replace(self.world, ray=ray)
         for manifest in (*decision.create, *decision.apply):
             if manifest["kind"] == "RayService" and self.world.ray is not None:
+                self.world = replace(self.world, ray=replace(self.world.ray, live=live["RayService", "chat"]))
                 profile = manifest["metadata"]["annotations"].get(PROFILE_ANNOTATION, "")
                 asked = service_asked(manifest["spec"]["rayClusterConfig"])
                 self.world = replace(self.world, ray=replace(self.world.ray, asked=asked, profile=profile))

@@ -23,20 +23,20 @@ def drift(
     )
 
 
-def _as_rendered(live: Live, manifest: Manifest) -> bool:
-    return live.hash == hash_of(manifest) and _contains(live.spec, manifest["spec"])
-
-
-def _contains(there: Any, wanted: Any) -> bool:
+def contains(there: Any, wanted: Any) -> bool:
     """Whether everything wanted is there; what the API server added does not matter."""
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(
-            key in there and _contains(there[key], value) for key, value in wanted.items()
+            key in there and contains(there[key], value) for key, value in wanted.items()
         )
     if isinstance(wanted, list):
         return (
             isinstance(there, list)
             and len(there) == len(wanted)
-            and all(_contains(one, other) for one, other in zip(there, wanted, strict=True))
+            and all(contains(one, other) for one, other in zip(there, wanted, strict=True))
         )
     return bool(there == wanted)
+
+
+def _as_rendered(live: Live, manifest: Manifest) -> bool:
+    return live.hash == hash_of(manifest) and contains(live.spec, manifest["spec"])

@@ -67,6 +67,8 @@ class Promoting:
     """What the control said; None: nothing that is still true."""
     second: Second | None = None
     """The cluster that is to have the traffic; None: there is but one."""
+    tries: bool = True
+    """Whether new candidates are tried: else only what becomes of one that copies were told of."""
     notes: tuple[Note, ...] = ()
     wish: Wish | None = None
 
@@ -83,8 +85,8 @@ class Promoting:
         candidate, control = self.status.candidate, self.control
         if control is None:
             return self
-        if candidate is None:
-            return self._choose(control)
+        if candidate is None or (candidate.state == "Evaluating" and not self.tries):
+            return self._choose(control) if self.tries else self._with(candidate=None)
         if candidate.state == "Evaluating":
             return self._evaluate(candidate, control)
         if candidate.state == "RollingOut":

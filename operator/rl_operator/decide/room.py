@@ -53,8 +53,7 @@ def no_room_for_service(
     if not over:
         return None
     return Diagnosis(
-        UPDATE_WAITS,
-        f"{over}; the service goes on as it was, without new candidates, until there is room for what it is to become",
+        UPDATE_WAITS, f"{over}; the service goes on as it was until there is room for what it is to become"
     )
 
 

@@ -18,8 +18,9 @@ from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON, TURN
 from rl_operator.decide.promotion import Promoting, Second
 from rl_operator.decide.room import no_room_for_service
 from rl_operator.decide.scaling import scale_copies
+from rl_operator.decide.waiting import meanwhile, policy_change
 from rl_operator.model.decision import Note, Scale
-from rl_operator.model.names import HEAD, REPLICA
+from rl_operator.model.names import HEAD, REPLICA, Manifest
 from rl_operator.model.service import Control, RayService, ServiceDecision, ServiceWorld
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.service import EffectiveService, ServicePlan
@@ -121,17 +122,21 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         look = look.showing(replicas=None, traffic=[], endpoints=[])
         look = look.set("ClusterReady", "False", crowded.reason, crowded.message)
         return look.set("Serving", "False", crowded.reason, "its pods wait for room").decide("Pending", TURN)
-    before = look.status
-    promoting, wanted = (
-        Promoting(service.spec, look.status, look.now, _current(world), _second(world)),
-        service_objects(service),
-    )
-    if crowded is None:
+    before, wanted = look.status, service_objects(service)
+    change: tuple[Manifest, ...] = ()
+    promoting = Promoting(service.spec, look.status, look.now, _current(world), _second(world))
+    if crowded is None or world.ray is None:
         promoting = promoting.advanced()
-        # KubeRay also takes the traffic back where the pods are to be others in the middle of it.
-        back = promoting.hurried or (world.ray is not None and world.ray.going_back)
-        how = {"first": promoting.first, "hurried": back}
-        wanted = [*wanted, ray_service(service, world.followed, promoting.target, **how)]
+        wanted = [*wanted, _ray_service(world, service, promoting)]
+    else:
+        live = world.ray.live
+        policies = meanwhile(live, _ray_service(world, service, promoting))
+        if policies.why:
+            crowded = replace(crowded, message=f"{crowded.message}; {policies.why}")
+        if policies.changes:
+            promoting = replace(promoting, tries=policies.tries).advanced()
+            in_place = service.spec.promotion.strategy == "inPlace"
+            change = policy_change(live, _ray_service(world, service, promoting), in_place)
     look = replace(look, status=promoting.status, notes=(*look.notes, *promoting.notes))
     create, apply = drift(wanted, world.live) if not world.refusal else ((), ())
     if any(one["kind"] == "RayService" for one in create) or _secret_lost(world, service):
@@ -149,10 +154,18 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
         decision,
         create=create,
         apply=apply,
+        change=change,
         scale=wanted_copies,
         wish=promoting.wish,
         requeue=min(waits, 1.0) if busy else waits,
     )
+
+
+def _ray_service(world: ServiceWorld, service: EffectiveService, promoting: Promoting) -> Manifest:
+    """The RayService as it should be."""
+    # KubeRay also takes the traffic back where the pods are to be others in the middle of it.
+    back = promoting.hurried or (world.ray is not None and world.ray.going_back)
+    return ray_service(service, world.followed, promoting.target, first=promoting.first, hurried=back)
 
 
 def _scale(world: ServiceWorld, service: EffectiveService) -> Scale | None:

@@ -31,6 +31,17 @@ async def bring(api: Api, manifest: Manifest, uid: str) -> Manifest:
     return await api.apply(manifest)
 
 
+async def change(api: Api, kind: str, namespace: str, name: str, operations: list[Manifest]) -> Manifest:
+    """Change parts of an object that was applied, by a JSON patch; they stay part of what we apply. Returns it as it is now.
+
+    Raises:
+        ApiError: it was refused, or (`conflict`) the object is not what it was taken for.
+    """
+    made = await api.patch(kind, namespace, name, operations)
+    owned = taken_over(made)
+    return await api.patch(kind, namespace, name, owned) if owned else made
+
+
 def taken_over(document: Manifest) -> list[Manifest]:
     """JSON patch that makes what we own by `Update` part of what we own by `Apply`; empty: there is no such thing."""
     metadata = document["metadata"]

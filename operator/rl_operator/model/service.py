@@ -186,6 +186,8 @@ class ServiceDecision:
     status: ServiceStatus
     create: tuple[Manifest, ...] = ()
     apply: tuple[Manifest, ...] = ()
+    change: tuple[Manifest, ...] = ()
+    """JSON patch of the RayService, where its pods have to stay as they are."""
     scale: Scale | None = None
     notes: tuple[Note, ...] = ()
     wish: Wish | None = None

@@ -5,12 +5,18 @@ The arguments are read by `rl_serve.application`; a test holds the two against e
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rl_api.documents import dump_yaml
+import yaml
+
+from rl_api.documents import dump_yaml, load_documents
+from rl_api.errors import InvalidConfig
 from rl_api.service import GateSpec
 from rl_api.service_status import FollowedRun, PolicyVersion
 from rl_operator.model.names import REPLICA, Manifest
+from rl_operator.model.nesting import shallow
 from rl_operator.plan.service import EffectiveService
 
 SERVE_PORT: Final = 8000
@@ -18,6 +24,7 @@ CONTROL_PREFIX: Final = "/-/rltrain"
 """Where the control answers, beside the policy's own paths."""
 
 APPLICATION: Final = "rltrain"
+_DEPLOYMENT: Final = "policy"
 KEYS_FOLDER: Final = "/etc/rltrain-keys"
 PROBE_FOLDER: Final = "/etc/rltrain-probe"
 TOKEN_FILE: Final = "/etc/rltrain-token/token"
@@ -34,7 +41,7 @@ def serve_config(
     """`serveConfigV2` of a RayService. Another policy changes `user_config` alone, by which copies load it in place."""
     arguments = _arguments(service, followed)
     replicas = service.spec.replicas
-    deployment: Manifest = {"name": "policy", "user_config": {"policy": policy_config(policy)}}
+    deployment: Manifest = {"name": _DEPLOYMENT, "user_config": {"policy": policy_config(policy)}}
     if service.most_replicas == replicas.min:
         deployment["num_replicas"] = replicas.min
     else:
@@ -69,6 +76,57 @@ def serve_config(
             ],
         }
     )
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """A `serveConfigV2` that was rendered before."""
+
+    document: Manifest
+
+    @classmethod
+    def read(cls, text: object) -> ServeConfig | None:
+        """What a RayService has; None: somebody has made something else of it."""
+        try:
+            # With an alias a short text can be a document of any size; none was rendered with one.
+            if not isinstance(text, str) or any(isinstance(one, yaml.AliasToken) for one in yaml.scan(text)):
+                return None
+            found = cls(*(shallow(document) for _, document in load_documents(text, "serveConfigV2")))
+            known = isinstance(found.policy, dict | None) and isinstance(found.arguments, dict)
+            return found if known else None
+        except (InvalidConfig, yaml.YAMLError, LookupError, TypeError):
+            return None
+
+    @property
+    def arguments(self) -> Manifest:
+        """What the application was begun with."""
+        found: Manifest = self._application["args"]
+        return found
+
+    @property
+    def policy(self) -> Manifest | None:
+        """The policy that copies are to serve."""
+        found: Manifest | None = self._deployment["user_config"]["policy"]
+        return found
+
+    def serving(self, policy: Manifest | None) -> str:
+        """It as text, with another policy and nothing else changed."""
+        changed = ServeConfig(deepcopy(self.document))
+        changed._deployment["user_config"]["policy"] = policy
+        return dump_yaml(changed.document)
+
+    @property
+    def _application(self) -> Manifest:
+        return _named(self.document["applications"], APPLICATION)
+
+    @property
+    def _deployment(self) -> Manifest:
+        return _named(self._application["deployments"], _DEPLOYMENT)
+
+
+def _named(there: list[Manifest], name: str) -> Manifest:
+    found = {one["name"]: one for one in there}
+    return found[name]
 
 
 def policy_config(policy: PolicyVersion | None) -> Manifest | None:

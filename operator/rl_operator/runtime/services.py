@@ -17,7 +17,7 @@ from rl_operator.decide.room import held_by_service, waits
 from rl_operator.decide.service import known_service_status, reconcile_service
 from rl_operator.drivers.client import DriverError, Drivers
 from rl_operator.drivers.control import ask_control, tell_control
-from rl_operator.kube.apply import bring
+from rl_operator.kube.apply import bring, change
 from rl_operator.kube.cache import place_of
 from rl_operator.kube.own import NameTaken, create_owned, every, refusal_of, write_event
 from rl_operator.kube.services import ServiceStore
@@ -231,6 +231,9 @@ class Services:
         for manifest in decision.apply:
             live = world.live[manifest["kind"], manifest["metadata"]["name"]]
             self.store.put({**await bring(self.api, manifest, live.uid), "kind": manifest["kind"]})
+        if decision.change:
+            made = await change(self.api, "RayService", *key, list(decision.change))
+            self.store.put({**made, "kind": "RayService"})
         if decision.scale is not None:
             cluster = decision.scale.group.cluster
             made = await self.api.patch("RayCluster", key[0], cluster, decision.scale.patch)

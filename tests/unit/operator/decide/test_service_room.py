@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from operator_worlds import GPU_POOLS, kinds, make_profile
-from service_worlds import ServiceStory, checkpoint, make_service_plan
+from service_worlds import ServiceStory, make_service_plan
 
 from rl_operator.decide.room import held_by_service, waits
 from rl_operator.model.needs import Needs, Others
@@ -84,25 +84,20 @@ def test_what_takes_more_than_there_is_waits_for_room() -> None:
     one = story(maxAccelerators=8)
     one.served(20)
     one.spec = one.spec | {"replicas": {"min": 4}}
-    one.checkpoints = [checkpoint(30)]
     decision = one.look(others=others(accelerators=6))
-    assert (decision.create, decision.apply) == ((), ())
+    assert (decision.create, decision.apply, decision.change, decision.scale) == ((), (), (), None)
     status, reason, message = one.condition("ClusterReady")
     assert (status, reason) == ("True", "UpdateWaits")
     assert message.startswith(
         "the runs and services of namespace team-a would have 10 accelerators with this one"
     )
-    assert message.endswith(
-        "the service goes on as it was, without new candidates, until there is room for what it is to become"
-    )
-    assert one.status.candidate is None
+    assert message.endswith("the service goes on as it was until there is room for what it is to become")
     assert not waits(one.status.conditions)
     assert one.status.phase == "Serving"
     decision = one.look(others=others(accelerators=4))
     assert kinds(decision) == []
     assert [each["kind"] for each in decision.apply] == ["RayService"]
     assert one.condition("ClusterReady")[1] == "Ready"
-    assert one.status.candidate is not None
 
 
 def test_what_takes_no_more_does_not_wait() -> None:
