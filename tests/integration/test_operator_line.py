@@ -154,8 +154,10 @@ def test_one_that_is_being_deleted_holds_no_place_in_the_line(line: Line) -> Non
 
 
 def test_a_policy_is_brought_while_the_pods_of_a_service_wait(line: Line) -> None:
+    line.change("rlprofile", "narrow", {"spec": {"limits": {"perNamespace": {"maxAccelerators": 2}}}})
     line.serve("chat")
-    line.until_begun("RayService chat")
+    line.serve("other")
+    line.until_begun("RayService chat", "RayService other")
 
     def served() -> dict[str, Any]:
         return line.kube.get("rayservice", "chat", "-n", line.namespace, "--show-managed-fields")
@@ -188,7 +190,7 @@ def test_a_policy_is_brought_while_the_pods_of_a_service_wait(line: Line) -> Non
     assert after["spec"] == before["spec"] | {"serveConfigV2": after["spec"]["serveConfigV2"]}
     line.until(lambda: owners(served()) == {"Apply"}, "all fields are applied ones", WOKEN_SECONDS)
 
-    line.change("rlprofile", "narrow", {"spec": {"limits": {"perNamespace": {"maxAccelerators": 2}}}})
+    line.delete("rlps", "other")
     line.until(lambda: deployment()["num_replicas"] == 2, "there is room", WOKEN_SECONDS)
     assert deployment()["user_config"] == {"policy": policy}
     assert owners(served()) == {"Apply"}

@@ -93,15 +93,18 @@ class Following(OperatorProcess):
             return found.returncode == 0 and json.loads(found.stdout)
 
         ray = self.until(made, f"RayService {name} is there", NOTICED_SECONDS)
-        cluster, labels = f"{name}-abcde", {"rltrain.dev/service": name}
+        cluster, spec = f"{name}-abcde", ray["spec"]["rayClusterConfig"]
+        labels = ray["metadata"]["labels"]
         about = {"name": cluster, "labels": labels, "ownerReferences": [controlled_by(ray)]}
-        spec = ray["spec"]["rayClusterConfig"]
         self.kube.apply(
             {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": about, "spec": spec},
             namespace=self.namespace,
         )
         owner = controlled_by(self.kube.get("raycluster", cluster, "-n", self.namespace))
-        head = {"name": f"{cluster}-head", "labels": labels | {"rltrain.dev/role": "head"}}
+        head = {
+            "name": f"{cluster}-head",
+            "labels": spec["headGroupSpec"]["template"]["metadata"]["labels"],
+        }
         pod = {"containers": [{"name": "ray", "image": "trainer"}]}
         self.kube.apply(
             {

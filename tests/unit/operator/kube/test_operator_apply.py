@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from rl_operator.kube.apply import taken_over
+import pytest
+
+from rl_operator.kube.apply import change, taken_over
 
 
 def entry(operation: str, fields: dict[str, Any], manager: str = "rltrain-operator", **more: Any) -> Any:
@@ -44,3 +47,20 @@ def test_both_are_joined() -> None:
         "f:data": {},
     }
     assert fields["value"] == [applied | {"fieldsV1": union}]
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_what_a_patch_changes_stays_applied(owned: bool) -> None:
+    applied = entry("Apply", {"f:spec": {"f:a": {}}})
+    after = document(applied, entry("Update", {"f:spec": {"f:b": {}}})) if owned else document(applied)
+    patches: list[Any] = []
+
+    class Patched:
+        async def patch(self, *where: Any) -> Any:
+            patches.append(where)
+            return after
+
+    operations = [{"op": "replace", "path": "/spec/b", "value": 1}]
+    assert asyncio.run(change(Patched(), "RayService", "team-a", "chat", operations)) == after  # type: ignore[arg-type]
+    place = ("RayService", "team-a", "chat")
+    assert patches == [(*place, operations), *([(*place, taken_over(after))] if owned else [])]
