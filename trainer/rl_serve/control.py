@@ -27,7 +27,7 @@ from rl_serve.http import read_body
 from rl_serve.keeper import Keeper
 from rl_serve.keys import KeyFolder
 from rl_serve.shelf import Shelf
-from rl_serve.status import Fetched, ReplicaReport, Replicas, status_body
+from rl_serve.status import Fetched, ReplicaReport, Replicas, brief, status_body
 from rl_serve.trials import Trials
 from rl_trainer.error_text import first_line, reason
 from rl_trainer.model.shared_folder import share_folder
@@ -164,9 +164,10 @@ class Control:
         self._renew_pin()
         checkpoints, problem = await self._checkpoints()
         problem = "; ".join(filter(None, (problem, self._keeper.problem)))
-        evaluations = {digest: one.body() for digest, one in self._trials.evaluations.items()}
+        self._trials.forget({one.version for one in self._replicas.here() if one.version is not None})
+        evaluations = {digest: one.shown for digest, one in self._trials.evaluations.items()}
         body = status_body(self._replicas, checkpoints, problem, evaluations, self._trials.probes)
-        return {**body, "keys": self._key_problem()}
+        return {**body, "keys": brief(self._key_problem())}
 
     def _key_problem(self) -> str:
         """Why keys that somebody has written down are none: who made the Secret sees no log of a replica."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rl_api.errors import RLTrainError
+from rl_api.printable import printable
 from rl_serve.catalog import Listed
 from rl_serve.window import SECONDS, Slices, Tally, add_up
 
+# The operator reads 64 KiB of a status: whatever has happened, it is far shorter.
+_VERSIONS: Final = 8
+_BYTES: Final = 300
 # A replica that says nothing for longer is gone.
 SILENT_SECONDS: Final = 10.0
 
@@ -66,6 +71,12 @@ class Replicas:
         return add_up([said.slices for _, said in self._said.values()], now)
 
 
+def brief(text: str, most: int = _BYTES) -> str:
+    """A text of others' as one line of at most `most` bytes."""
+    found = printable(text).encode()
+    return found.decode() if len(found) <= most else f"{found[: most - 3].decode(errors='ignore')}…"
+
+
 def status_body(
     replicas: Replicas,
     checkpoints: Iterable[Listed],
@@ -75,14 +86,17 @@ def status_body(
 ) -> dict[str, Any]:
     """What GET status answers; `evaluations` by digest, `probes` by version."""
     here, tallies = replicas.here(), replicas.tallies()
-    known = {*tallies, *probes, *(one.version for one in here if one.version is not None)}
+    serving = Counter(one.version for one in here if one.version is not None)
+    # What serves comes first, then what was probed last, then what has answered most.
+    busiest = sorted(tallies, key=lambda version: -tallies[version].requests)
+    known = dict.fromkeys([*(version for version, _ in serving.most_common()), *reversed(probes), *busiest])
     return {
         "replicas": [one.body() for one in here],
         "versions": {
             version: tallies.get(version, Tally()).body() | {"probe": probes.get(version)}
-            for version in sorted(known)
+            for version in list(known)[:_VERSIONS]
         },
         "checkpoints": [one.body() for one in checkpoints],
-        "problem": problem,
+        "problem": brief(problem, 2 * _BYTES),
         "evaluations": dict(evaluations),
     }

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from rl_serve.gate.heldout import bring_run
 from rl_serve.gate.probe import Probe, Question, read_probe
 from rl_serve.keeper import Keeper
 from rl_serve.shelf import Shelf
+from rl_serve.status import brief
 from rl_trainer.error_text import first_line
 from rl_trainer.rollout.engines.vllm_needs import SERVICE, EngineKind, VllmOptions
 from rl_trainer.storage.remote_folder import is_s3
@@ -39,6 +40,9 @@ _AGAIN_SECONDS: Final = 30.0
 # Beyond the evaluation's own deadline: for loading a model, which is not interrupted.
 _SPARE_SECONDS: Final = 600.0
 _PROBE_SECONDS: Final = 1800.0
+# Evaluations, and probes, that are remembered; besides that of what serves.
+_KEPT: Final = 4
+_MESSAGE_BYTES: Final = 500
 _PROBE_CLIENTS: Final = 4
 _LOOK_SECONDS: Final = 0.5
 
@@ -49,6 +53,7 @@ class Evaluation:
 
     Attributes:
         key: of what it was asked: gate and serving policy, as text.
+        version: of the candidate.
         state: running, passed, failed, error.
         message: one sentence.
         report: see `Report.to_json`; None: there is none.
@@ -56,15 +61,26 @@ class Evaluation:
     """
 
     key: str
+    version: str
     state: str = "running"
     message: str = "the candidate is evaluated"
     report: dict[str, Any] | None = None
     ended: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        if self.task is not None:
+            self.task.cancel()
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the status has of it; `body` has all."""
+        return {"state": self.state, "message": brief(self.message, _MESSAGE_BYTES)}
+
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"state": self.state, "message": self.message, "report": self.report}
+        return {**self.shown, "report": self.report}
 
 
 class Trials:
@@ -91,6 +107,7 @@ class Trials:
         self._application, self._deployment = application, deployment
         self.evaluations: dict[str, Evaluation] = {}
         self.probes: dict[str, dict[str, Any]] = {}
+        self._measured: Evaluation | None = None
         self._probing: dict[str, asyncio.Task[None]] = {}
         # The head is small: one model, or two of one evaluation, at a time.
         self._turn = asyncio.Lock()
@@ -106,18 +123,33 @@ class Trials:
             late = found.state == "error" and time.monotonic() - found.ended > _AGAIN_SECONDS
             if not late:
                 return found
-        if found is not None and found.task is not None:
-            found.task.cancel()
-        made = self.evaluations[digest] = Evaluation(key)
+        if found is not None:
+            found.give_up()
+            del self.evaluations[digest]  # the newest one comes last
+        made = self.evaluations[digest] = Evaluation(key, candidate.version)
         made.task = asyncio.create_task(self._evaluate(made, candidate, serving, gate))
         return made
+
+    def forget(self, serving: Collection[str]) -> None:
+        """All evaluations and probes but the newest, those of versions that are `serving`, and the one that is measured."""
+        for digest, one in list(self.evaluations.items())[:-_KEPT]:
+            if one.version not in serving and one is not self._measured:
+                one.give_up()
+                del self.evaluations[digest]
+        for version in list(self.probes)[:-_KEPT]:
+            if version not in serving:
+                del self.probes[version]
 
     async def _evaluate(
         self, made: Evaluation, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate
     ) -> None:
         try:
             async with self._turn:
-                report = await self._measure(candidate, serving, gate)
+                self._measured = made
+                try:
+                    report = await self._measure(candidate, serving, gate)
+                finally:
+                    self._measured = None
             made.report, made.message = report, report["message"]
             made.state = "passed" if report["passed"] else "failed"
         except RLTrainError as error:
@@ -183,6 +215,7 @@ class Trials:
                 marks = await asyncio.gather(
                     *(right(number, question) for number, question in enumerate(probe.questions))
                 )
+            self.probes.pop(version, None)  # the newest one comes last
             self.probes[version] = {"score": sum(marks) / len(marks), "n": len(marks)}
         except Exception as error:  # the operator asks again
             logger.warning(

@@ -1,0 +1,157 @@
+"""What the operator reads of a service's control: short whatever has happened, and what it decides by is always in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from async_work import run_async
+from starlette.requests import Request as HttpRequest
+
+from rl_serve.arguments import parse_arguments
+from rl_serve.catalog import Listed
+from rl_serve.control import Control
+from rl_serve.status import ReplicaReport
+from rl_serve.window import Answered, Window
+
+TOKEN = "the-operators-token"
+MOST_BYTES = 48 * 2**10
+SECONDS = 30.0
+
+
+def policy(number: int) -> dict[str, str]:
+    return {"source": f"/run/step-{number}", "digest": f"{number:064x}", "version": f"v{number}"}
+
+
+async def forever(*_: object) -> Any:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "probe.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    arguments = {
+        "service": "svc",
+        "model": "m",
+        "source": {"run": "r", "folder": str(tmp_path / "run")},
+        "controlTokenFile": str(tmp_path / "token"),
+        "probe": {"file": str(tmp_path / "probe.jsonl")},
+    }
+    return Control(parse_arguments(arguments), tmp_path / "cache", "rltrain", "policy")
+
+
+async def ask(control: Control, path: str, body: Any = None) -> tuple[int, Any, int]:
+    """Status, the object, and its bytes."""
+    content = json.dumps(body).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": "GET" if body is None else "POST",
+        "path": f"/{path}",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {TOKEN}".encode())],
+    }
+    response = await control(HttpRequest(scope, receive))
+    return response.status_code, json.loads(bytes(response.body)), len(bytes(response.body))
+
+
+def report(
+    name: str, version: str | None, error: str | None = None, answered: int = 0, **more: Any
+) -> ReplicaReport:
+    window = Window()
+    for _ in range(answered):
+        window.note(Answered(version or "", 200, 4, 8, 0.5, 0.1), time.time())
+    return ReplicaReport(name, version, None, error, window.slices(time.time()), **more)
+
+
+async def evaluated(control: Control, number: int, serving: int | None = 1, **gate: Any) -> Any:
+    body = {
+        "candidate": policy(number),
+        "serving": None if serving is None else policy(serving),
+        "gate": gate or {"probe": {"maxDrop": 0.0}},
+    }
+    code, said, _ = await ask(control, "evaluate", body)
+    assert code == 202, said
+    return said
+
+
+def test_the_last_candidates_and_what_serves_are_in_a_status_that_stays_short(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(candidate: Any, serving: Any, gate: Any) -> dict[str, Any]:
+        if candidate.version == "v300":
+            await forever()
+        return {"passed": True, "message": "é" * 5000, "probe": {"candidate": 1.0}}
+
+    monkeypatch.setattr(control._trials, "_measure", measure)
+    listed = [Listed(step, f"{step:064x}", f"s3://bucket/{'x' * 860}/{step}") for step in range(10)]
+    monkeypatch.setattr(control, "_look", lambda: (listed, "é" * 5000))
+
+    async def work() -> None:
+        for number in range(1, 301):
+            await control.report(report(f"old-{number % 50}", f"v{number}", answered=1))
+            control._trials.probes[f"v{number}"] = {"score": 1.0, "n": 12}
+            await evaluated(control, number)
+            if number < 300:
+                task = control._trials.evaluations[policy(number)["digest"]].task
+                assert task is not None
+                await task
+            if number == 1:
+                whole = await evaluated(control, 1)
+                assert whole["report"]["probe"] == {"candidate": 1.0}
+            control._replicas._said.pop(f"old-{number % 50}")
+            await control.report(report("a", "v1", answered=1))
+            code, said, size = await ask(control, "status")
+            assert (code, size < MOST_BYTES) == (200, True), size
+        assert "report" not in said["evaluations"][policy(300)["digest"]]
+        assert set(said["evaluations"]) == {policy(number)["digest"] for number in (1, 297, 298, 299, 300)}
+        assert said["evaluations"][policy(300)["digest"]]["state"] == "running"
+        assert next(iter(said["versions"])) == "v1"
+        assert {"v300", "v299"} < said["versions"].keys()
+        assert said["versions"]["v1"]["probe"] == {"score": 1.0, "n": 12}
+        assert len(said["versions"]) == 5
+
+    run_async(work, SECONDS)
+
+
+def test_what_waits_to_be_measured_is_given_up_when_many_others_are(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control._trials, "_measure", forever)
+
+    async def work() -> None:
+        for number in range(1, 101):
+            await evaluated(control, number)
+            await asyncio.sleep(0)
+        waiting = control._trials.evaluations[policy(50)["digest"]].task
+        _, said, _ = await ask(control, "status")
+        # The one that is measured, and the last ones.
+        left = {policy(number)["digest"] for number in (1, 97, 98, 99, 100)}
+        assert set(said["evaluations"]) == left
+        assert waiting is not None
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+
+    run_async(work, SECONDS)
+
+
+def test_versions_of_many_copies_are_cut_and_what_serves_is_not(control: Control) -> None:
+    async def work() -> None:
+        for number in range(200):
+            await control.report(report(f"old-{number}", f"a{number}", answered=1))
+        control._replicas._clock = lambda: time.time() + 60
+        for number in range(3):
+            await control.report(report(f"r{number}", "zz", answered=1))
+        _, said, size = await ask(control, "status")
+        assert next(iter(said["versions"])) == "zz"
+        assert (len(said["versions"]), size < MOST_BYTES) == (8, True)
+
+    run_async(work, SECONDS)
