@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from rl_serve.catalog import Listed
 from rl_serve.window import SECONDS, Slices, Tally, add_up
 
 # The operator reads 64 KiB of a status: whatever has happened, it is far shorter.
+_NAMED: Final = 16
+_KINDS: Final = 8
 _VERSIONS: Final = 8
 _BYTES: Final = 300
 # A replica that says nothing for longer is gone.
@@ -39,7 +42,12 @@ class ReplicaReport:
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"id": self.id, "version": self.version, "loading": self.loading, "error": self.error}
+        return {"id": self.id, **self.kind, "error": None if self.error is None else brief(self.error)}
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """In what it is like others, for who counts them."""
+        return {"version": self.version, "loading": self.loading}
 
 
 class Replicas:
@@ -71,6 +79,22 @@ class Replicas:
         return add_up([said.slices for _, said in self._said.values()], now)
 
 
+def _copies(here: Iterable[ReplicaReport]) -> list[dict[str, Any]]:
+    """How many replicas are alike, of each kind, with the error of the first one; the rarest kinds count as one of no
+    version, so that none is taken for what it is not.
+    """
+    kinds: dict[str, list[ReplicaReport]] = {}
+    for one in here:
+        kinds.setdefault(json.dumps([one.kind, one.error is None]), []).append(one)
+    most = sorted(kinds.values(), key=len, reverse=True)
+    counted = [{**alike[0].body(), "count": len(alike)} for alike in most[:_KINDS]]
+    for one in counted:
+        del one["id"]
+    left = sum(map(len, most[_KINDS:]))
+    nothing = ReplicaReport("", None, None, None, {}).kind | {"error": None}
+    return [*counted, nothing | {"count": left}] if left else counted
+
+
 def brief(text: str, most: int = _BYTES) -> str:
     """A text of others' as one line of at most `most` bytes."""
     found = printable(text).encode()
@@ -91,7 +115,8 @@ def status_body(
     busiest = sorted(tallies, key=lambda version: -tallies[version].requests)
     known = dict.fromkeys([*(version for version, _ in serving.most_common()), *reversed(probes), *busiest])
     return {
-        "replicas": [one.body() for one in here],
+        "replicas": [one.body() for one in here][:_NAMED],
+        "copies": _copies(here),
         "versions": {
             version: tallies.get(version, Tally()).body() | {"probe": probes.get(version)}
             for version in list(known)[:_VERSIONS]

@@ -16,7 +16,9 @@ from rl_operator.model.service import Control, Evaluation, Replica, VersionFigur
 
 SECONDS: Final = 3.0
 _ITEMS: Final = 64
-"""Copies, versions or checkpoints that are looked at."""
+"""Kinds of copies, versions or checkpoints that are looked at."""
+_COPIES: Final = 4096
+"""Copies that are counted: a service may have a quarter of them."""
 _LONGEST: Final = 500
 _URI: Final = 1024
 _DIGEST: Final = 64
@@ -47,7 +49,7 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
     return Control(
         time=now,
         cluster=cluster,
-        replicas=tuple(map(_replica, _objects(document.get("replicas")))),
+        replicas=_replicas(document),
         versions={_text(name): _figures(one) for name, one in _mapping(document.get("versions"))},
         checkpoints=tuple(
             found
@@ -61,6 +63,17 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
             for name, one in _mapping(document.get("evaluations"))
         },
     )
+
+
+def _replicas(document: Mapping[str, Any]) -> tuple[Replica, ...]:
+    """All copies. A control says how many are alike, as it names but a few; one of an older trainer names all."""
+    copies = document.get("copies")
+    if not isinstance(copies, list):
+        return tuple(map(_replica, _objects(document.get("replicas"))))
+    found: list[Replica] = []
+    for one in _objects(copies):
+        found.extend([_replica(one)] * min(_count(one.get("count")), _COPIES - len(found)))
+    return tuple(found)
 
 
 def _replica(one: Mapping[str, Any]) -> Replica:

@@ -50,6 +50,7 @@ class Replica:
     """One copy of the policy, as the service's control says."""
 
     id: str
+    """Empty: it was counted, and not named."""
     version: str = ""
     """Version that it serves; empty: none."""
     loading: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from async_work import run_async
 from starlette.requests import Request as HttpRequest
 
+from rl_operator.drivers.control import read_control
 from rl_serve.arguments import parse_arguments
 from rl_serve.catalog import Listed
 from rl_serve.control import Control
@@ -139,6 +141,30 @@ def test_what_waits_to_be_measured_is_given_up_when_many_others_are(
         assert waiting is not None
         await asyncio.wait([waiting])
         assert waiting.cancelled()
+
+    run_async(work, SECONDS)
+
+
+def test_a_thousand_copies_are_counted_and_a_few_are_named(control: Control) -> None:
+    async def work() -> None:
+        for number in range(1000):
+            await control.report(report(f"r{number:04}", "v1"))
+        await control.report(report("r0500", "v2"))
+        await control.report(report("r0501", None, "é" * 5000))
+        _, said, size = await ask(control, "status")
+        assert [one["id"] for one in said["replicas"]] == [f"r{number:04}" for number in range(16)]
+        counted = [(one["version"], one["count"], bool(one["error"])) for one in said["copies"]]
+        assert counted == [("v1", 998, False), ("v2", 1, False), (None, 1, True)]
+        found = read_control(said, "c", "r", datetime.now(UTC)).replicas
+        assert sum(one.version == "v1" for one in found) == 998
+        assert (len(found), size < MOST_BYTES) == (1000, True)
+        # All are of another kind, and as long as may be: none is forgotten, and none serves what it does not.
+        for number in range(1000):
+            await control.report(report(f"r{number:04}", f"v{number:0252}", "é" * 5000))
+        _, said, size = await ask(control, "status")
+        assert sum(one["count"] for one in said["copies"]) == 1000
+        assert said["copies"][-1] == {"version": None, "loading": None, "error": None, "count": 992}
+        assert size < MOST_BYTES
 
     run_async(work, SECONDS)
 

@@ -75,6 +75,23 @@ def test_a_checkpoint_that_could_not_be_loaded_again_is_none(change: dict[str, A
     assert read(checkpoints=[{"step": 1, "digest": DIGEST, "source": "/x"} | change]).checkpoints == ()
 
 
+def test_copies_that_were_counted_are_as_many_as_there_are() -> None:
+    said = [
+        {"version": "v2", "loading": None, "error": None, "count": 1020},
+        {"version": "v1", "loading": "v2", "error": None, "count": 3},
+        {"version": None, "loading": None, "error": "no space", "count": 1},
+        {"version": "v1", "count": "many"},
+        {"version": "v1", "count": True},
+        7,
+    ]
+    found = read(replicas=[{"id": "r1", "version": "v2"}], copies=said).replicas
+    assert len(found) == 1024
+    assert [sum(one.version == version for one in found) for version in ("v2", "v1", "")] == [1020, 3, 1]
+    assert found[-1] == Replica("", error="no space")
+    endless = read(copies=[{"version": "v1", "count": 10**9}, {"version": "v2", "count": 10**9}]).replicas
+    assert len(endless) == 4096
+
+
 def test_there_are_never_too_many() -> None:
     found = read(
         replicas=[{"id": str(number)} for number in range(1000)],
