@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +68,8 @@ class Api:
         self._serving, self._keys, self._limit = serving, keys, limit
         self._stamped, self._ended = stamped, ended
         self._created = int(time.time())
+        self.under_way: Counter[str] = Counter()
+        """Requests that have not ended, by the version that was to answer them."""
 
     async def __call__(self, request: HttpRequest) -> Response:
         """The response to any request; raises nothing but what ends the task."""
@@ -76,11 +80,8 @@ class Api:
         except ClientDisconnect:
             return self.refusal(ApiError("the client has gone", status=GONE, code=None))
         except Exception:
-            # What it was stands in the replica's log; a client is told nothing of the server's inside.
             logger.exception("a request has failed")
-            return self.refusal(
-                ApiError("the server has failed to answer; its log says why", status=500, code=None)
-            )
+            return self.refusal(_failed())
 
     def refusal(self, error: ApiError) -> Response:
         """An error as a response."""
@@ -105,10 +106,10 @@ class Api:
                 body = await read_body(request)
                 # From here to the job's begin nothing waits, so that it begins with who serves now.
                 generator = self._generator()
-                watch.version = generator.version
+                self._begin(watch, generator.version)
                 return await self._answer(generator, _PARSERS[path](body, generator.limits), watch)
-            except ApiError as error:
-                self._end(watch, error.status)
+            except BaseException as error:
+                self._end(watch, _code_of(error))
                 raise
         generator = self._generator()
         limits = generator.limits
@@ -208,11 +209,22 @@ class Api:
         except ApiError as error:
             self._end(watch, error.status)
             yield failure(error)
+        except Exception:
+            logger.exception("a stream has failed")
+            self._end(watch, 500)
+            yield failure(_failed())
+
+    def _begin(self, watch: _Watch, version: str) -> None:
+        watch.version = version
+        self.under_way[version] += 1
 
     def _end(self, watch: _Watch, code: int) -> None:
         """Says that a request has ended; once, as what comes after its first end is no news."""
         if watch.began < 0:
             return
+        if watch.version:
+            self.under_way[watch.version] -= 1
+        self.under_way += Counter()  # leaves out those that are none
         now, job = time.monotonic(), watch.job
         usage = Usage(0, 0) if job is None else job.usage
         version = watch.version if job is None else job.version
@@ -246,6 +258,19 @@ class _Stream(StreamingResponse):
         finally:
             self._gone()
             self._job.close()
+
+
+def _code_of(error: BaseException) -> int:
+    """The status of a request that has ended so."""
+    if isinstance(error, ApiError):
+        return error.status
+    # Ray Serve ends the task of a client that has gone.
+    return GONE if isinstance(error, ClientDisconnect | asyncio.CancelledError) else 500
+
+
+def _failed() -> ApiError:
+    """What it was stands in the replica's log; a client is told nothing of the server's inside."""
+    return ApiError("the server has failed to answer; its log says why", status=500, code=None)
 
 
 async def _chain(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:

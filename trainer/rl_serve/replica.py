@@ -41,6 +41,7 @@ LOAD_SECONDS: Final = 1800.0
 _FETCH_SECONDS: Final = 900.0
 CONTROL: Final = "control"
 _REPORT_SECONDS: Final = 1.0
+_TOLD_SECONDS: Final = 30.0
 
 
 @dataclass
@@ -62,6 +63,7 @@ class PolicyReplica:
     """
 
     def __init__(self, setup: Setup) -> None:
+        self._reporter: asyncio.Task[None] | None = None
         device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
         if setup.serving.engine == "vllm":
             # Said before there is a policy, and by the machine that it is true of.
@@ -69,7 +71,6 @@ class PolicyReplica:
         self._setup = replace(setup, serving=replace(setup.serving, device=device))
         self._control: Any = None
         self._opened: _Opened | None = None
-        self._reporter: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
 
@@ -107,6 +108,13 @@ class PolicyReplica:
             error = ApiError(opened.holder.error, status=500, code="model_error")
             return Response(error.message, error.status, {"x-model-error": "1"}, media_type="text/plain")
         return await opened.api(request)
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve when all answers of a replica that shall end have ended: it has not died."""
+        if self._reporter is not None:
+            self._reporter.cancel()
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tell(gone=True)
 
     async def answer(self, content: str | list[dict[str, str]], tokens: int) -> dict[str, Any]:
         """The greedy answer, at most `tokens` long, to a text or to messages: `version` of the policy, and `text`.
@@ -176,7 +184,7 @@ class PolicyReplica:
                 await self._tell()
             await asyncio.sleep(_REPORT_SECONDS)
 
-    async def _tell(self) -> None:
+    async def _tell(self, *, gone: bool = False) -> None:
         opened = self._open()
         holder = opened.holder
         report = ReplicaReport(
@@ -185,11 +193,13 @@ class PolicyReplica:
             loading=holder.loading,
             error=holder.error,
             slices=opened.window.slices(time.time()),
+            under_way=opened.api.under_way,
+            gone=gone,
         )
         admission = opened.loader.admission
         running = min(admission.taken, admission.slots)
         opened.metrics.places(running, admission.taken - running)
-        opened.limits.replicas = max(1, await self._ask("report", report, seconds=30.0))
+        opened.limits.replicas = max(1, await self._ask("report", report, _TOLD_SECONDS))
 
     async def _ask(self, method: str, argument: Any, seconds: float) -> Any:
         """A method of the control application.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rl_api.errors import RLTrainError
 from rl_api.printable import printable
 from rl_serve.catalog import Listed
-from rl_serve.window import SECONDS, Slices, Tally, add_up
+from rl_serve.window import SECONDS, Slices, Tally, add_up, slice_of
 
 # The operator reads 64 KiB of a status: whatever has happened, it is far shorter.
 _NAMED: Final = 16
@@ -32,13 +32,20 @@ class Fetched:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica says of itself: its policy's version, the one it loads, why it cannot, and what it has answered."""
+    """What a replica says of itself: its policy's version, the one it loads, why it cannot, and what it has answered.
+
+    Attributes:
+        under_way: requests that have not ended, by version.
+        gone: it was told to end, has ended all its answers, and says nothing more.
+    """
 
     id: str
     version: str | None
     loading: str | None
     error: str | None
     slices: Slices
+    under_way: Mapping[str, int] = field(default_factory=dict)
+    gone: bool = False
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -63,12 +70,18 @@ class Replicas:
 
     def hear(self, report: ReplicaReport) -> None:
         """What one says now."""
-        self._said[report.id] = (self._clock(), report)
+        _, before = self._said.get(report.id, (0.0, report))
+        if report.gone or not before.gone:  # what was under way when it went is no news
+            self._said[report.id] = (self._clock(), report)
 
     def here(self) -> list[ReplicaReport]:
         """Those that have said something lately, by their ids."""
         now = self._clock()
-        return [said for _, (at, said) in sorted(self._said.items()) if now - at <= SILENT_SECONDS]
+        return [
+            said
+            for _, (at, said) in sorted(self._said.items())
+            if not said.gone and now - at <= SILENT_SECONDS
+        ]
 
     def tallies(self) -> dict[str, Tally]:
         """What they have answered in the last minutes, by version."""
@@ -76,7 +89,12 @@ class Replicas:
         self._said = {
             name: one for name, one in self._said.items() if now - one[0] <= SECONDS + SILENT_SECONDS
         }
-        return add_up([said.slices for _, said in self._said.values()], now)
+        found = add_up([said.slices for _, said in self._said.values()], now)
+        for at, said in self._said.values():
+            if not said.gone and now - at > SILENT_SECONDS:
+                for version, tally in _lost(said, at).items():
+                    found.setdefault(version, Tally()).add(tally)
+        return found
 
 
 def _copies(here: Iterable[ReplicaReport]) -> list[dict[str, Any]]:
@@ -99,6 +117,20 @@ def brief(text: str, most: int = _BYTES) -> str:
     """A text of others' as one line of at most `most` bytes."""
     found = printable(text).encode()
     return found.decode() if len(found) <= most else f"{found[: most - 3].decode(errors='ignore')}…"
+
+
+def _lost(said: ReplicaReport, at: float) -> dict[str, Tally]:
+    """What a replica that is dead since `at` leaves behind: what was under way has failed, at least one request where some had
+    come lately, as it tells once a second what is.
+    """
+    under_way = dict(said.under_way)
+    latest = max(said.slices, default=0)
+    if said.version is not None and latest >= slice_of(at) - 1 and said.version in said.slices[latest]:
+        under_way[said.version] = max(1, under_way.get(said.version, 0))
+    found = {version: Tally(requests=count, errors=count) for version, count in under_way.items()}
+    if said.version is not None:
+        found.setdefault(said.version, Tally()).deaths = 1
+    return found
 
 
 def status_body(

@@ -88,6 +88,7 @@ def _figures(one: Mapping[str, Any]) -> VersionFigures:
         errors=min(requests, _count(one.get("errors"))),
         token_seconds=_figure(times.get("p95")) if isinstance(times, Mapping) else None,
         probe=_figure(probe.get("score")) if isinstance(probe, Mapping) else None,
+        deaths=_count(one.get("deaths")),
     )
 
 

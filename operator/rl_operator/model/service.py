@@ -69,6 +69,8 @@ class VersionFigures:
     """Time per token, 95th percentile."""
     probe: float | None = None
     """Score of the probe, answered by the copies that serve."""
+    deaths: int = 0
+    """Copies that ended with it and had not been told to; what they were answering is among the errors."""
 
     @property
     def error_ratio(self) -> float:

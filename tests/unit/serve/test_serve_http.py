@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from rl_api.errors import ModelError
 from rl_serve.http import Api
 from rl_serve.keys import read_keys
+from rl_serve.window import Answered
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.presets import write_tiny
 
@@ -154,10 +155,39 @@ def test_what_nobody_thought_of_is_an_error_without_an_inside(
                 raise KeyError("/secret/path")
 
             monkeypatch.setattr(generator, "start", broken)
-            client = Client(Api(lambda: generator, lambda: None))
-            status, _, found = await client.whole("/v1/completions", {"prompt": "a"})
+            ended: list[Answered] = []
+            api = Api(lambda: generator, lambda: None, ended=ended.append)
+            status, _, found = await Client(api).whole("/v1/completions", {"prompt": "a"})
             assert (status, found["error"]["type"]) == (500, "server_error")
             assert "secret" not in json.dumps(found)
+            # Who compares versions hears of it.
+            assert [(one.version, one.code) for one in ended] == [("step-7", 500)]
+            assert not api.under_way
+
+    run(work())
+
+
+def test_a_stream_that_fails_inside_ends_with_an_error_that_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            ended: list[Answered] = []
+            api = Api(lambda: generator, lambda: None, ended=ended.append)
+            client = Client(api)
+            body = {"prompt": "a", "max_tokens": 600, "stream": True}
+            status, _, pieces = await client.ask("/v1/completions", body)
+            assert (status, api.under_way) == (200, {"step-7": 1})
+
+            def broken(*_: object) -> None:
+                raise KeyError("/secret/path")
+
+            monkeypatch.setattr("rl_serve.http.event", broken)
+            events = [piece async for piece in pieces if piece]
+            assert json.loads(events[-1].removeprefix(b"data: "))["error"]["type"] == "server_error"
+            assert b"secret" not in b"".join(events)
+            assert [(one.version, one.code) for one in ended] == [("step-7", 500)]
+            assert not api.under_way
 
     run(work())
 

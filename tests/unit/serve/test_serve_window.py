@@ -57,6 +57,46 @@ def test_what_a_replica_has_answered_counts_on_when_it_is_gone() -> None:
     assert status_body(replicas, [], "", {}, {})["versions"] == {}
 
 
+def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() -> None:
+    now = NOW
+    replicas = Replicas(lambda: now)
+
+    def hear(name: str, version: str, under_way: dict[str, int], *, busy: bool = True, gone: bool = False) -> None:
+        window = Window()
+        for _ in range(9 * busy):
+            window.note(answered(version), now)
+        replicas.hear(ReplicaReport(name, version, None, None, window.slices(now), under_way, gone))
+
+    def counted(version: str) -> tuple[int, int, int]:
+        tally = replicas.tallies()[version]
+        return tally.requests, tally.errors, tally.deaths
+
+    hear("dies", "a", {"a": 3, "before": 2})
+    hear("dies between two answers", "b", {})
+    hear("dies while nobody asks", "c", {}, busy=False)
+    hear("ends", "d", {"d": 3})
+    hear("ends", "d", {}, gone=True)
+    hear("ends", "d", {"d": 3})  # said before, and late
+    hear("is slow", "e", {"e": 3})
+    assert [one.id for one in replicas.here()] == [
+        "dies",
+        "dies between two answers",
+        "dies while nobody asks",
+        "is slow",
+    ]
+    assert counted("a") == (9, 0, 0)
+    now += SILENT_SECONDS + 1
+    assert (counted("a"), counted("before")) == ((12, 3, 1), (2, 2, 0))
+    assert (counted("b"), counted("c"), counted("d")) == ((10, 1, 1), (0, 0, 1), (9, 0, 0))
+    assert counted("e") == (12, 3, 1)
+    hear("is slow", "e", {})
+    assert counted("e") == (9, 0, 0)
+    body = status_body(replicas, [], "", {}, {})["versions"]["a"]
+    assert (body["requests"], body["errors"], body["deaths"]) == (12, 3, 1)
+    now += SECONDS + 20
+    assert replicas.tallies() == {}
+
+
 def test_limits_are_shared_and_say_when_to_come_again() -> None:
     now = 0.0
     limits = RequestLimits(4, 1, lambda: now)

@@ -25,6 +25,7 @@ def test_what_is_said_is_read() -> None:
             "v1": {
                 "requests": 10,
                 "errors": 1,
+                "deaths": 2,
                 "tpot": {"p50": 0.1, "p95": 0.2},
                 "probe": {"score": 0.5, "n": 4},
             }
@@ -34,7 +35,7 @@ def test_what_is_said_is_read() -> None:
         evaluations={DIGEST: {"state": "passed", "message": "good", "report": {"passed": True}}},
     )
     assert found.replicas == (Replica("r1", "v1"),)
-    assert found.versions == {"v1": VersionFigures(10, 1, 0.2, 0.5)}
+    assert found.versions == {"v1": VersionFigures(10, 1, 0.2, 0.5, 2)}
     assert [one.version for one in found.checkpoints] == ["sums-step-20-abababab"]
     assert found.evaluations == {DIGEST: Evaluation("passed", "good")}
 
