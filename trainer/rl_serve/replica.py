@@ -41,7 +41,7 @@ LOAD_SECONDS: Final = 1800.0
 _FETCH_SECONDS: Final = 900.0
 CONTROL: Final = "control"
 _REPORT_SECONDS: Final = 1.0
-_TOLD_SECONDS: Final = 30.0
+_GOODBYE_SECONDS: Final = 5.0
 
 
 @dataclass
@@ -114,7 +114,7 @@ class PolicyReplica:
         if self._reporter is not None:
             self._reporter.cancel()
             with contextlib.suppress(DeadlineExceeded):
-                await self._tell(gone=True)
+                await self._tell(gone=True, seconds=_GOODBYE_SECONDS)
 
     async def answer(self, content: str | list[dict[str, str]], tokens: int) -> dict[str, Any]:
         """The greedy answer, at most `tokens` long, to a text or to messages: `version` of the policy, and `text`.
@@ -184,7 +184,7 @@ class PolicyReplica:
                 await self._tell()
             await asyncio.sleep(_REPORT_SECONDS)
 
-    async def _tell(self, *, gone: bool = False) -> None:
+    async def _tell(self, *, gone: bool = False, seconds: float = 30.0) -> None:
         opened = self._open()
         holder = opened.holder
         report = ReplicaReport(
@@ -199,7 +199,7 @@ class PolicyReplica:
         admission = opened.loader.admission
         running = min(admission.taken, admission.slots)
         opened.metrics.places(running, admission.taken - running)
-        opened.limits.replicas = max(1, await self._ask("report", report, _TOLD_SECONDS))
+        opened.limits.replicas = max(1, await self._ask("report", report, seconds))
 
     async def _ask(self, method: str, argument: Any, seconds: float) -> Any:
         """A method of the control application.
