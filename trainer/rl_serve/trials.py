@@ -6,6 +6,7 @@ An evaluation has a process of its own on the head, which has no traffic; a prob
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -52,8 +53,10 @@ class Evaluation:
     """One candidate before the gate.
 
     Attributes:
-        key: of what it was asked: gate and serving policy, as text.
+        key: of what was asked: gate, serving policy and the probe's questions, as text.
         version: of the candidate.
+        serving: digest of the policy that it is compared with; None: with none.
+        gate: as it came.
         state: running, passed, failed, error.
         message: one sentence.
         report: see `Report.to_json`; None: there is none.
@@ -62,6 +65,8 @@ class Evaluation:
 
     key: str
     version: str
+    serving: str | None
+    gate: Any
     state: str = "running"
     message: str = "the candidate is evaluated"
     report: dict[str, Any] | None = None
@@ -76,7 +81,12 @@ class Evaluation:
     @property
     def shown(self) -> dict[str, Any]:
         """What the status has of it; `body` has all."""
-        return {"state": self.state, "message": brief(self.message, _MESSAGE_BYTES)}
+        return {
+            "state": self.state,
+            "message": brief(self.message, _MESSAGE_BYTES),
+            "serving": self.serving,
+            "gate": self.gate,
+        }
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -117,7 +127,7 @@ class Trials:
     def evaluate(self, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate, said: Any) -> Evaluation:
         """Begin, unless the same was asked before; `said`: the gate as it came."""
         digest = candidate.digest or ""
-        key = json.dumps(said, sort_keys=True)
+        key = json.dumps([said, None if serving is None else serving.model_dump(), self._probed(gate)], sort_keys=True)
         found = self.evaluations.get(digest)
         if found is not None and found.key == key:
             late = found.state == "error" and time.monotonic() - found.ended > _AGAIN_SECONDS
@@ -126,7 +136,9 @@ class Trials:
         if found is not None:
             found.give_up()
             del self.evaluations[digest]  # the newest one comes last
-        made = self.evaluations[digest] = Evaluation(key, candidate.version)
+        made = self.evaluations[digest] = Evaluation(
+            key, candidate.version, None if serving is None else serving.digest, said
+        )
         made.task = asyncio.create_task(self._evaluate(made, candidate, serving, gate))
         return made
 
@@ -221,6 +233,14 @@ class Trials:
             logger.warning(
                 "the probe of %s has no score: %s", version, first_line(error) or type(error).__name__
             )
+
+    def _probed(self, gate: Gate) -> str | None:
+        """Digest of the probe's questions, which may change; None: they are not asked, or cannot be read."""
+        found = self._arguments.probe if gate.probe else None
+        try:
+            return None if found is None else hashlib.sha256(Path(found.file).read_bytes()).hexdigest()
+        except OSError:  # said by who reads them
+            return None
 
     def _probe(self) -> Probe:
         found = self._arguments.probe

@@ -12,7 +12,7 @@ from rl_api.printable import printable
 from rl_api.progress import MOST
 from rl_api.service_status import PolicyVersion
 from rl_operator.drivers.client import Drivers
-from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, Wish
+from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, Wish, gate_text
 
 SECONDS: Final = 3.0
 _ITEMS: Final = 64
@@ -21,6 +21,7 @@ _COPIES: Final = 4096
 """Copies that are counted: a service may have a quarter of them."""
 _LONGEST: Final = 500
 _URI: Final = 1024
+_GATE: Final = 1024
 _DIGEST: Final = 64
 
 
@@ -59,7 +60,7 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
         problem=_text(document.get("problem")),
         key_problem=_text(document.get("keys")),
         evaluations={
-            _text(name): Evaluation(_text(one.get("state")), _text(one.get("message")))
+            _text(name): _evaluation(one)
             for name, one in _mapping(document.get("evaluations"))
         },
     )
@@ -89,6 +90,15 @@ def _figures(one: Mapping[str, Any]) -> VersionFigures:
         token_seconds=_figure(times.get("p95")) if isinstance(times, Mapping) else None,
         probe=_figure(probe.get("score")) if isinstance(probe, Mapping) else None,
         deaths=_count(one.get("deaths")),
+    )
+
+
+def _evaluation(one: Mapping[str, Any]) -> Evaluation:
+    gate = one.get("gate")
+    text = gate_text(gate) if isinstance(gate, Mapping) else ""
+    return Evaluation(
+        *(_text(one.get(name)) for name in ("state", "message", "serving")),
+        gate=text if len(text) <= _GATE else "",
     )
 
 

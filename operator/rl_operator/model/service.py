@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -78,13 +79,22 @@ class VersionFigures:
         return self.errors / self.requests if self.requests else 0.0
 
 
+def gate_text(gate: object) -> str:
+    """A gate as text: the same for the same one."""
+    return json.dumps(gate, sort_keys=True)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What became of the wish to measure a candidate."""
 
     state: str
-    """running, passed, failed or error."""
+    """running, passed, failed (a verdict) or error (there is none)."""
     message: str = ""
+    serving: str = ""
+    """Digest of the policy that the candidate is compared with; empty: with none, or it is not said."""
+    gate: str = ""
+    """What is looked at, as `gate_text` writes it; empty: it is not said."""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,41 @@ def test_what_waits_to_be_measured_is_given_up_when_many_others_are(
     run_async(work, SECONDS)
 
 
+def test_what_was_found_in_other_circumstances_is_measured_again(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[str, str | None, Any]] = []
+
+    async def measure(candidate: Any, serving: Any, gate: Any) -> dict[str, Any]:
+        measured.append((candidate.version, serving and serving.version, gate))
+        return {"passed": True, "message": f"number {len(measured)}"}
+
+    monkeypatch.setattr(control._trials, "_measure", measure)
+
+    async def asked(times: int, serving: int | None = 1, **gate: Any) -> dict[str, Any]:
+        await evaluated(control, 7, serving, **gate)
+        task = control._trials.evaluations[policy(7)["digest"]].task
+        assert task is not None
+        await task
+        assert len(measured) == times
+        _, said, _ = await ask(control, "status")
+        return dict(said["evaluations"][policy(7)["digest"]])
+
+    async def work() -> None:
+        first = await asked(1)
+        assert await asked(1) == first
+        assert (first["serving"], first["gate"]) == (policy(1)["digest"], {"probe": {"maxDrop": 0.0}})
+        assert (await asked(2, serving=2))["serving"] == policy(2)["digest"]
+        assert (await asked(3, serving=None))["serving"] is None
+        stricter = await asked(4, serving=None, probe={"maxDrop": 0.0, "minScore": 0.5})
+        assert stricter["gate"] == {"probe": {"maxDrop": 0.0, "minScore": 0.5}}
+        (tmp_path / "probe.jsonl").write_text('{"prompt": "2+2=", "answer": "5"}\n')
+        again = await asked(5, serving=None, probe={"maxDrop": 0.0, "minScore": 0.5})
+        assert again["message"] == "number 5"
+
+    run_async(work, SECONDS)
+
+
 def test_a_thousand_copies_are_counted_and_a_few_are_named(control: Control) -> None:
     async def work() -> None:
         for number in range(1000):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_operator.drivers.control import read_control
-from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures
+from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, gate_text
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DIGEST = "ab" * 32
@@ -74,6 +74,15 @@ def test_nonsense_is_nothing(document: dict[str, Any]) -> None:
 )
 def test_a_checkpoint_that_could_not_be_loaded_again_is_none(change: dict[str, Any]) -> None:
     assert read(checkpoints=[{"step": 1, "digest": DIGEST, "source": "/x"} | change]).checkpoints == ()
+
+
+def test_an_evaluation_says_what_was_asked() -> None:
+    gate = {"probe": {"maxDrop": 0.05, "minScore": None}}
+    one = {"state": "passed", "message": "good", "serving": "cd" * 32, "gate": gate}
+    found = read(evaluations={DIGEST: one, "first": {**one, "serving": None, "gate": {"x": "x" * 5000}}}).evaluations
+    assert found[DIGEST] == Evaluation("passed", "good", "cd" * 32, gate_text(gate))
+    assert gate_text(dict(reversed(gate.items()))) == found[DIGEST].gate != gate_text({"probe": {}})
+    assert found["first"] == Evaluation("passed", "good")
 
 
 def test_copies_that_were_counted_are_as_many_as_there_are() -> None:
