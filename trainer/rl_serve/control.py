@@ -14,13 +14,14 @@ from typing import Any, Final
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rl_api.errors import CheckpointError, InvalidConfig, ModelError, RLTrainError
+from rl_api.errors import CheckpointError, InvalidConfig, ModelError, RLTrainError, Unavailable
 from rl_api.printable import printable
 from rl_api.validation import parse
 from rl_serve.answers import dumps
 from rl_serve.arguments import Arguments, AskProbe, Evaluate, PolicyRef
 from rl_serve.catalog import Listed, checkpoints_of
 from rl_serve.errors import ApiError
+from rl_serve.faults import passes
 from rl_serve.fields import parse_object
 from rl_serve.gate.criteria import Gate, parse_gate
 from rl_serve.http import read_body
@@ -92,14 +93,12 @@ class Control:
         try:
             self._keeper.ask(policy)
             return Fetched(share_folder(self._shelf.folder(policy)))
-        except ModelError as error:
-            return Fetched(error=ModelError(str(error)))
         except RLTrainError as error:
-            return Fetched(error=CheckpointError(str(error)))
+            return Fetched(error=_told(error)(str(error)))
         except Exception as error:
             logger.exception("%s could not be fetched", policy.version)
             return Fetched(
-                error=CheckpointError(f"{policy.source}: {type(error).__name__}: {first_line(error)}")
+                error=_told(error)(f"{policy.source}: {type(error).__name__}: {first_line(error)}")
             )
 
     # -- for the operator ----------------------------------------------------------------------------------------
@@ -211,6 +210,13 @@ class Control:
                 status=401,
                 code="invalid_token",
             )
+
+
+def _told(error: Exception) -> type[RLTrainError]:
+    """As what a replica is told of it, which knows no other kinds."""
+    if passes(error):
+        return Unavailable
+    return ModelError if isinstance(error, ModelError) else CheckpointError
 
 
 def _read_token(path: Path) -> bytes:

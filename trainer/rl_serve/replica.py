@@ -96,6 +96,7 @@ class PolicyReplica:
                 f"{policy.version} was not loaded after {LOAD_SECONDS:.0f} s; is there enough memory, and is the disk fast "
                 "enough?"
             )
+            opened.holder.retryable = True
         if opened.holder.error is not None and self._setup.control:
             with contextlib.suppress(DeadlineExceeded):
                 await self._tell()
@@ -192,6 +193,7 @@ class PolicyReplica:
             version=None if holder.server is None else holder.server.version,
             loading=holder.loading,
             error=holder.error,
+            retryable=holder.error is not None and holder.retryable,
             slices=opened.window.slices(time.time()),
             under_way=opened.api.under_way,
             gone=gone,

@@ -36,6 +36,7 @@ class ReplicaReport:
 
     Attributes:
         under_way: requests that have not ended, by version.
+        retryable: the error says nothing about the policy, which may be loaded another time.
         gone: it was told to end, has ended all its answers, and says nothing more.
     """
 
@@ -46,6 +47,7 @@ class ReplicaReport:
     slices: Slices
     under_way: Mapping[str, int] = field(default_factory=dict)
     gone: bool = False
+    retryable: bool = False
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -54,7 +56,7 @@ class ReplicaReport:
     @property
     def kind(self) -> dict[str, Any]:
         """In what it is like others, for who counts them."""
-        return {"version": self.version, "loading": self.loading}
+        return {"version": self.version, "loading": self.loading, "retryable": self.retryable}
 
 
 class Replicas:

@@ -19,11 +19,21 @@ from typing import Any, Final
 import ray
 from ray import serve
 
-from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_api.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    InvalidConfig,
+    ModelError,
+    RewardError,
+    RLTrainError,
+    TaskError,
+)
 from rl_serve.arguments import Arguments, PolicyRef
+from rl_serve.faults import passes
 from rl_serve.gate.criteria import Gate
 from rl_serve.gate.evaluate import TIMEOUT, evaluate
 from rl_serve.gate.heldout import bring_run
+from rl_serve.gate.judge import Measured, judge
 from rl_serve.gate.probe import Probe, Question, read_probe
 from rl_serve.keeper import Keeper
 from rl_serve.shelf import Shelf
@@ -40,6 +50,8 @@ HEAD: Final = {"head": 0.001}
 _AGAIN_SECONDS: Final = 30.0
 # Beyond the evaluation's own deadline: for loading a model, which is not interrupted.
 _SPARE_SECONDS: Final = 600.0
+# What asking again does not change: the gate, the task or its scorer cannot be used.
+_SETTLED: Final = (InvalidConfig, TaskError, RewardError)
 _PROBE_SECONDS: Final = 1800.0
 # Evaluations, and probes, that are remembered; besides that of what serves.
 _KEPT: Final = 4
@@ -57,8 +69,9 @@ class Evaluation:
         version: of the candidate.
         serving: digest of the policy that it is compared with; None: with none.
         gate: as it came.
-        state: running, passed, failed, error.
+        state: running; passed or failed: a verdict about the candidate; error: there is none.
         message: one sentence.
+        retryable: with state error, whether there may be one another time.
         report: see `Report.to_json`; None: there is none.
         ended: monotonic seconds.
     """
@@ -69,6 +82,7 @@ class Evaluation:
     gate: Any
     state: str = "running"
     message: str = "the candidate is evaluated"
+    retryable: bool = False
     report: dict[str, Any] | None = None
     ended: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -84,6 +98,7 @@ class Evaluation:
         return {
             "state": self.state,
             "message": brief(self.message, _MESSAGE_BYTES),
+            "retryable": self.retryable,
             "serving": self.serving,
             "gate": self.gate,
         }
@@ -166,9 +181,10 @@ class Trials:
             made.state = "passed" if report["passed"] else "failed"
         except RLTrainError as error:
             made.state, made.message = "error", str(error)
+            made.retryable = not isinstance(error, _SETTLED)
         except Exception as error:  # of Ray: the process was killed, for instance
             logger.exception("the evaluation of %s has failed", candidate.version)
-            made.state = "error"
+            made.state, made.retryable = "error", True
             made.message = f"the evaluation has failed: {type(error).__name__}: {first_line(error)}"
         made.ended = time.monotonic()
 
@@ -179,7 +195,12 @@ class Trials:
         if folder is not None and is_s3(folder):
             run = await asyncio.to_thread(bring_run, folder, self._cache / "run") if gate.held_out else None
         probe = await asyncio.to_thread(self._probe) if gate.probe else None
-        ours = await asyncio.to_thread(self._bring, candidate, candidate=True)
+        try:
+            ours = await asyncio.to_thread(self._bring, candidate, candidate=True)
+        except (CheckpointError, ModelError) as error:
+            if passes(error):
+                raise
+            return judge(gate, Measured(problem=str(error))).to_json()
         theirs = None if serving is None else await asyncio.to_thread(self._bring, serving, candidate=False)
         alone = ray.remote(num_cpus=0, resources=HEAD, max_calls=1, max_retries=0)
         # The head has no GPU: with vLLM on GPUs it is our own engine that measures.
@@ -196,7 +217,7 @@ class Trials:
         finally:
             ray.cancel(asked, force=True)  # passed over where it has ended
         if error is not None:
-            raise RLTrainError(error)
+            raise error
         return dict(report)
 
     def _bring(self, policy: PolicyRef, *, candidate: bool) -> Path:
@@ -268,7 +289,7 @@ def _in_a_process(
     probe: Probe | None,
     run: Path | None,
     engine: EngineKind,
-) -> tuple[dict[str, Any] | None, str | None]:
+) -> tuple[dict[str, Any] | None, RLTrainError | None]:
     """The report, or why there is none. Whatever else runs on the head comes first."""
     os.nice(10)
     try:
@@ -284,4 +305,5 @@ def _in_a_process(
         )
         return report.to_json(), None
     except RLTrainError as error:
-        return None, str(error)
+        # Without what it came from, which may not travel.
+        return None, (InvalidConfig if isinstance(error, _SETTLED) else RLTrainError)(str(error))

@@ -78,7 +78,8 @@ def _replicas(document: Mapping[str, Any]) -> tuple[Replica, ...]:
 
 
 def _replica(one: Mapping[str, Any]) -> Replica:
-    return Replica(*(_text(one.get(name)) for name in ("id", "version", "loading", "error")))
+    texts = (_text(one.get(name)) for name in ("id", "version", "loading", "error"))
+    return Replica(*texts, retryable=one.get("retryable") is True)
 
 
 def _figures(one: Mapping[str, Any]) -> VersionFigures:
@@ -99,6 +100,7 @@ def _evaluation(one: Mapping[str, Any]) -> Evaluation:
     return Evaluation(
         *(_text(one.get(name)) for name in ("state", "message", "serving")),
         gate=text if len(text) <= _GATE else "",
+        retryable=one.get("retryable") is True,
     )
 
 

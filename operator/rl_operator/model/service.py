@@ -58,6 +58,8 @@ class Replica:
     """Version that it loads."""
     error: str = ""
     """Why it could not load the last one."""
+    retryable: bool = False
+    """Whether that says nothing about the policy, such as that a bucket does not answer."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Evaluation:
     """Digest of the policy that the candidate is compared with; empty: with none, or it is not said."""
     gate: str = ""
     """What is looked at, as `gate_text` writes it; empty: it is not said."""
+    retryable: bool = False
+    """With state error, whether it may be known when it is asked for again, half a minute later."""
 
 
 @dataclass(frozen=True)

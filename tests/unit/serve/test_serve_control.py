@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 from async_work import run_async
+from ray.exceptions import WorkerCrashedError
 from starlette.requests import Request as HttpRequest
 
+from rl_api.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    InvalidConfig,
+    ModelError,
+    TaskError,
+    Unavailable,
+)
 from rl_operator.drivers.control import read_control
-from rl_serve.arguments import parse_arguments
+from rl_serve.arguments import PolicyRef, parse_arguments
 from rl_serve.catalog import Listed
 from rl_serve.control import Control
+from rl_serve.faults import passes
 from rl_serve.status import ReplicaReport
 from rl_serve.window import Answered, Window
 
@@ -83,6 +93,16 @@ async def evaluated(control: Control, number: int, serving: int | None = 1, **ga
     code, said, _ = await ask(control, "evaluate", body)
     assert code == 202, said
     return said
+
+
+async def told(control: Control, number: int) -> dict[str, Any]:
+    """What the status has of a candidate, once it is measured."""
+    await evaluated(control, number)
+    task = control._trials.evaluations[policy(number)["digest"]].task
+    assert task is not None
+    await task
+    _, said, _ = await ask(control, "status")
+    return dict(said["evaluations"][policy(number)["digest"]])
 
 
 def test_the_last_candidates_and_what_serves_are_in_a_status_that_stays_short(
@@ -180,6 +200,65 @@ def test_what_was_found_in_other_circumstances_is_measured_again(
     run_async(work, SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("error", "state", "retryable"),
+    [
+        (CheckpointError("model.safetensors does not match its checksum"), "failed", False),
+        (ModelError("config.json has no model_type"), "failed", False),
+        (Unavailable("the bucket does not answer"), "error", True),
+        (OSError(28, "No space left on device"), "error", True),
+    ],
+)
+def test_a_verdict_about_the_candidate_and_a_fault_of_its_place_are_told_apart(
+    control: Control, monkeypatch: pytest.MonkeyPatch, error: Exception, state: str, retryable: bool
+) -> None:
+    def folder(policy: PolicyRef) -> Path:
+        raise error
+
+    monkeypatch.setattr(control._shelf, "folder", folder)
+
+    async def work() -> None:
+        found = await told(control, 7)
+        assert (found["state"], found["retryable"]) == (state, retryable)
+        fetched = (await control.fetch(PolicyRef(**policy(7)))).error
+        assert passes(fetched) == retryable
+        assert type(fetched) is (Unavailable if retryable else type(error))
+
+    run_async(work, SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (CheckpointError("the serving policy is damaged"), True),
+        (DeadlineExceeded("it took too long"), True),
+        (WorkerCrashedError(), True),
+        (InvalidConfig("held-out prompts: the run has no task.evaluation"), False),
+        (TaskError("the task cannot be loaded"), False),
+    ],
+)
+def test_what_cannot_be_measured_is_no_verdict_and_is_tried_again_when_it_is_asked_for(
+    control: Control, monkeypatch: pytest.MonkeyPatch, error: Exception, retryable: bool
+) -> None:
+    async def measure(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(control._trials, "_measure", measure)
+    monkeypatch.setattr("rl_serve.trials._AGAIN_SECONDS", 0.0)
+
+    async def work() -> None:
+        found = await told(control, 7)
+        assert (found["state"], found["retryable"]) == ("error", retryable)
+
+        async def passed(*_: Any) -> dict[str, Any]:
+            return {"passed": True, "message": "good"}
+
+        monkeypatch.setattr(control._trials, "_measure", passed)
+        assert (await told(control, 7))["state"] == "passed"
+
+    run_async(work, SECONDS)
+
+
 def test_a_thousand_copies_are_counted_and_a_few_are_named(control: Control) -> None:
     async def work() -> None:
         for number in range(1000):
@@ -198,7 +277,8 @@ def test_a_thousand_copies_are_counted_and_a_few_are_named(control: Control) -> 
             await control.report(report(f"r{number:04}", f"v{number:0252}", "é" * 5000))
         _, said, size = await ask(control, "status")
         assert sum(one["count"] for one in said["copies"]) == 1000
-        assert said["copies"][-1] == {"version": None, "loading": None, "error": None, "count": 992}
+        left = {"version": None, "loading": None, "error": None, "retryable": False, "count": 992}
+        assert said["copies"][-1] == left
         assert size < MOST_BYTES
 
     run_async(work, SECONDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_api.errors import CheckpointError, ModelError
+from rl_api.errors import CheckpointError, ModelError, Unavailable
 from rl_api.run import TinyModelSpec
 from rl_serve.arguments import PolicyRef
 from rl_serve.catalog import checkpoints_of
@@ -68,7 +68,7 @@ def test_a_verified_copy_stays_when_the_checkpoint_goes(tmp_path: Path) -> None:
     for step in range(2, 2 + KEPT):
         shelf.folder(ref(save(tmp_path / "run", step)))
     assert len(list((tmp_path / "cache" / "policies").iterdir())) == KEPT
-    with pytest.raises(ModelError, match="there is no such folder"):
+    with pytest.raises(Unavailable, match="there is no such folder now"):
         shelf.folder(ref(found))
 
 

@@ -44,13 +44,15 @@ def test_what_a_replica_has_answered_counts_on_when_it_is_gone() -> None:
         window = Window()
         if version is not None:
             window.note(answered(version), now)
-        replicas.hear(ReplicaReport(name, version, None, error, window.slices(now)))
+        gone = version is not None
+        replicas.hear(ReplicaReport(name, version, None, error, window.slices(now), gone=gone))
 
     hear("r1", "a")
     now += SILENT_SECONDS + 1
     hear("r2", None, "damaged")
     body = status_body(replicas, [], "", {}, {"c": {"score": 1.0, "n": 3}})
-    assert body["replicas"] == [{"id": "r2", "version": None, "loading": None, "error": "damaged"}]
+    (told,) = body["replicas"]
+    assert told == {"id": "r2", "version": None, "loading": None, "error": "damaged", "retryable": False}
     assert body["versions"]["a"]["requests"] == 1
     assert (body["versions"]["c"]["requests"], body["versions"]["c"]["probe"]["n"]) == (0, 3)
     now += SECONDS + 20

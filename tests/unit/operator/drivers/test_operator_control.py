@@ -85,6 +85,13 @@ def test_an_evaluation_says_what_was_asked() -> None:
     assert found["first"] == Evaluation("passed", "good")
 
 
+@pytest.mark.parametrize(("said", "known"), [(True, True), (False, False), (None, False), ("yes", False)])
+def test_what_says_nothing_of_the_policy_is_told_apart(said: object, known: bool) -> None:
+    one = {"state": "error", "error": "no space", "count": 1, "retryable": said}
+    found = read(evaluations={DIGEST: one}, copies=[one])
+    assert (found.evaluations[DIGEST].retryable, found.replicas[0].retryable) == (known, known)
+
+
 def test_copies_that_were_counted_are_as_many_as_there_are() -> None:
     said = [
         {"version": "v2", "loading": None, "error": None, "count": 1020},
