@@ -104,7 +104,7 @@ class Api:
             try:
                 self._limit(key)
                 body = await read_body(request)
-                # From here to the job's begin nothing waits, so that it begins with who serves now.
+                # It begins with who serves now: nothing waits until then, or the generator waits for it.
                 generator = self._generator()
                 self._begin(watch, generator.version)
                 return await self._answer(generator, _PARSERS[path](body, generator.limits), watch)
@@ -151,7 +151,7 @@ class Api:
         return self._json(state, generator.version, 503 if sentence else 200)
 
     async def _answer(self, generator: Generator, request: Request, watch: _Watch) -> Response:
-        job = watch.job = generator.start(request)
+        job = watch.job = await generator.begin(request)
         if not request.stream:
             try:
                 whole, usage = await _whole(job, request.sequences, watch)

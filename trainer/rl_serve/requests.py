@@ -11,6 +11,7 @@ from rl_serve.fields import Fields, parse_object, text, wrong
 
 # As many as OpenAI has.
 MOST_LOGPROBS: Final = 20
+MOST_SEQUENCES: Final = 128
 _MOST_STOPS, _LONGEST_STOP = 16, 200
 _MOST_MESSAGES: Final = 2000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -150,7 +151,7 @@ def _request(
     request = Request(
         prompts=prompts,
         messages=messages,
-        n=fields.whole("n", 1, 1, limits.sequences),
+        n=fields.whole("n", 1, 1, limits.sequences, " (answers that one request may have here)"),
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

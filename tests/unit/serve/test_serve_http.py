@@ -154,7 +154,7 @@ def test_what_nobody_thought_of_is_an_error_without_an_inside(
             def broken(*_: object) -> None:
                 raise KeyError("/secret/path")
 
-            monkeypatch.setattr(generator, "start", broken)
+            monkeypatch.setattr(generator.tokenizer, "encode", broken)
             ended: list[Answered] = []
             api = Api(lambda: generator, lambda: None, ended=ended.append)
             status, _, found = await Client(api).whole("/v1/completions", {"prompt": "a"})
