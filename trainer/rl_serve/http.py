@@ -87,9 +87,9 @@ class Api:
         """An error as a response."""
         headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
         generator = self._serving()
-        return self._json(
-            error.body(), None if generator is None else generator.version, error.status, headers
-        )
+        if error.version is None and generator is not None:
+            error.version = generator.version
+        return self._json(error.body(), error.version, error.status, headers)
 
     async def _route(self, request: HttpRequest) -> Response:
         path = request.url.path.rstrip("/")
@@ -110,6 +110,8 @@ class Api:
                 return await self._answer(generator, _PARSERS[path](body, generator.limits), watch)
             except BaseException as error:
                 self._end(watch, _code_of(error))
+                if isinstance(error, ApiError):
+                    error.version = _version_of(watch)
                 raise
         generator = self._generator()
         limits = generator.limits
@@ -206,13 +208,13 @@ class Api:
                 yield event(form.closing(job.usage))
             self._end(watch, 200)
             yield DONE
-        except ApiError as error:
+        except Exception as found:
+            if not isinstance(found, ApiError):
+                logger.exception("a stream has failed")
+            error = found if isinstance(found, ApiError) else _failed()
+            error.version = form.version
             self._end(watch, error.status)
             yield failure(error)
-        except Exception:
-            logger.exception("a stream has failed")
-            self._end(watch, 500)
-            yield failure(_failed())
 
     def _begin(self, watch: _Watch, version: str) -> None:
         watch.version = version
@@ -227,7 +229,7 @@ class Api:
         self.under_way += Counter()  # leaves out those that are none
         now, job = time.monotonic(), watch.job
         usage = Usage(0, 0) if job is None else job.usage
-        version = watch.version if job is None else job.version
+        version = _version_of(watch) or ""
         ttft = None if watch.first is None else watch.first - watch.began
         self._ended(Answered(version, code, usage.prompt, usage.completion, now - watch.began, ttft))
         watch.began = -1.0
@@ -258,6 +260,11 @@ class _Stream(StreamingResponse):
         finally:
             self._gone()
             self._job.close()
+
+
+def _version_of(watch: _Watch) -> str | None:
+    """The policy that was to answer; None: it has not come so far."""
+    return (watch.version or None) if watch.job is None else watch.job.version
 
 
 def _code_of(error: BaseException) -> int:
