@@ -129,7 +129,7 @@ def parse_completion(body: bytes, limits: Limits) -> Request:
     _model(fields, limits)
     prompts = _prompts(fields.take("prompt"), limits)
     tokens = _max_tokens(fields, "max_tokens", limits)
-    wanted = fields.whole("logprobs", -1, 0, MOST_LOGPROBS)
+    wanted = fields.whole("logprobs", -1, 0, MOST_LOGPROBS, ", of the most probable tokens; null for no log-probabilities")
     fields.only(_NEUTRAL_COMPLETION)
     return _request(fields, limits, prompts, (), tokens, None if wanted < 0 else wanted)
 
@@ -202,7 +202,7 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
         raise wrong("stream_options", options, "an object", "invalid_type")
     if not stream:
         raise wrong("stream_options", options, "null where stream is not true")
-    inner = Fields(options)
+    inner = Fields(options, "stream_options")
     found = inner.take("include_usage")
     if not isinstance(found, bool | None):
         raise wrong("stream_options.include_usage", found, "true or false", "invalid_type")
@@ -222,7 +222,7 @@ def parse_messages(name: str, found: Any) -> tuple[Mapping[str, str], ...]:
 def _message(name: str, found: Any) -> Mapping[str, str]:
     if not isinstance(found, dict):
         raise wrong(name, found, "an object with role and content", "invalid_type")
-    fields = Fields(found)
+    fields = Fields(found, name)
     role, content = fields.take("role"), fields.take("content")
     if role not in _ROLES:
         raise wrong(f"{name}.role", role, ", ".join(_ROLES))
