@@ -74,6 +74,12 @@ def test_tables_are_read_in_parts_of_any_size(tmp_path: Path, size: int) -> None
     assert all_rows(source, size) == rows
 
 
+def test_lines_that_are_none_become_a_table_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    source = open_source(str(tmp_path / "a.jsonl"))
+    assert (source.rows, source.parts(64), source.columns(), source.schema()) == (0, [], [], pa.schema([]))
+
+
 def test_fingerprints_are_those_of_the_contents(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
