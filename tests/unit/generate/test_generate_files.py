@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +93,12 @@ def test_fingerprints_are_those_of_the_contents(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "x"}\n')
+    source, written = open_source(str(file)), file.stat().st_mtime_ns
+    assert source.read(source.parts(1)[0])
+    file.write_text('{"prompt": "y"}\n')  # as many bytes
+    os.utime(file, ns=(written, written + 1_000_000))
+    with pytest.raises(InvalidConfig, match=r"--input a.jsonl: the file has changed since the job began"):
+        source.read(source.parts(1)[0])
     source = open_source(str(file))
     file.write_text('{"prompt": "xy"}\n')
     with pytest.raises(InvalidConfig, match=r"--input a.jsonl: the file has changed since the job began"):
@@ -98,6 +106,29 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(InvalidConfig, match=r"--input a.jsonl: cannot be read \(No such file"):
         source.read(source.parts(1)[0])
+
+
+def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryFileSystem()
+    monkeypatch.setattr("rl_generate.source.filesystem_of", lambda address: (store, "/prompts.jsonl"))
+    store.pipe_file("/prompts.jsonl", b'{"prompt": "x"}\n')
+    etags = ['"one"']
+
+    def tagged(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "ETag": etags[-1], "LastModified": len(etags)}
+
+    info, find = store.info, store.find
+    monkeypatch.setattr(store, "info", lambda path: tagged(info(path)))
+    monkeypatch.setattr(
+        store, "find", lambda root, detail: {path: tagged(one) for path, one in find(root, detail=True).items()}
+    )
+    source = open_source("s3://bucket/prompts.jsonl")
+    (part,) = source.parts(64)
+    assert source.read(part)
+    etags.append('"two"')
+    with pytest.raises(InvalidConfig, match="the file has changed since the job began"):
+        source.read(part)
+    store.rm("/prompts.jsonl")
 
 
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:
