@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.Mon
     with pytest.raises(InvalidConfig, match="the file has changed since the job began"):
         source.read(part)
     store.rm("/prompts.jsonl")
+
+
+def test_a_lock_whose_file_was_removed_holds_nobody_off_and_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_folder(str(tmp_path))
+    flock, opened = fcntl.flock, 0
+
+    def as_the_first_one_ends(lock: Any, how: int) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            first.close()  # between our opening of its file and our lock on it
+        flock(lock, how)
+
+    monkeypatch.setattr("fcntl.flock", as_the_first_one_ends)
+    second = open_folder(str(tmp_path))
+    assert opened == 2
+    with pytest.raises(RunFolderBusy):
+        open_folder(str(tmp_path))
+    second.close()
+    open_folder(str(tmp_path)).close()
 
 
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:
