@@ -64,8 +64,8 @@ class Part:
 
 @dataclass
 class File:
-    """One file: its name for people, path, what changes when it does, rows; of JSONL the offsets of every `_MARK`-th row, and
-    the end.
+    """One file: its name for people, path, what changes when it does, rows; of JSONL the offsets of every `_MARK`-th row,
+    and the end.
     """
 
     name: str

@@ -129,7 +129,9 @@ def parse_completion(body: bytes, limits: Limits) -> Request:
     _model(fields, limits)
     prompts = _prompts(fields.take("prompt"), limits)
     tokens = _max_tokens(fields, "max_tokens", limits)
-    wanted = fields.whole("logprobs", -1, 0, MOST_LOGPROBS, ", of the most probable tokens; null for no log-probabilities")
+    wanted = fields.whole(
+        "logprobs", -1, 0, MOST_LOGPROBS, ", of the most probable tokens; null for no log-probabilities"
+    )
     fields.only(_NEUTRAL_COMPLETION)
     return _request(fields, limits, prompts, (), tokens, None if wanted < 0 else wanted)
 

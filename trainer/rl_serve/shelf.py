@@ -65,7 +65,9 @@ class Shelf:
             if is_s3(source) and (content := _remote_manifest(source)) is not None:
                 return self._download(source, content, policy)
             if policy.digest is not None and place.is_absolute() and not place.exists():
-                raise Unavailable(f"{source}: there is no such folder now; is its disk mounted, and was it deleted?")
+                raise Unavailable(
+                    f"{source}: there is no such folder now; is its disk mounted, and was it deleted?"
+                )
             found = find_policy(source, self._cache / "models", self._tell)
             _check(policy, found.digest)
             return found.folder

@@ -122,8 +122,8 @@ def brief(text: str, most: int = _BYTES) -> str:
 
 
 def _lost(said: ReplicaReport, at: float) -> dict[str, Tally]:
-    """What a replica that is dead since `at` leaves behind: what was under way has failed, at least one request where some had
-    come lately, as it tells once a second what is.
+    """What a replica that is dead since `at` leaves behind: what was under way has failed, at least one request where some
+    had come lately, as it tells once a second what is.
     """
     under_way = dict(said.under_way)
     latest = max(said.slices, default=0)

@@ -142,7 +142,9 @@ class Trials:
     def evaluate(self, candidate: PolicyRef, serving: PolicyRef | None, gate: Gate, said: Any) -> Evaluation:
         """Begin, unless the same was asked before; `said`: the gate as it came."""
         digest = candidate.digest or ""
-        key = json.dumps([said, None if serving is None else serving.model_dump(), self._probed(gate)], sort_keys=True)
+        key = json.dumps(
+            [said, None if serving is None else serving.model_dump(), self._probed(gate)], sort_keys=True
+        )
         found = self.evaluations.get(digest)
         if found is not None and found.key == key:
             late = found.state == "error" and time.monotonic() - found.ended > _AGAIN_SECONDS

@@ -59,10 +59,7 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
         ),
         problem=_text(document.get("problem")),
         key_problem=_text(document.get("keys")),
-        evaluations={
-            _text(name): _evaluation(one)
-            for name, one in _mapping(document.get("evaluations"))
-        },
+        evaluations={_text(name): _evaluation(one) for name, one in _mapping(document.get("evaluations"))},
     )
 
 

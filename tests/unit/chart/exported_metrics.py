@@ -17,6 +17,7 @@ from serving_metrics import series
 TARGET: Final = frozenset({"namespace", "pod", "container", "instance", "job", "endpoint"})
 """Labels that Prometheus gives a pod's metrics."""
 
+
 def of_operator() -> dict[str, set[str]]:
     """The operator's."""
     metrics = pytest.importorskip("rl_operator.runtime.metrics")

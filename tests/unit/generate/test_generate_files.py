@@ -121,7 +121,9 @@ def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.Mon
     info, find = store.info, store.find
     monkeypatch.setattr(store, "info", lambda path: tagged(info(path)))
     monkeypatch.setattr(
-        store, "find", lambda root, detail: {path: tagged(one) for path, one in find(root, detail=True).items()}
+        store,
+        "find",
+        lambda root, detail: {path: tagged(one) for path, one in find(root, detail=True).items()},
     )
     source = open_source("s3://bucket/prompts.jsonl")
     (part,) = source.parts(64)

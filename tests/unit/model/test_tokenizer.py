@@ -37,7 +37,9 @@ def test_how_many_characters_a_token_stands_for_is_known_of_a_byte_level_bpe_alo
     path = folder / "tokenizer.json"
     plain = json.loads(path.read_text())
     longest = load_tokenizer(folder).longest
-    assert longest == max(map(len, [*plain["model"]["vocab"], *(one["content"] for one in plain["added_tokens"])]))
+    assert longest == max(
+        map(len, [*plain["model"]["vocab"], *(one["content"] for one in plain["added_tokens"])])
+    )
     for changes, found in (
         ({"normalizer": {"type": "NFC"}}, 4 * longest),  # four marks may become one character
         ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, None),

@@ -162,7 +162,9 @@ def test_who_finds_no_place_has_its_prompt_not_looked_at(
             encoded: list[str] = []
             encode = generator.tokenizer.encode
             monkeypatch.setattr(
-                generator.tokenizer, "encode", lambda text, **more: encoded.append(text) or encode(text, **more)
+                generator.tokenizer,
+                "encode",
+                lambda text, **more: encoded.append(text) or encode(text, **more),
             )
             all_places = {"prompt": "a", "n": SLOTS + QUEUE, "max_tokens": 2000}
             job = generator.start(parse_completion(json.dumps(all_places).encode(), generator.limits))
@@ -175,9 +177,15 @@ def test_who_finds_no_place_has_its_prompt_not_looked_at(
             assert generator.admission.taken == 0
             # So long that its tokens need not be counted.
             encoded.clear()
-            with pytest.raises(ApiError, match=r"found 100000 characters, allowed: at most 2047 tokens") as caught:
+            with pytest.raises(
+                ApiError, match=r"found 100000 characters, allowed: at most 2047 tokens"
+            ) as caught:
                 await text_of(generator, prompt="a" * 100_000)
-            assert (caught.value.code, encoded, generator.admission.taken) == ("context_length_exceeded", [], 0)
+            assert (caught.value.code, encoded, generator.admission.taken) == (
+                "context_length_exceeded",
+                [],
+                0,
+            )
 
     run(work())
 

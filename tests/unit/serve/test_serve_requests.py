@@ -123,8 +123,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": "hot"}, "temperature", 'temperature: found "hot", allowed: a number from 0 to 2'),
     ({"temperature": True}, "temperature", "temperature: found true, allowed: a number from 0 to 2"),
     ({"top_p": 0}, "top_p", "top_p: found 0, allowed: a number above 0, at most 1"),
-    ({"n": 9}, "n", "n: found 9, allowed: a whole number from 1 to 8 (answers that one request may have here)"),
-    ({"n": 1.5}, "n", "n: found 1.5, allowed: a whole number from 1 to 8 (answers that one request may have here)"),
+    (
+        {"n": 9},
+        "n",
+        "n: found 9, allowed: a whole number from 1 to 8 (answers that one request may have here)",
+    ),
+    (
+        {"n": 1.5},
+        "n",
+        "n: found 1.5, allowed: a whole number from 1 to 8 (answers that one request may have here)",
+    ),
     (
         {"max_tokens": 51},
         "max_tokens",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_api.errors import CheckpointError, ModelError, Unavailable
+from rl_api.errors import CheckpointError, Unavailable
 from rl_api.run import TinyModelSpec
 from rl_serve.arguments import PolicyRef
 from rl_serve.catalog import checkpoints_of
@@ -105,7 +105,9 @@ def test_a_folder_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert keys.problem == "ann has no key; allowed: one on each line"
     (tmp_path / "ann").write_text(f"# ann's\n{one}\nsk short\n")
     assert check_key(f"Bearer {one}", keys()) in keys(), "one wrong line is no reason against the others"
-    assert keys.problem.startswith("ann has in line 3 a key that is too short or no key; allowed: at least 16")
+    assert keys.problem.startswith(
+        "ann has in line 3 a key that is too short or no key; allowed: at least 16"
+    )
     (tmp_path / "ann").write_bytes(f"{one[::-1]}\nsk-\u00e9".encode("latin-1"))
     assert len(keys()) == 1
     assert check_key(f"Bearer {other}", keys()) in keys(), "what was taken back is good no more"

@@ -63,7 +63,9 @@ def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() ->
     now = NOW
     replicas = Replicas(lambda: now)
 
-    def hear(name: str, version: str, under_way: dict[str, int], *, busy: bool = True, gone: bool = False) -> None:
+    def hear(
+        name: str, version: str, under_way: dict[str, int], *, busy: bool = True, gone: bool = False
+    ) -> None:
         window = Window()
         for _ in range(9 * busy):
             window.note(answered(version), now)

@@ -127,7 +127,7 @@ def byte_letter(value: int) -> str:
 
 
 def _longest(description: Mapping[str, Any]) -> int | None:
-    """Characters of the longest token. Only of a byte-level BPE it is known that none is left out or put together with others."""
+    """Characters of the longest token. Of a byte-level BPE alone it is known that it leaves none out and joins none."""
     normalizer, model = description["normalizer"], description["model"]
     composed = normalizer is not None and normalizer["type"] == "NFC"
     split = json.dumps(description["pre_tokenizer"])

@@ -79,7 +79,9 @@ def test_a_checkpoint_that_could_not_be_loaded_again_is_none(change: dict[str, A
 def test_an_evaluation_says_what_was_asked() -> None:
     gate = {"probe": {"maxDrop": 0.05, "minScore": None}}
     one = {"state": "passed", "message": "good", "serving": "cd" * 32, "gate": gate}
-    found = read(evaluations={DIGEST: one, "first": {**one, "serving": None, "gate": {"x": "x" * 5000}}}).evaluations
+    found = read(
+        evaluations={DIGEST: one, "first": {**one, "serving": None, "gate": {"x": "x" * 5000}}}
+    ).evaluations
     assert found[DIGEST] == Evaluation("passed", "good", "cd" * 32, gate_text(gate))
     assert gate_text(dict(reversed(gate.items()))) == found[DIGEST].gate != gate_text({"probe": {}})
     assert found["first"] == Evaluation("passed", "good")
