@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ray.exceptions
+from typing import Final
+
 import torch
 
 from rl_api.errors import DeadlineExceeded, Unavailable
 
-_PLACES = (
-    DeadlineExceeded,
-    Unavailable,
-    OSError,
-    MemoryError,
-    torch.OutOfMemoryError,
-    ray.exceptions.RayError,
-)
+_OF_PLACES: Final = (DeadlineExceeded, Unavailable, OSError, MemoryError, torch.OutOfMemoryError)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether another try may go well with the same policy: no space, memory, bucket or process is a verdict about it."""
-    return isinstance(error, _PLACES) or isinstance(error.__cause__, _PLACES)
+    """Whether another try may go well with the same policy: no space, memory, bucket or process is no verdict about it."""
+    return any(_is_of_a_place(one) for one in (error, error.__cause__) if one is not None)
+
+
+def _is_of_a_place(error: BaseException) -> bool:
+    """Those of Ray by where they are made: it is not for all that use this."""
+    return isinstance(error, _OF_PLACES) or type(error).__module__.partition(".")[0] == "ray"

@@ -46,13 +46,17 @@ def parse_keys(lines: Iterable[str], where: str) -> frozenset[str]:
 
 def _sorted_out(lines: Iterable[str]) -> tuple[frozenset[str], list[int]]:
     """SHA-256 (hex) of the keys in a file's lines, and numbers of lines that have none though they should."""
-    keys, wrong = [], []
+    keys: list[str] = []
+    wrong: list[int] = []
     for number, line in enumerate(lines, 1):
         key = line.strip()
         if key and not key.startswith("#"):
             good = len(key) >= _SHORTEST and key.isascii() and key.isprintable() and " " not in key
-            (keys if good else wrong).append((number, key))
-    return frozenset(_digest(key) for _, key in keys), [number for number, _ in wrong]
+            if good:
+                keys.append(_digest(key))
+            else:
+                wrong.append(number)
+    return frozenset(keys), wrong
 
 
 class KeyFolder:

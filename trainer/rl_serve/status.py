@@ -107,12 +107,13 @@ def _copies(here: Iterable[ReplicaReport]) -> list[dict[str, Any]]:
     for one in here:
         kinds.setdefault(json.dumps([one.kind, one.error is None]), []).append(one)
     most = sorted(kinds.values(), key=len, reverse=True)
-    counted = [{**alike[0].body(), "count": len(alike)} for alike in most[:_KINDS]]
-    for one in counted:
-        del one["id"]
+    counted = [_counted(alike[0], len(alike)) for alike in most[:_KINDS]]
     left = sum(map(len, most[_KINDS:]))
-    nothing = ReplicaReport("", None, None, None, {}).kind | {"error": None}
-    return [*counted, nothing | {"count": left}] if left else counted
+    return [*counted, _counted(ReplicaReport("", None, None, None, {}), left)] if left else counted
+
+
+def _counted(one: ReplicaReport, count: int) -> dict[str, Any]:
+    return {name: value for name, value in one.body().items() if name != "id"} | {"count": count}
 
 
 def brief(text: str, most: int = _BYTES) -> str:
@@ -147,7 +148,9 @@ def status_body(
     serving = Counter(one.version for one in here if one.version is not None)
     # What serves comes first, then what was probed last, then what has answered most.
     busiest = sorted(tallies, key=lambda version: -tallies[version].requests)
-    known = dict.fromkeys([*(version for version, _ in serving.most_common()), *reversed(probes), *busiest])
+    known = dict.fromkeys(
+        [*(version for version, _ in serving.most_common()), *reversed(list(probes)), *busiest]
+    )
     return {
         "replicas": [one.body() for one in here][:_NAMED],
         "copies": _copies(here),

@@ -211,15 +211,15 @@ class Trials:
         asked = alone(_in_a_process).remote(ours, theirs, gate, probe, run, engine)
         try:
             async with asyncio.timeout(TIMEOUT + _SPARE_SECONDS):
-                report, error = await asked
+                report, fault = await asked
         except TimeoutError:
             raise DeadlineExceeded(
                 f"evaluating {candidate.version} took longer than {TIMEOUT + _SPARE_SECONDS:.0f} s on the head"
             ) from None
         finally:
             ray.cancel(asked, force=True)  # passed over where it has ended
-        if error is not None:
-            raise error
+        if fault is not None:
+            raise fault
         return dict(report)
 
     def _bring(self, policy: PolicyRef, *, candidate: bool) -> Path:

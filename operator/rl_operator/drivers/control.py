@@ -75,8 +75,8 @@ def _replicas(document: Mapping[str, Any]) -> tuple[Replica, ...]:
 
 
 def _replica(one: Mapping[str, Any]) -> Replica:
-    texts = (_text(one.get(name)) for name in ("id", "version", "loading", "error"))
-    return Replica(*texts, retryable=one.get("retryable") is True)
+    id, version, loading, error = (_text(one.get(name)) for name in ("id", "version", "loading", "error"))
+    return Replica(id, version, loading, error, one.get("retryable") is True)
 
 
 def _figures(one: Mapping[str, Any]) -> VersionFigures:
@@ -95,7 +95,9 @@ def _evaluation(one: Mapping[str, Any]) -> Evaluation:
     gate = one.get("gate")
     text = gate_text(gate) if isinstance(gate, Mapping) else ""
     return Evaluation(
-        *(_text(one.get(name)) for name in ("state", "message", "serving")),
+        state=_text(one.get("state")),
+        message=_text(one.get("message")),
+        serving=_text(one.get("serving")),
         gate=text if len(text) <= _GATE else "",
         retryable=one.get("retryable") is True,
     )
