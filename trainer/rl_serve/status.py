@@ -124,15 +124,15 @@ def brief(text: str, most: int = _BYTES) -> str:
 
 def _lost(said: ReplicaReport, at: float) -> dict[str, Tally]:
     """What a replica that is dead since `at` leaves behind: what was under way has failed, at least one request where some
-    had come lately, as it tells once a second what is.
+    had come lately, as it tells once a second what is. It is the death of the version that it was loading, if any.
     """
-    under_way = dict(said.under_way)
+    version, under_way = said.loading or said.version, dict(said.under_way)
     latest = max(said.slices, default=0)
-    if said.version is not None and latest >= slice_of(at) - 1 and said.version in said.slices[latest]:
-        under_way[said.version] = max(1, under_way.get(said.version, 0))
-    found = {version: Tally(requests=count, errors=count) for version, count in under_way.items()}
-    if said.version is not None:
-        found.setdefault(said.version, Tally()).deaths = 1
+    if version and version in said.slices.get(latest, ()) and latest >= slice_of(at) - 1:
+        under_way[version] = max(1, under_way.get(version, 0))
+    found = {name: Tally(requests=count, errors=count) for name, count in under_way.items()}
+    if version is not None:
+        found.setdefault(version, Tally()).deaths = 1
     return found
 
 
@@ -146,10 +146,11 @@ def status_body(
     """What GET status answers; `evaluations` by digest, `probes` by version."""
     here, tallies = replicas.here(), replicas.tallies()
     serving = Counter(one.version for one in here if one.version is not None)
-    # What serves comes first, then what was probed last, then what has answered most.
+    loading = {one.loading: None for one in here if one.loading is not None}
+    # What serves and is to serve comes first, then what was probed last, then what has answered most.
     busiest = sorted(tallies, key=lambda version: -tallies[version].requests)
     known = dict.fromkeys(
-        [*(version for version, _ in serving.most_common()), *reversed(list(probes)), *busiest]
+        [*(version for version, _ in serving.most_common()), *loading, *reversed(list(probes)), *busiest]
     )
     return {
         "replicas": [one.body() for one in here][:_NAMED],

@@ -70,7 +70,9 @@ class Answered:
 
 @dataclass
 class Tally:
-    """What was answered with one version; `deaths`: replicas that ended with it and had not been told to."""
+    """What was answered with one version; `deaths`: replicas that ended with it, or loading it, and
+    had not been told to.
+    """
 
     requests: int = 0
     errors: int = 0

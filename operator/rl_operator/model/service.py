@@ -73,7 +73,7 @@ class VersionFigures:
     probe: float | None = None
     """Score of the probe, answered by the copies that serve."""
     deaths: int = 0
-    """Copies that ended with it and had not been told to; what they were answering is among the errors."""
+    """Copies that ended with it, or loading it, and had not been told to; what they were answering is among the errors."""
 
     @property
     def error_ratio(self) -> float:

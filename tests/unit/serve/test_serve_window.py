@@ -82,9 +82,11 @@ def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() ->
     hear("ends", "d", {}, gone=True)
     hear("ends", "d", {"d": 3})  # said before, and late
     hear("is slow", "e", {"e": 3})
+    replicas.hear(ReplicaReport("dies loading", "f", "next", None, {}, {"f": 2}))
     assert [one.id for one in replicas.here()] == [
         "dies",
         "dies between two answers",
+        "dies loading",
         "dies while nobody asks",
         "is slow",
     ]
@@ -93,6 +95,7 @@ def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() ->
     assert (counted("a"), counted("before")) == ((12, 3, 1), (2, 2, 0))
     assert (counted("b"), counted("c"), counted("d")) == ((10, 1, 1), (0, 0, 1), (9, 0, 0))
     assert counted("e") == (12, 3, 1)
+    assert (counted("f"), counted("next")) == ((2, 2, 0), (0, 0, 1))
     hear("is slow", "e", {})
     assert counted("e") == (9, 0, 0)
     body = status_body(replicas, [], "", {}, {})["versions"]["a"]
