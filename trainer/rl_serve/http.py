@@ -53,6 +53,7 @@ class Api:
         keys: digests of API keys, as of `read_keys`; None: everyone may ask.
         limit: raises ApiError where a request, with a key or None, comes too early.
         stamped: answers say which version wrote which of their tokens.
+        began: hears of each request that a policy is to answer.
         ended: hears of each answer that has ended, well or not.
     """
 
@@ -63,10 +64,11 @@ class Api:
         *,
         limit: Callable[[str | None], None] = lambda key: None,
         stamped: bool = False,
+        began: Callable[[], None] = lambda: None,
         ended: Callable[[Answered], None] = lambda answered: None,
     ) -> None:
         self._serving, self._keys, self._limit = serving, keys, limit
-        self._stamped, self._ended = stamped, ended
+        self._stamped, self._began, self._ended = stamped, began, ended
         self._created = int(time.time())
         self.under_way: Counter[str] = Counter()
         """Requests that have not ended, by the version that was to answer them."""
@@ -219,6 +221,7 @@ class Api:
     def _begin(self, watch: _Watch, version: str) -> None:
         watch.version = version
         self.under_way[version] += 1
+        self._began()
 
     def _end(self, watch: _Watch, code: int) -> None:
         """Says that a request has ended; once, as what comes after its first end is no news."""

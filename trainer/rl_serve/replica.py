@@ -64,6 +64,8 @@ class PolicyReplica:
 
     def __init__(self, setup: Setup) -> None:
         self._reporter: asyncio.Task[None] | None = None
+        self._busy = asyncio.Event()
+        self._told: dict[str, int] = {}
         device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
         if setup.serving.engine == "vllm":
             # Said before there is a policy, and by the machine that it is true of.
@@ -157,11 +159,23 @@ class PolicyReplica:
             limits = RequestLimits(
                 setup.requests_per_second, setup.requests_per_second_per_key, time.monotonic
             )
-            api = Api(lambda: holder.server, keys, limit=limits.check, stamped=stamped, ended=self._ended)
+            api = Api(
+                lambda: holder.server,
+                keys,
+                limit=limits.check,
+                stamped=stamped,
+                began=self._began,
+                ended=self._ended,
+            )
             self._opened = _Opened(loader, holder, api, limits, Metrics(setup.service))
             if setup.control:
                 self._reporter = asyncio.create_task(self._report())
         return self._opened
+
+    def _began(self) -> None:
+        """Told at once by who has told of none: should it die now, the head knows what was under way."""
+        if not self._told:
+            self._busy.set()
 
     def _ended(self, answered: Answered) -> None:
         opened = self._open()
@@ -183,11 +197,14 @@ class PolicyReplica:
         while True:
             with contextlib.suppress(DeadlineExceeded):  # it is being replaced: what counts is told again
                 await self._tell()
-            await asyncio.sleep(_REPORT_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._busy.wait(), _REPORT_SECONDS)
 
     async def _tell(self, *, gone: bool = False, seconds: float = 30.0) -> None:
         opened = self._open()
         holder = opened.holder
+        self._busy.clear()
+        self._told = dict(opened.api.under_way)
         report = ReplicaReport(
             id=self._id,
             version=None if holder.server is None else holder.server.version,
@@ -195,7 +212,7 @@ class PolicyReplica:
             error=holder.error,
             retryable=holder.error is not None and holder.retryable,
             slices=opened.window.slices(time.time()),
-            under_way=opened.api.under_way,
+            under_way=self._told,
             gone=gone,
         )
         admission = opened.loader.admission

@@ -175,11 +175,17 @@ def test_a_stream_that_fails_inside_ends_with_an_error_that_counts(
     async def work() -> None:
         async with generator_of(folder) as generator:
             ended: list[Answered] = []
-            api = Api(lambda: generator, lambda: None, ended=ended.append)
+            begun: list[dict[str, int]] = []
+            api = Api(
+                lambda: generator,
+                lambda: None,
+                began=lambda: begun.append(dict(api.under_way)),
+                ended=ended.append,
+            )
             client = Client(api)
             body = {"prompt": "a", "max_tokens": 600, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
-            assert (status, api.under_way) == (200, {"step-7": 1})
+            assert (status, api.under_way, begun) == (200, {"step-7": 1}, [{"step-7": 1}])
 
             def broken(*_: object) -> None:
                 raise KeyError("/secret/path")
