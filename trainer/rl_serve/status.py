@@ -17,7 +17,7 @@ from rl_serve.window import SECONDS, Slices, Tally, add_up, slice_of
 _NAMED: Final = 16
 _KINDS: Final = 8
 _VERSIONS: Final = 8
-_BYTES: Final = 300
+_BYTES: Final = 500
 # A replica that says nothing for longer is gone.
 SILENT_SECONDS: Final = 10.0
 
@@ -160,6 +160,6 @@ def status_body(
             for version in list(known)[:_VERSIONS]
         },
         "checkpoints": [one.body() for one in checkpoints],
-        "problem": brief(problem, 2 * _BYTES),
+        "problem": brief(problem),
         "evaluations": dict(evaluations),
     }

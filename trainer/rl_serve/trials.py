@@ -55,7 +55,6 @@ _SETTLED: Final = (InvalidConfig, TaskError, RewardError)
 _PROBE_SECONDS: Final = 1800.0
 # Evaluations, and probes, that are remembered; besides that of what serves.
 _KEPT: Final = 4
-_MESSAGE_BYTES: Final = 500
 _PROBE_CLIENTS: Final = 4
 _LOOK_SECONDS: Final = 0.5
 
@@ -97,7 +96,7 @@ class Evaluation:
         """What the status has of it; `body` has all."""
         return {
             "state": self.state,
-            "message": brief(self.message, _MESSAGE_BYTES),
+            "message": brief(self.message),
             "retryable": self.retryable,
             "serving": self.serving,
             "gate": self.gate,
