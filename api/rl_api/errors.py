@@ -80,6 +80,10 @@ class CheckpointError(RLTrainError):
     """A checkpoint cannot be written or read."""
 
 
+class Unavailable(CheckpointError):
+    """A place cannot be reached now: nothing is known against what lies there."""
+
+
 class TrainingDiverged(RLTrainError):
     """The loss was not a number several times in a row."""
 

@@ -103,6 +103,10 @@ class Service:
         ]
         _get_global_client().deploy_apps(ServeDeploySchema.parse_obj({"applications": applications}))
 
+    def scale(self, replicas: int) -> None:
+        """As many are wanted from the next `apply` on."""
+        self._replicas = replicas
+
     def control(self, method: str, path: str, token: str = TOKEN, **options: Any) -> requests.Response:
         """The answer of a control route."""
         headers = {"Authorization": f"Bearer {token}"}

@@ -25,8 +25,8 @@ from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.presets import write_tiny
 
 KEY = "sk-0123456789abcdef"
-# All places of the server: 32 that are generated at once, and its queue.
-PLACES, QUEUE = 36, 4
+# Answers that are generated at once, as many as one request may have, and the server's queue.
+SLOTS, QUEUE = 32, 4
 LONGEST = 3000
 
 
@@ -251,7 +251,7 @@ REFUSED = [
     ("/v1/chat/completions", CHAT | {"temperature": 3}, 400, "temperature"),
     ("/v1/chat/completions", CHAT | {"model": "gpt-4"}, 404, "model"),
     ("/v1/chat/completions", CHAT | {"max_tokens": 100_000}, 400, "max_tokens"),
-    ("/v1/chat/completions", CHAT | {"n": PLACES + 1}, 400, "n"),
+    ("/v1/chat/completions", CHAT | {"n": SLOTS + 1}, 400, "n"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é"}]}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "?" * 5000}]}, 400, "messages"),
@@ -296,21 +296,28 @@ def test_a_full_queue_refuses_and_a_client_that_goes_frees_its_places(
 ) -> None:
     until(lambda: health(server)["running"] == 0, SECONDS, lambda: "the server is not idle")
     before = health(server)["tokens"]
-    with say(client, n=PLACES, max_tokens=LONGEST, stream=True) as stream:
+    with (
+        say(client, n=SLOTS, max_tokens=LONGEST, stream=True) as stream,
+        ThreadPoolExecutor() as waiting,
+    ):
         next(iter(stream))
+        queued = waiting.submit(say, client, n=QUEUE, max_tokens=20)
+        until(lambda: health(server)["waiting"] == QUEUE, SECONDS, lambda: "the queue is not full")
         full = requests.get(f"{server.url}/healthz", timeout=60)
-        assert (full.status_code, full.json()["running"], full.json()["waiting"]) == (503, 32, QUEUE)
+        assert (full.status_code, full.json()["running"], full.json()["waiting"]) == (503, SLOTS, QUEUE)
         with pytest.raises(openai.RateLimitError) as refused:
             say(client)
+        stream.close()
+        assert len(queued.result(SECONDS).choices) == QUEUE
     error = refused.value
     assert error.status_code == 429
     assert 1 <= int(error.response.headers["retry-after"]) <= 60
     assert "the queue is full" in error.message
     # The stream is closed: its places are free, and the engine writes for others.
     until(lambda: health(server)["running"] == 0, SECONDS, lambda: "places are still taken")
-    assert len(say(client, n=PLACES, max_tokens=20).choices) == PLACES
+    assert len(say(client, n=SLOTS, max_tokens=20).choices) == SLOTS
     # Had they not left the engine, the answers above had come after all of theirs.
-    assert health(server)["tokens"] - before < PLACES * LONGEST
+    assert health(server)["tokens"] - before < SLOTS * LONGEST
     assert requests.get(f"{server.url}/healthz", timeout=60).status_code == 200
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from transformers import AutoModelForCausalLM
 from two_nodes import in_a_process
 
 from rl_operator.model.parse import parse_ray_service
+from rl_serve.status import SILENT_SECONDS
 from rl_trainer.checkpoint.pins import LocalPins, parse_pin
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import is_installed
@@ -245,16 +247,17 @@ def candidates_are_evaluated(base: Path) -> None:
         pinned = {one.digest: one.candidate for one in pin.checkpoints}
         assert pinned == {ten["digest"]: False, twenty["digest"]: True}
 
-        asked = found["report"]["probe"]
-        assert (asked["candidate"], asked["serving"], asked["n"]) == (1.0, 0.0, 12), found
-        assert found["report"]["agreement"]["mean"] < 0.05
         again = made.control("POST", "evaluate", json=up).json()
         assert again["state"] == "passed"
+        asked = again["report"]["probe"]
+        assert (asked["candidate"], asked["serving"], asked["n"]) == (1.0, 0.0, 12), again
+        assert again["report"]["agreement"]["mean"] < 0.05
 
         down = {"candidate": ten, "serving": twenty, "gate": gate}
         assert made.control("POST", "evaluate", json=down).status_code == 202
         found = wait_for(lambda: ended(ten["digest"]), lambda: f"{made.status()}")
-        assert (found["state"], found["report"]["passed"]) == ("failed", False), found
+        assert found["state"] == "failed", found
+        assert made.control("POST", "evaluate", json=down).json()["report"]["passed"] is False
 
         def score(version: str) -> Any:
             return made.status()["versions"].get(version, {}).get("probe")
@@ -296,6 +299,21 @@ def replicas_are_killed(base: Path) -> None:
         made.wait(version=ten["version"])
         answers = load.end()
         assert Counter(answer.status_code for _, answer in answers) == {200: len(answers)}
+
+        # What it was answering counts against its version, though most of it was answered by another one.
+        def told() -> dict[str, Any]:
+            return dict(made.status()["versions"][ten["version"]])
+
+        wait_for(lambda: told()["deaths"], lambda: f"{made.status()}")
+        # What came in its last second it may not have told.
+        assert (told()["deaths"], 1 <= told()["errors"] <= 9) == (1, True), f"{told()}, {ends}"
+        # One that ends because fewer are wanted says so.
+        made.scale(1)
+        made.apply(ten)
+        made.wait(version=ten["version"])
+        fewer = time.monotonic()
+        wait_for(lambda: time.monotonic() - fewer > SILENT_SECONDS + 2 or told()["deaths"] > 1, lambda: "")
+        assert told()["deaths"] == 1, f"{made.status()}"
 
 
 def end_of(stream: Any) -> str | None:

@@ -174,5 +174,6 @@ def count(content: bytes, columns: Columns, format: Format) -> tuple[int, int] |
 
 
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """One schema for all. Raises `NOT_ARROW` where a column has types that do not go together."""
-    return pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
+    """One schema for all, of none an empty one. Raises `NOT_ARROW` where a column has types that do not go together."""
+    known = [schema.remove_metadata() for schema in schemas] or [pa.schema([])]
+    return pa.unify_schemas(known, promote_options="permissive")

@@ -50,18 +50,28 @@ class LocalFolder:
         self._lock: TextIO | None = None
         with self._saying():
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / _LOCK).open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise RunFolderBusy(
-                f"--output {path}: another rltrain generate is writing there; wait for it or choose another folder"
-            ) from None
-        except OSError:
-            pass  # a file system without locks: nothing to be known there
+            while self._lock is None:
+                self._lock = self._locked()
         for left in path.glob(".part-*.tmp"):  # of one that was killed
             left.unlink(missing_ok=True)
+
+    def _locked(self) -> TextIO | None:
+        """The lock; None: the one who had it has removed its file meanwhile, and others would lock another one."""
+        lock = (self._path / _LOCK).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RunFolderBusy(
+                f"--output {self._path}: another rltrain generate is writing there; wait for it or choose another folder"
+            ) from None
+        except OSError:
+            return lock  # a file system without locks: nothing to be known there
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(self._path / _LOCK)):
+                return lock
+        lock.close()
+        return None
 
     def names(self) -> list[str]:
         """See `Folder.names`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -64,11 +64,13 @@ class Part:
 
 @dataclass
 class File:
-    """One file: its name for people, path, bytes, rows; of JSONL the offsets of every `_MARK`-th row, and the end."""
+    """One file: its name for people, path, what changes when it does, rows; of JSONL the offsets of every `_MARK`-th row,
+    and the end.
+    """
 
     name: str
     path: str
-    size: int
+    stamp: tuple[object, ...]
     digest: str = ""
     rows: int = 0
     marks: array.array[int] | None = None
@@ -164,7 +166,8 @@ class Source:
 
     def _slice(self, one: Slice) -> bytes:
         file = self.files[one.file]
-        if self._filesystem.size(file.path) != file.size:
+        self._filesystem.invalidate_cache(file.path)
+        if _stamp(self._filesystem.info(file.path)) != file.stamp:
             raise InvalidConfig(
                 f"--input {file.name}: the file has changed since the job began; start it again"
             )
@@ -201,6 +204,12 @@ class Source:
         except (OSError, pa.ArrowException, ImportError) as error:
             more = f". {advice(self.address)}" if "://" in self.address else ""
             raise InvalidConfig(f"--input {file.name}: cannot be read ({reason(error)}){more}") from None
+
+
+def _stamp(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    """What changes with a file's content, as its file system tells: its size, and the store's digest or a time."""
+    names = ("ETag", "mtime", "LastModified", "created")
+    return entry["size"], next((entry[name] for name in names if entry.get(name)), None)
 
 
 def rows_of(contents: Sequence[Content]) -> Rows:
@@ -262,7 +271,7 @@ def open_source(address: str) -> Source:
         filesystem, root = fsspec.filesystem("file"), str(Path(address).expanduser().resolve())
     try:
         filesystem.invalidate_cache()
-        found = {path: entry["size"] for path, entry in filesystem.find(root, detail=True).items()}
+        found = {path: _stamp(entry) for path, entry in filesystem.find(root, detail=True).items()}
     except Exception as error:  # botocore has errors of its own
         raise InvalidConfig(
             f"--input {address}: cannot be read ({reason(error)}). {advice(address)}"

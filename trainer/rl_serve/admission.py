@@ -69,6 +69,10 @@ class Admission:
             )
         self.taken += count
 
+    def withdraw(self, count: int) -> None:
+        """Give `count` places back that were of no use."""
+        self.taken -= count
+
     def expected(self, count: int) -> float:
         """Seconds in which `count` sequences more are likely to be ready; 0: nothing is known.
 

@@ -14,20 +14,21 @@ from typing import Any, Final
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rl_api.errors import CheckpointError, InvalidConfig, ModelError, RLTrainError
+from rl_api.errors import CheckpointError, InvalidConfig, ModelError, RLTrainError, Unavailable
 from rl_api.printable import printable
 from rl_api.validation import parse
 from rl_serve.answers import dumps
 from rl_serve.arguments import Arguments, AskProbe, Evaluate, PolicyRef
 from rl_serve.catalog import Listed, checkpoints_of
 from rl_serve.errors import ApiError
+from rl_serve.faults import passes
 from rl_serve.fields import parse_object
 from rl_serve.gate.criteria import Gate, parse_gate
 from rl_serve.http import read_body
 from rl_serve.keeper import Keeper
 from rl_serve.keys import KeyFolder
 from rl_serve.shelf import Shelf
-from rl_serve.status import Fetched, ReplicaReport, Replicas, status_body
+from rl_serve.status import Fetched, ReplicaReport, Replicas, brief, status_body
 from rl_serve.trials import Trials
 from rl_trainer.error_text import first_line, reason
 from rl_trainer.model.shared_folder import share_folder
@@ -92,14 +93,12 @@ class Control:
         try:
             self._keeper.ask(policy)
             return Fetched(share_folder(self._shelf.folder(policy)))
-        except ModelError as error:
-            return Fetched(error=ModelError(str(error)))
         except RLTrainError as error:
-            return Fetched(error=CheckpointError(str(error)))
+            return Fetched(error=_told(error)(str(error)))
         except Exception as error:
             logger.exception("%s could not be fetched", policy.version)
             return Fetched(
-                error=CheckpointError(f"{policy.source}: {type(error).__name__}: {first_line(error)}")
+                error=_told(error)(f"{policy.source}: {type(error).__name__}: {first_line(error)}")
             )
 
     # -- for the operator ----------------------------------------------------------------------------------------
@@ -164,9 +163,10 @@ class Control:
         self._renew_pin()
         checkpoints, problem = await self._checkpoints()
         problem = "; ".join(filter(None, (problem, self._keeper.problem)))
-        evaluations = {digest: one.body() for digest, one in self._trials.evaluations.items()}
+        self._trials.forget({one.version for one in self._replicas.here() if one.version is not None})
+        evaluations = {digest: one.shown for digest, one in self._trials.evaluations.items()}
         body = status_body(self._replicas, checkpoints, problem, evaluations, self._trials.probes)
-        return {**body, "keys": self._key_problem()}
+        return {**body, "keys": brief(self._key_problem())}
 
     def _key_problem(self) -> str:
         """Why keys that somebody has written down are none: who made the Secret sees no log of a replica."""
@@ -210,6 +210,13 @@ class Control:
                 status=401,
                 code="invalid_token",
             )
+
+
+def _told(error: Exception) -> type[RLTrainError]:
+    """As what a replica is told of it, which knows no other kinds."""
+    if passes(error):
+        return Unavailable
+    return ModelError if isinstance(error, ModelError) else CheckpointError
 
 
 def _read_token(path: Path) -> bytes:

@@ -16,6 +16,7 @@ class ApiError(Exception):
         param: the field of the request that it is about, None: no field in particular.
         code: a word for programs.
         retry_after: whole seconds after which it is worth trying again, None: it is not said.
+        version: of the policy that was to answer, None: there was none, or it is not known.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
         self.retry_after = retry_after
+        self.version: str | None = None
 
     @property
     def kind(self) -> str:
@@ -43,4 +45,4 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The answer's JSON object."""
         about = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": about}
+        return {"error": about} | ({} if self.version is None else {"policy_version": self.version})

@@ -11,6 +11,8 @@ from rl_api.printable import printable
 from rl_serve.errors import ApiError
 
 _SHOWN: Final = 80
+# Of values in one another: no field has so many.
+_DEEPEST: Final = 64
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -29,11 +31,26 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise ApiError(
             f"the request's body is no JSON ({printable(error, _SHOWN)})", code="invalid_json"
         ) from None
+    if isinstance(found, dict | list) and _is_too_deep(found):
+        raise ApiError(
+            f"the request's body: found values within more than {_DEEPEST} others, allowed: at most as many",
+            code="invalid_json",
+        )
     if not isinstance(found, dict):
         raise ApiError(
             f"the request's body: found {shown(found)}, allowed: a JSON object", code="invalid_json"
         )
     return found
+
+
+def _is_too_deep(found: Any) -> bool:
+    level = [found]
+    for _ in range(_DEEPEST):
+        insides = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for inside in insides for part in inside if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def shown(value: Any) -> str:
@@ -62,15 +79,19 @@ def text(name: str, value: Any) -> str:
 class Fields:
     """An object's fields: each is taken by its name, and `end` refuses those that nobody took.
 
-    A field that is null counts as one that is missing.
+    A field that is null counts as one that is missing. `within`: name of the field that the object is, where it is one.
     """
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
+    def __init__(self, found: Mapping[str, Any], within: str = "") -> None:
         self._left = {name: value for name, value in found.items() if value is not None}
+        self._within = within and f"{within}."
 
     def take(self, name: str) -> Any:
         """A value as it is, None: it is not there."""
         return self._left.pop(name, None)
+
+    def _path(self, name: str) -> str:
+        return f"{self._within}{name}"
 
     def number(self, name: str, default: float, allowed: str, low: float, high: float) -> float:
         """A finite number, `low` and `high` included."""
@@ -125,11 +146,12 @@ class Fields:
         for name, values in neutral.items():
             value = self.take(name)
             if value is not None and value not in values:
-                allowed = " or ".join(map(shown, values))
-                raise wrong(name, value, f"{allowed}: this server does not have it", "unsupported_value")
+                allowed = " or ".join(map(shown, values)) or "null"
+                sentence = f"{allowed}: this server does not have it"
+                raise wrong(self._path(name), value, sentence, "unsupported_value")
 
     def end(self) -> None:
         """Refuse what is left."""
         for name in self._left:
-            known = printable(name, _SHOWN)
+            known = self._path(printable(name, _SHOWN))
             raise ApiError(f"{known}: unknown field; take it out", param=known, code="unknown_parameter")

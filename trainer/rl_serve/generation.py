@@ -6,12 +6,13 @@ All of it runs on one event loop; only the engine has a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,6 +34,8 @@ COMPLETION_TOKENS = 16
 # Pieces that a replica hands on in a second, over all streams: each is an event for Ray Serve's proxy and costs more than
 # the token in it. Streams share them, so with many each piece holds several tokens.
 _PIECES_PER_SECOND = 1000.0
+# Prompts of more characters (or token ids) take so long to encode that others would wait for it.
+_LONG = 1 << 16
 # A log-probability that JSON has no number for.
 _LOWEST = -9999.0
 
@@ -228,6 +231,7 @@ class Generator:
         self._vocab_size = engine.vocab_size
         self._events = asyncio.get_running_loop()
         self._jobs: dict[int, Job] = {}
+        self._encoding = 0
         self._numbers = itertools.count()
         self._engine = EngineLoop(engine, self._delivered, self._failed)
 
@@ -244,7 +248,7 @@ class Generator:
     @property
     def idle(self) -> bool:
         """Whether no request is under way."""
-        return not self._jobs
+        return not self._jobs and not self._encoding
 
     async def swap(self, tensors: Mapping[str, torch.Tensor], version: str) -> None:
         """Go on with other weights (Hugging Face names), from the next token on; returns when they are in.
@@ -270,13 +274,37 @@ class Generator:
         """Begin to answer.
 
         Raises:
-            ApiError: the prompt does not fit the model, all places are taken, or the engine has failed.
+            ApiError: all places are taken, the prompt does not fit the model, or the engine has failed.
         """
+        with self._admitted(request):
+            return self._begin(request, self._encode(request))
+
+    async def begin(self, request: Request) -> Job:
+        """As `start`; long prompts are encoded beside the event loop."""
+        if sum(map(len, request.prompts)) + sum(len(one["content"]) for one in request.messages) <= _LONG:
+            return self.start(request)
+        with self._admitted(request):
+            self._encoding += 1
+            try:
+                prompts = await asyncio.to_thread(self._encode, request)
+            finally:
+                self._encoding -= 1
+            return self._begin(request, prompts)
+
+    @contextlib.contextmanager
+    def _admitted(self, request: Request) -> Iterator[None]:
+        """With places for it before its prompts are looked at, which are the job's where one begins."""
         if self.failure:
             raise ApiError(self.failure, status=500, code=None)
-        prompts = self._encode(request)
-        params = [self._params(request, prompt) for prompt in prompts]
         self.admission.admit(request.sequences)
+        try:
+            yield
+        except BaseException:
+            self.admission.withdraw(request.sequences)
+            raise
+
+    def _begin(self, request: Request, prompts: Sequence[np.ndarray]) -> Job:
+        params = [self._params(request, prompt) for prompt in prompts]
         number = next(self._numbers)
         base = secrets.randbits(63) if request.seed is None else request.seed
         sequences: list[GenerationRequest] = []
@@ -303,9 +331,10 @@ class Generator:
     def _encode(self, request: Request) -> list[np.ndarray]:
         try:
             if request.chat:
-                return [self._checked("messages", self.tokenizer.encode_chat(request.messages))]
+                text, own = self.tokenizer.render_chat(request.messages), self.tokenizer.has_chat_template
+                return [self._checked("messages", self._ids("messages", text, special_tokens=not own))]
             return [
-                self._checked("prompt", self.tokenizer.encode(one) if isinstance(one, str) else one)
+                self._checked("prompt", self._ids("prompt", one) if isinstance(one, str) else one)
                 for one in request.prompts
             ]
         except ModelError as error:
@@ -313,6 +342,18 @@ class Generator:
             # Its first words are the folder's path, which is the server's business.
             sentence = str(error).removeprefix(f"{self.tokenizer.where}: ")
             raise ApiError(f"{name}: {sentence}", param=name) from None
+
+    def _ids(self, name: str, text: str, *, special_tokens: bool = True) -> Sequence[int]:
+        """Token ids of a text, unless it is so long that they cannot fit, however few they are."""
+        longest = self.tokenizer.longest
+        if longest is not None and len(text) > self.limits.context * longest:
+            raise ApiError(
+                f"{name}: found {len(text)} characters, allowed: at most {self.limits.context - 1} tokens, so that one "
+                f"more fits the context of {self.limits.context}",
+                param=name,
+                code=TOO_LONG,
+            )
+        return self.tokenizer.encode(text, special_tokens=special_tokens)
 
     def _checked(self, name: str, ids: Sequence[int]) -> np.ndarray:
         if not ids:

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from rl_api.errors import DeadlineExceeded, RLTrainError
+from rl_api.errors import DeadlineExceeded, RLTrainError, Unavailable
 from rl_serve.arguments import PolicyRef
+from rl_serve.faults import passes
 from rl_trainer.error_text import first_line
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Holder(Generic[S]):
         server, served: who answers, and with which policy; None: there is none yet.
         loading: version of the policy that is being loaded, None: none is.
         error: why the policy that is wanted is not served, None: nothing is known to be wrong.
+        retryable: whether that says nothing about the policy, which may be loaded another time.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Holder(Generic[S]):
         self.served: PolicyRef | None = None
         self.loading: str | None = None
         self.error: str | None = None
+        self.retryable = False
         self._wanted: PolicyRef | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -98,9 +101,9 @@ class Holder(Generic[S]):
                 server = await self._load(policy, self.server)
             except Exception as error:
                 if policy == self._wanted:
-                    self.error = _sentence(policy, error)
+                    self.error, self.retryable = _sentence(policy, error), passes(error)
                     self.loading = None
-                    if not isinstance(error, DeadlineExceeded):
+                    if not isinstance(error, DeadlineExceeded | Unavailable):
                         return
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), self._again)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -51,6 +53,7 @@ class Api:
         keys: digests of API keys, as of `read_keys`; None: everyone may ask.
         limit: raises ApiError where a request, with a key or None, comes too early.
         stamped: answers say which version wrote which of their tokens.
+        began: hears of each request that a policy is to answer.
         ended: hears of each answer that has ended, well or not.
     """
 
@@ -61,11 +64,14 @@ class Api:
         *,
         limit: Callable[[str | None], None] = lambda key: None,
         stamped: bool = False,
+        began: Callable[[], None] = lambda: None,
         ended: Callable[[Answered], None] = lambda answered: None,
     ) -> None:
         self._serving, self._keys, self._limit = serving, keys, limit
-        self._stamped, self._ended = stamped, ended
+        self._stamped, self._began, self._ended = stamped, began, ended
         self._created = int(time.time())
+        self.under_way: Counter[str] = Counter()
+        """Requests that have not ended, by the version that was to answer them."""
 
     async def __call__(self, request: HttpRequest) -> Response:
         """The response to any request; raises nothing but what ends the task."""
@@ -76,19 +82,16 @@ class Api:
         except ClientDisconnect:
             return self.refusal(ApiError("the client has gone", status=GONE, code=None))
         except Exception:
-            # What it was stands in the replica's log; a client is told nothing of the server's inside.
             logger.exception("a request has failed")
-            return self.refusal(
-                ApiError("the server has failed to answer; its log says why", status=500, code=None)
-            )
+            return self.refusal(_failed())
 
     def refusal(self, error: ApiError) -> Response:
         """An error as a response."""
         headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
         generator = self._serving()
-        return self._json(
-            error.body(), None if generator is None else generator.version, error.status, headers
-        )
+        if error.version is None and generator is not None:
+            error.version = generator.version
+        return self._json(error.body(), error.version, error.status, headers)
 
     async def _route(self, request: HttpRequest) -> Response:
         path = request.url.path.rstrip("/")
@@ -103,12 +106,14 @@ class Api:
             try:
                 self._limit(key)
                 body = await read_body(request)
-                # From here to the job's begin nothing waits, so that it begins with who serves now.
+                # It begins with who serves now: nothing waits until then, or the generator waits for it.
                 generator = self._generator()
-                watch.version = generator.version
+                self._begin(watch, generator.version)
                 return await self._answer(generator, _PARSERS[path](body, generator.limits), watch)
-            except ApiError as error:
-                self._end(watch, error.status)
+            except BaseException as error:
+                self._end(watch, _code_of(error))
+                if isinstance(error, ApiError):
+                    error.version = _version_of(watch)
                 raise
         generator = self._generator()
         limits = generator.limits
@@ -150,7 +155,7 @@ class Api:
         return self._json(state, generator.version, 503 if sentence else 200)
 
     async def _answer(self, generator: Generator, request: Request, watch: _Watch) -> Response:
-        job = watch.job = generator.start(request)
+        job = watch.job = await generator.begin(request)
         if not request.stream:
             try:
                 whole, usage = await _whole(job, request.sequences, watch)
@@ -205,17 +210,29 @@ class Api:
                 yield event(form.closing(job.usage))
             self._end(watch, 200)
             yield DONE
-        except ApiError as error:
+        except Exception as found:
+            if not isinstance(found, ApiError):
+                logger.exception("a stream has failed")
+            error = found if isinstance(found, ApiError) else _failed()
+            error.version = form.version
             self._end(watch, error.status)
             yield failure(error)
+
+    def _begin(self, watch: _Watch, version: str) -> None:
+        watch.version = version
+        self.under_way[version] += 1
+        self._began()
 
     def _end(self, watch: _Watch, code: int) -> None:
         """Says that a request has ended; once, as what comes after its first end is no news."""
         if watch.began < 0:
             return
+        if watch.version:
+            self.under_way[watch.version] -= 1
+        self.under_way += Counter()  # leaves out those that are none
         now, job = time.monotonic(), watch.job
         usage = Usage(0, 0) if job is None else job.usage
-        version = watch.version if job is None else job.version
+        version = _version_of(watch) or ""
         ttft = None if watch.first is None else watch.first - watch.began
         self._ended(Answered(version, code, usage.prompt, usage.completion, now - watch.began, ttft))
         watch.began = -1.0
@@ -246,6 +263,24 @@ class _Stream(StreamingResponse):
         finally:
             self._gone()
             self._job.close()
+
+
+def _version_of(watch: _Watch) -> str | None:
+    """The policy that was to answer; None: it has not come so far."""
+    return (watch.version or None) if watch.job is None else watch.job.version
+
+
+def _code_of(error: BaseException) -> int:
+    """The status of a request that has ended so."""
+    if isinstance(error, ApiError):
+        return error.status
+    # Ray Serve ends the task of a client that has gone.
+    return GONE if isinstance(error, ClientDisconnect | asyncio.CancelledError) else 500
+
+
+def _failed() -> ApiError:
+    """What it was stands in the replica's log; a client is told nothing of the server's inside."""
+    return ApiError("the server has failed to answer; its log says why", status=500, code=None)
 
 
 async def _chain(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:

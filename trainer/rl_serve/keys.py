@@ -17,6 +17,7 @@ from rl_trainer.error_text import reason
 logger = logging.getLogger(__name__)
 
 _SHORTEST = 16
+_WRONG = f"a key that is too short or no key; allowed: at least {_SHORTEST} ASCII characters without spaces"
 _FRESH_SECONDS = 5.0
 
 
@@ -35,21 +36,35 @@ def read_keys(path: Path) -> frozenset[str]:
 
 def parse_keys(lines: Iterable[str], where: str) -> frozenset[str]:
     """SHA-256 (hex) of every key of a file's lines; errors as of `read_keys`, which begin with `where`."""
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    keys, wrong = _sorted_out(lines)
+    if wrong:
+        raise InvalidConfig(f"{where} has in line {wrong[0]} {_WRONG}")
     if not keys:
         raise InvalidConfig(f"{where} has no key; allowed: one on each line")
-    if any(len(key) < _SHORTEST or not key.isascii() or " " in key for key in keys):
-        raise InvalidConfig(
-            f"{where} has a key that is too short or no key; allowed: at least {_SHORTEST} ASCII characters without spaces"
-        )
-    return frozenset(map(_digest, keys))
+    return keys
+
+
+def _sorted_out(lines: Iterable[str]) -> tuple[frozenset[str], list[int]]:
+    """SHA-256 (hex) of the keys in a file's lines, and numbers of lines that have none though they should."""
+    keys: list[str] = []
+    wrong: list[int] = []
+    for number, line in enumerate(lines, 1):
+        key = line.strip()
+        if key and not key.startswith("#"):
+            good = len(key) >= _SHORTEST and key.isascii() and key.isprintable() and " " not in key
+            if good:
+                keys.append(_digest(key))
+            else:
+                wrong.append(number)
+    return frozenset(keys), wrong
 
 
 class KeyFolder:
     """Keys in the files of a folder, as a Secret is mounted: it may change at any time.
 
     Args:
-        path: each file in it holds keys as those of `read_keys`; names that begin with a dot are passed over.
+        path: each file in it holds keys as those of `read_keys`; names that begin with a dot are passed over, and so are
+            lines that are no keys: the others of their file count.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +82,7 @@ class KeyFolder:
                 self._keys = frozenset[str]().union(
                     *(self._of(file, wrong) for file in sorted(self._path.iterdir()))
                 )
-            except (OSError, UnicodeDecodeError) as error:  # a Secret that changes right now
+            except OSError as error:  # a Secret that changes right now
                 wrong.append(f"keys cannot be read: {reason(error)}")
             problem = "; ".join(wrong)
             if problem and problem != self.problem:
@@ -80,10 +95,15 @@ class KeyFolder:
         if file.name.startswith(".") or not file.is_file():
             return frozenset()
         try:
-            return parse_keys(file.read_text(encoding="utf-8").splitlines(), file.name)
-        except InvalidConfig as error:  # its keys count no more: emptying a file is how they are taken back
-            wrong.append(str(error))
+            keys, lines = _sorted_out(file.read_text(encoding="utf-8").splitlines())
+        except UnicodeDecodeError:
+            wrong.append(f"{file.name} is no text in UTF-8, so it has no keys; allowed: one on each line")
             return frozenset()
+        if lines:
+            wrong.append(f"{file.name} has in line {', '.join(map(str, lines[:5]))} {_WRONG}")
+        elif not keys:  # emptying a file is how its keys are taken back
+            wrong.append(f"{file.name} has no key; allowed: one on each line")
+        return keys
 
 
 def check_key(authorization: str | None, keys: frozenset[str] | None) -> str | None:

@@ -19,7 +19,7 @@ from rl_api.errors import ModelError
 from rl_serve.admission import Admission
 from rl_serve.arguments import PolicyRef
 from rl_serve.generation import Generator
-from rl_serve.requests import Limits
+from rl_serve.requests import MOST_SEQUENCES, Limits
 from rl_trainer.model.config import read_json
 from rl_trainer.model.export import TOKENIZER_FILES
 from rl_trainer.model.folder import read_tensors
@@ -130,7 +130,7 @@ class Loader:
             serving.name,
             engine.context,
             min(serving.max_new_tokens, engine.context - 1),
-            self.admission.places,
+            min(MOST_SEQUENCES, self.admission.slots),
         )
         return Generator(engine, tokenizer, limits, self.admission, serving.timeout, policy.version)
 

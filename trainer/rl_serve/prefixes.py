@@ -31,12 +31,12 @@ def key_of(body: bytes) -> str | None:
     """
     try:
         asked = json.loads(body)
+        if not isinstance(asked, dict):
+            return None
+        named = asked.get("prompt_cache_key")
+        begins = named if isinstance(named, str) and named else _beginning(asked)
     except (ValueError, RecursionError):
         return None  # the replica says what is wrong with it
-    if not isinstance(asked, dict):
-        return None
-    named = asked.get("prompt_cache_key")
-    begins = named if isinstance(named, str) and named else _beginning(asked)
     if not begins:
         return None
     return hashlib.blake2b(begins.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -118,8 +118,12 @@ class Renewal:
         now = self._clock()
         since = self._since.setdefault(client, now)
         if now - since <= self._seconds:
-            if len(self._since) > _MOST_CONNECTIONS:  # of clients that went by themselves
-                self._since = {one: at for one, at in self._since.items() if now - at <= self._seconds}
+            # Of clients that went by themselves: the first ones are the oldest, and each is looked at once.
+            while len(self._since) > _MOST_CONNECTIONS:
+                oldest = next(iter(self._since))
+                if now - self._since[oldest] <= self._seconds:
+                    break
+                del self._since[oldest]
             return False
         del self._since[client]
         return True

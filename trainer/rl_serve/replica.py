@@ -41,6 +41,7 @@ LOAD_SECONDS: Final = 1800.0
 _FETCH_SECONDS: Final = 900.0
 CONTROL: Final = "control"
 _REPORT_SECONDS: Final = 1.0
+_GOODBYE_SECONDS: Final = 5.0
 
 
 @dataclass
@@ -62,6 +63,9 @@ class PolicyReplica:
     """
 
     def __init__(self, setup: Setup) -> None:
+        self._reporter: asyncio.Task[None] | None = None
+        self._busy = asyncio.Event()
+        self._told: dict[str, int] = {}
         device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
         if setup.serving.engine == "vllm":
             # Said before there is a policy, and by the machine that it is true of.
@@ -69,7 +73,6 @@ class PolicyReplica:
         self._setup = replace(setup, serving=replace(setup.serving, device=device))
         self._control: Any = None
         self._opened: _Opened | None = None
-        self._reporter: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
 
@@ -95,6 +98,7 @@ class PolicyReplica:
                 f"{policy.version} was not loaded after {LOAD_SECONDS:.0f} s; is there enough memory, and is the disk fast "
                 "enough?"
             )
+            opened.holder.retryable = True
         if opened.holder.error is not None and self._setup.control:
             with contextlib.suppress(DeadlineExceeded):
                 await self._tell()
@@ -107,6 +111,13 @@ class PolicyReplica:
             error = ApiError(opened.holder.error, status=500, code="model_error")
             return Response(error.message, error.status, {"x-model-error": "1"}, media_type="text/plain")
         return await opened.api(request)
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve when all answers of a replica that shall end have ended: it has not died."""
+        if self._reporter is not None:
+            self._reporter.cancel()
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tell(gone=True, seconds=_GOODBYE_SECONDS)
 
     async def answer(self, content: str | list[dict[str, str]], tokens: int) -> dict[str, Any]:
         """The greedy answer, at most `tokens` long, to a text or to messages: `version` of the policy, and `text`.
@@ -148,11 +159,23 @@ class PolicyReplica:
             limits = RequestLimits(
                 setup.requests_per_second, setup.requests_per_second_per_key, time.monotonic
             )
-            api = Api(lambda: holder.server, keys, limit=limits.check, stamped=stamped, ended=self._ended)
+            api = Api(
+                lambda: holder.server,
+                keys,
+                limit=limits.check,
+                stamped=stamped,
+                began=self._began,
+                ended=self._ended,
+            )
             self._opened = _Opened(loader, holder, api, limits, Metrics(setup.service))
             if setup.control:
                 self._reporter = asyncio.create_task(self._report())
         return self._opened
+
+    def _began(self) -> None:
+        """Told at once by who has told of none: should it die now, the head knows what was under way."""
+        if not self._told:
+            self._busy.set()
 
     def _ended(self, answered: Answered) -> None:
         opened = self._open()
@@ -174,22 +197,28 @@ class PolicyReplica:
         while True:
             with contextlib.suppress(DeadlineExceeded):  # it is being replaced: what counts is told again
                 await self._tell()
-            await asyncio.sleep(_REPORT_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._busy.wait(), _REPORT_SECONDS)
 
-    async def _tell(self) -> None:
+    async def _tell(self, *, gone: bool = False, seconds: float = 30.0) -> None:
         opened = self._open()
         holder = opened.holder
+        self._busy.clear()
+        self._told = dict(opened.api.under_way)
         report = ReplicaReport(
             id=self._id,
             version=None if holder.server is None else holder.server.version,
             loading=holder.loading,
             error=holder.error,
+            retryable=holder.error is not None and holder.retryable,
             slices=opened.window.slices(time.time()),
+            under_way=self._told,
+            gone=gone,
         )
         admission = opened.loader.admission
         running = min(admission.taken, admission.slots)
         opened.metrics.places(running, admission.taken - running)
-        opened.limits.replicas = max(1, await self._ask("report", report, seconds=30.0))
+        opened.limits.replicas = max(1, await self._ask("report", report, seconds))
 
     async def _ask(self, method: str, argument: Any, seconds: float) -> Any:
         """A method of the control application.

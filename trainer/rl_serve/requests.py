@@ -11,6 +11,7 @@ from rl_serve.fields import Fields, parse_object, text, wrong
 
 # As many as OpenAI has.
 MOST_LOGPROBS: Final = 20
+MOST_SEQUENCES: Final = 128
 _MOST_STOPS, _LONGEST_STOP = 16, 200
 _MOST_MESSAGES: Final = 2000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -128,7 +129,9 @@ def parse_completion(body: bytes, limits: Limits) -> Request:
     _model(fields, limits)
     prompts = _prompts(fields.take("prompt"), limits)
     tokens = _max_tokens(fields, "max_tokens", limits)
-    wanted = fields.whole("logprobs", -1, 0, MOST_LOGPROBS)
+    wanted = fields.whole(
+        "logprobs", -1, 0, MOST_LOGPROBS, ", of the most probable tokens; null for no log-probabilities"
+    )
     fields.only(_NEUTRAL_COMPLETION)
     return _request(fields, limits, prompts, (), tokens, None if wanted < 0 else wanted)
 
@@ -150,7 +153,7 @@ def _request(
     request = Request(
         prompts=prompts,
         messages=messages,
-        n=fields.whole("n", 1, 1, limits.sequences),
+        n=fields.whole("n", 1, 1, limits.sequences, " (answers that one request may have here)"),
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -201,7 +204,7 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
         raise wrong("stream_options", options, "an object", "invalid_type")
     if not stream:
         raise wrong("stream_options", options, "null where stream is not true")
-    inner = Fields(options)
+    inner = Fields(options, "stream_options")
     found = inner.take("include_usage")
     if not isinstance(found, bool | None):
         raise wrong("stream_options.include_usage", found, "true or false", "invalid_type")
@@ -221,7 +224,7 @@ def parse_messages(name: str, found: Any) -> tuple[Mapping[str, str], ...]:
 def _message(name: str, found: Any) -> Mapping[str, str]:
     if not isinstance(found, dict):
         raise wrong(name, found, "an object with role and content", "invalid_type")
-    fields = Fields(found)
+    fields = Fields(found, name)
     role, content = fields.take("role"), fields.take("content")
     if role not in _ROLES:
         raise wrong(f"{name}.role", role, ", ".join(_ROLES))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rl_api.errors import CheckpointError
+from rl_api.errors import CheckpointError, Unavailable
 from rl_serve.arguments import PolicyRef
 from rl_serve.catalog import Listed
 from rl_serve.policy import find_policy
@@ -48,7 +48,8 @@ class Shelf:
         """The model folder of `policy`, every byte of it as its manifest says.
 
         Raises:
-            CheckpointError: there is no such policy, it is damaged, or another one than its digest names.
+            CheckpointError: it is damaged, or another one than its digest names.
+            Unavailable: it is not there now, or cannot be copied.
             ModelError: it is no model that can be served.
         """
         with self._lock:  # whoever comes second finds what the first has brought
@@ -63,6 +64,10 @@ class Shelf:
                 return self._copy(place, policy)
             if is_s3(source) and (content := _remote_manifest(source)) is not None:
                 return self._download(source, content, policy)
+            if policy.digest is not None and place.is_absolute() and not place.exists():
+                raise Unavailable(
+                    f"{source}: there is no such folder now; is its disk mounted, and was it deleted?"
+                )
             found = find_policy(source, self._cache / "models", self._tell)
             _check(policy, found.digest)
             return found.folder
@@ -125,7 +130,7 @@ class Shelf:
             self._make_room(shelf)
             os.rename(half, whole)
         except OSError as error:
-            raise CheckpointError(
+            raise Unavailable(
                 f"{policy.source} cannot be copied to {shelf} ({reason(error)}); is it still there, and is there enough "
                 "space?"
             ) from None

@@ -70,11 +70,14 @@ class Answered:
 
 @dataclass
 class Tally:
-    """What was answered with one version."""
+    """What was answered with one version; `deaths`: replicas that ended with it, or loading it, and
+    had not been told to.
+    """
 
     requests: int = 0
     errors: int = 0
     tokens: int = 0
+    deaths: int = 0
     latency: Durations = field(default_factory=Durations)
     ttft: Durations = field(default_factory=Durations)
     tpot: Durations = field(default_factory=Durations)
@@ -99,15 +102,22 @@ class Tally:
         self.requests += other.requests
         self.errors += other.errors
         self.tokens += other.tokens
+        self.deaths += other.deaths
         self.latency.update(other.latency)
         self.ttft.update(other.ttft)
         self.tpot.update(other.tpot)
 
     def body(self) -> dict[str, Any]:
         """As JSON has it."""
-        counts = {"requests": self.requests, "errors": self.errors, "tokens": self.tokens}
+        names = ("requests", "errors", "tokens", "deaths")
+        counts = {name: getattr(self, name) for name in names}
         durations = {"latency": self.latency, "ttft": self.ttft, "tpot": self.tpot}
         return counts | {name: one.summary() for name, one in durations.items()}
+
+
+def slice_of(now: float) -> int:
+    """Number of the slice that `now` (seconds since 1970) is in."""
+    return int(now) // _SLICE
 
 
 # By slice of time (seconds since 1970, in tens) and version.
@@ -123,7 +133,7 @@ class Window:
     def note(self, one: Answered, now: float) -> None:
         """One more, at `now` (seconds since 1970). Without a version it is of no policy."""
         if one.version:
-            self._slices.setdefault(int(now) // _SLICE, {}).setdefault(one.version, Tally()).note(one)
+            self._slices.setdefault(slice_of(now), {}).setdefault(one.version, Tally()).note(one)
 
     def slices(self, now: float) -> Slices:
         """What is still of interest; the rest is forgotten."""

@@ -12,13 +12,16 @@ from rl_api.printable import printable
 from rl_api.progress import MOST
 from rl_api.service_status import PolicyVersion
 from rl_operator.drivers.client import Drivers
-from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, Wish
+from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, Wish, gate_text
 
 SECONDS: Final = 3.0
 _ITEMS: Final = 64
-"""Copies, versions or checkpoints that are looked at."""
+"""Kinds of copies, versions or checkpoints that are looked at."""
+_COPIES: Final = 4096
+"""Copies that are counted: a service may have a quarter of them."""
 _LONGEST: Final = 500
 _URI: Final = 1024
+_GATE: Final = 1024
 _DIGEST: Final = 64
 
 
@@ -47,7 +50,7 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
     return Control(
         time=now,
         cluster=cluster,
-        replicas=tuple(map(_replica, _objects(document.get("replicas")))),
+        replicas=_replicas(document),
         versions={_text(name): _figures(one) for name, one in _mapping(document.get("versions"))},
         checkpoints=tuple(
             found
@@ -56,15 +59,24 @@ def read_control(document: Mapping[str, Any], cluster: str, run: str | None, now
         ),
         problem=_text(document.get("problem")),
         key_problem=_text(document.get("keys")),
-        evaluations={
-            _text(name): Evaluation(_text(one.get("state")), _text(one.get("message")))
-            for name, one in _mapping(document.get("evaluations"))
-        },
+        evaluations={_text(name): _evaluation(one) for name, one in _mapping(document.get("evaluations"))},
     )
 
 
+def _replicas(document: Mapping[str, Any]) -> tuple[Replica, ...]:
+    """All copies. A control says how many are alike, as it names but a few; one of an older trainer names all."""
+    copies = document.get("copies")
+    if not isinstance(copies, list):
+        return tuple(map(_replica, _objects(document.get("replicas"))))
+    found: list[Replica] = []
+    for one in _objects(copies):
+        found.extend([_replica(one)] * min(_count(one.get("count")), _COPIES - len(found)))
+    return tuple(found)
+
+
 def _replica(one: Mapping[str, Any]) -> Replica:
-    return Replica(*(_text(one.get(name)) for name in ("id", "version", "loading", "error")))
+    id, version, loading, error = (_text(one.get(name)) for name in ("id", "version", "loading", "error"))
+    return Replica(id, version, loading, error, one.get("retryable") is True)
 
 
 def _figures(one: Mapping[str, Any]) -> VersionFigures:
@@ -75,6 +87,19 @@ def _figures(one: Mapping[str, Any]) -> VersionFigures:
         errors=min(requests, _count(one.get("errors"))),
         token_seconds=_figure(times.get("p95")) if isinstance(times, Mapping) else None,
         probe=_figure(probe.get("score")) if isinstance(probe, Mapping) else None,
+        deaths=_count(one.get("deaths")),
+    )
+
+
+def _evaluation(one: Mapping[str, Any]) -> Evaluation:
+    gate = one.get("gate")
+    text = gate_text(gate) if isinstance(gate, Mapping) else ""
+    return Evaluation(
+        state=_text(one.get("state")),
+        message=_text(one.get("message")),
+        serving=_text(one.get("serving")),
+        gate=text if len(text) <= _GATE else "",
+        retryable=one.get("retryable") is True,
     )
 
 

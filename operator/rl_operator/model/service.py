@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -50,12 +51,15 @@ class Replica:
     """One copy of the policy, as the service's control says."""
 
     id: str
+    """Empty: it was counted, and not named."""
     version: str = ""
     """Version that it serves; empty: none."""
     loading: str = ""
     """Version that it loads."""
     error: str = ""
     """Why it could not load the last one."""
+    retryable: bool = False
+    """Whether that says nothing about the policy, such as that a bucket does not answer."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class VersionFigures:
     """Time per token, 95th percentile."""
     probe: float | None = None
     """Score of the probe, answered by the copies that serve."""
+    deaths: int = 0
+    """Copies that ended with it, or loading it, and had not been told to; what they were answering is among the errors."""
 
     @property
     def error_ratio(self) -> float:
@@ -75,13 +81,24 @@ class VersionFigures:
         return self.errors / self.requests if self.requests else 0.0
 
 
+def gate_text(gate: object) -> str:
+    """A gate as text: the same for the same one."""
+    return json.dumps(gate, sort_keys=True)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What became of the wish to measure a candidate."""
 
     state: str
-    """running, passed, failed or error."""
+    """running, passed, failed (a verdict) or error (there is none)."""
     message: str = ""
+    serving: str = ""
+    """Digest of the policy that the candidate is compared with; empty: with none, or it is not said."""
+    gate: str = ""
+    """What is looked at, as `gate_text` writes it; empty: it is not said."""
+    retryable: bool = False
+    """With state error, whether it may be known when it is asked for again, half a minute later."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +77,12 @@ def test_tables_are_read_in_parts_of_any_size(tmp_path: Path, size: int) -> None
     assert all_rows(source, size) == rows
 
 
+def test_lines_that_are_none_become_a_table_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n")
+    source = open_source(str(tmp_path / "a.jsonl"))
+    assert (source.rows, source.parts(64), source.columns(), source.schema()) == (0, [], [], pa.schema([]))
+
+
 def test_fingerprints_are_those_of_the_contents(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n')
@@ -85,6 +94,12 @@ def test_fingerprints_are_those_of_the_contents(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "x"}\n')
+    source, written = open_source(str(file)), file.stat().st_mtime_ns
+    assert source.read(source.parts(1)[0])
+    file.write_text('{"prompt": "y"}\n')  # as many bytes
+    os.utime(file, ns=(written, written + 1_000_000))
+    with pytest.raises(InvalidConfig, match=r"--input a.jsonl: the file has changed since the job began"):
+        source.read(source.parts(1)[0])
     source = open_source(str(file))
     file.write_text('{"prompt": "xy"}\n')
     with pytest.raises(InvalidConfig, match=r"--input a.jsonl: the file has changed since the job began"):
@@ -92,6 +107,53 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(InvalidConfig, match=r"--input a.jsonl: cannot be read \(No such file"):
         source.read(source.parts(1)[0])
+
+
+def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryFileSystem()
+    monkeypatch.setattr("rl_generate.source.filesystem_of", lambda address: (store, "/prompts.jsonl"))
+    store.pipe_file("/prompts.jsonl", b'{"prompt": "x"}\n')
+    etags = ['"one"']
+
+    def tagged(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "ETag": etags[-1], "LastModified": len(etags)}
+
+    info, find = store.info, store.find
+    monkeypatch.setattr(store, "info", lambda path: tagged(info(path)))
+    monkeypatch.setattr(
+        store,
+        "find",
+        lambda root, detail: {path: tagged(one) for path, one in find(root, detail=True).items()},
+    )
+    source = open_source("s3://bucket/prompts.jsonl")
+    (part,) = source.parts(64)
+    assert source.read(part)
+    etags.append('"two"')
+    with pytest.raises(InvalidConfig, match="the file has changed since the job began"):
+        source.read(part)
+    store.rm("/prompts.jsonl")
+
+
+def test_a_lock_whose_file_was_removed_holds_nobody_off_and_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_folder(str(tmp_path))
+    flock, opened = fcntl.flock, 0
+
+    def as_the_first_one_ends(lock: Any, how: int) -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            first.close()  # between our opening of its file and our lock on it
+        flock(lock, how)
+
+    monkeypatch.setattr("fcntl.flock", as_the_first_one_ends)
+    second = open_folder(str(tmp_path))
+    assert opened == 2
+    with pytest.raises(RunFolderBusy):
+        open_folder(str(tmp_path))
+    second.close()
+    open_folder(str(tmp_path)).close()
 
 
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:

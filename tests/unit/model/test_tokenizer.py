@@ -33,6 +33,23 @@ def test_special_tokens_are_left_out_of_text(folder):
     assert tokenizer.decode([*ids, 1, 0, 0]) == "12"
 
 
+def test_how_many_characters_a_token_stands_for_is_known_of_a_byte_level_bpe_alone(folder):
+    path = folder / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    longest = load_tokenizer(folder).longest
+    assert longest == max(
+        map(len, [*plain["model"]["vocab"], *(one["content"] for one in plain["added_tokens"])])
+    )
+    for changes, found in (
+        ({"normalizer": {"type": "NFC"}}, 4 * longest),  # four marks may become one character
+        ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, None),
+        ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, None),
+        ({"added_tokens": [{**plain["added_tokens"][0], "rstrip": True}, *plain["added_tokens"][1:]]}, None),
+    ):
+        path.write_text(json.dumps({**plain, **changes}))
+        assert load_tokenizer(folder).longest == found
+
+
 @pytest.mark.parametrize("text", ["caf\u00e9", "a\tb", "\U0001f600"])
 def test_a_character_without_token_is_named(text, folder):
     with pytest.raises(ModelError, match=r"there is no token for the character .* \(U\+"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,83 @@ def test_prompts_that_the_model_cannot_take(folder: Path) -> None:
             assert generator.tokens == 0
             await text_of(generator, prompt="a" * 2000, max_tokens=48)
             assert generator.tokens == 48
+
+    run(work())
+
+
+def test_who_finds_no_place_has_its_prompt_not_looked_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            encoded: list[str] = []
+            encode = generator.tokenizer.encode
+            monkeypatch.setattr(
+                generator.tokenizer,
+                "encode",
+                lambda text, **more: encoded.append(text) or encode(text, **more),
+            )
+            all_places = {"prompt": "a", "n": SLOTS + QUEUE, "max_tokens": 2000}
+            job = generator.start(parse_completion(json.dumps(all_places).encode(), generator.limits))
+            with pytest.raises(ApiError) as caught:
+                await text_of(generator, prompt="b" * 100)
+            assert (caught.value.status, encoded) == (429, ["a"])
+            job.close()
+            with pytest.raises(ApiError, match="found 2048 tokens"):
+                await text_of(generator, prompt="a" * 2048)
+            assert generator.admission.taken == 0
+            # So long that its tokens need not be counted.
+            encoded.clear()
+            with pytest.raises(
+                ApiError, match=r"found 100000 characters, allowed: at most 2047 tokens"
+            ) as caught:
+                await text_of(generator, prompt="a" * 100_000)
+            assert (caught.value.code, encoded, generator.admission.taken) == (
+                "context_length_exceeded",
+                [],
+                0,
+            )
+
+    run(work())
+
+
+def test_a_long_prompt_is_encoded_beside_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            goes_on = threading.Event()
+            began = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def slow(text: str, **_: bool) -> list[int]:
+                loop.call_soon_threadsafe(began.set)
+                assert goes_on.wait(SECONDS)
+                return [1, 2]
+
+            encode = generator.tokenizer.encode
+            monkeypatch.setattr(generator.tokenizer, "longest", None)
+            monkeypatch.setattr(
+                generator.tokenizer,
+                "encode",
+                lambda text, **more: slow(text) if len(text) > 2**16 else encode(text, **more),
+            )
+            body = json.dumps({"prompt": "a" * 2**17, "max_tokens": 3}).encode()
+            task = asyncio.create_task(generator.begin(parse_completion(body, generator.limits)))
+            await began.wait()
+            assert (generator.idle, generator.admission.taken) == (False, 1)
+            assert len(await text_of(generator, max_tokens=5)) == 1
+            goes_on.set()
+            job = await task
+            deltas = [delta async for delta in job.deltas()]
+            assert (deltas[-1].finish_reason, job.usage.prompt, job.usage.completion) == ("length", 2, 3)
+            job.close()
+            assert (generator.idle, generator.admission.taken) == (True, 0)
+            goes_on.clear()
+            gone = asyncio.create_task(generator.begin(parse_completion(body, generator.limits)))
+            await until(lambda: generator.admission.taken == 1)
+            gone.cancel()
+            await asyncio.wait([gone])
+            assert (gone.cancelled(), generator.idle, generator.admission.taken) == (True, True, 0)
+            goes_on.set()
 
     run(work())
 

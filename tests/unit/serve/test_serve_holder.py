@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from async_work import run_async
 
-from rl_api.errors import CheckpointError, DeadlineExceeded
+from rl_api.errors import CheckpointError, DeadlineExceeded, ModelError, Unavailable
 from rl_serve.arguments import PolicyRef
+from rl_serve.faults import passes
 from rl_serve.holder import Holder
 
 SECONDS = 30.0
@@ -107,17 +109,49 @@ def test_a_policy_that_cannot_be_loaded_leaves_the_old_one() -> None:
     run(work)
 
 
-def test_who_does_not_answer_is_asked_again() -> None:
+@pytest.mark.parametrize(
+    "error", [DeadlineExceeded("the head does not answer"), Unavailable("the bucket does not answer")]
+)
+def test_who_does_not_answer_is_asked_again(error: Exception) -> None:
     async def work(loads: Loads, holder: Holder[Server]) -> None:
         holder.want(ref("a"))
         await until(lambda: "a" in loads.results)
-        loads.end("a", DeadlineExceeded("the head does not answer"))
+        loads.end("a", error)
         await until(lambda: loads.begun == ["a", "a"])
         loads.end("a")
         await holder.settled()
         assert (holder.served, holder.error) == (ref("a"), None)
 
     run(work)
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (CheckpointError("model.safetensors does not match its checksum"), False),
+        (ModelError("another shape"), False),
+        (KeyError("what nobody thought of"), False),
+        (OSError("no space left on device"), True),
+        (MemoryError(), True),
+    ],
+)
+def test_what_says_nothing_of_the_policy_is_told_apart(error: Exception, retryable: bool) -> None:
+    async def work(loads: Loads, holder: Holder[Server]) -> None:
+        holder.want(ref("a"))
+        await until(lambda: "a" in loads.results)
+        loads.end("a", error)
+        await holder.settled()
+        assert holder.error is not None
+        assert holder.retryable == retryable
+
+    run(work)
+
+
+def test_what_a_place_without_space_is_the_cause_of_is_not_the_policys() -> None:
+    error = ModelError("its copy cannot be written")
+    error.__cause__ = OSError(28, "No space left on device")
+    assert passes(error)
+    assert not passes(ModelError("its copy cannot be written"))
 
 
 def test_the_newest_wish_counts() -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from rl_api.errors import ModelError
 from rl_serve.http import Api
 from rl_serve.keys import read_keys
+from rl_serve.window import Answered
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.presets import write_tiny
 
@@ -90,7 +92,7 @@ def test_routes(folder: Path, tmp_path: Path) -> None:
             ):
                 found = await client.whole(path, None, **options)
                 assert (found[0], found[2]["error"]["code"]) == (status, code), path
-                assert found[1]["x-policy-version"] == "step-7"
+                assert found[1]["x-policy-version"] == found[2]["policy_version"] == "step-7"
             large = await client.whole("/v1/completions", b"x" * (8 * 2**20 + 1), **key)
             assert large[0] == 413
             status, _, health = await client.whole("/healthz", method="GET")
@@ -135,7 +137,8 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
             status, _, pieces = await client.ask("/v1/completions", body)
             assert status == 200
             events = [piece async for piece in pieces if piece]
-            assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
+            said = json.loads(events[-1].removeprefix(b"data: "))
+            assert (said["error"]["code"], said["policy_version"]) == ("deadline_exceeded", "step-7")
             assert b"data: [DONE]\n\n" not in events
             assert 0 < generator.admission.expected(1) < 1
             late = await client.whole("/v1/completions", body | {"stream": False})
@@ -153,11 +156,46 @@ def test_what_nobody_thought_of_is_an_error_without_an_inside(
             def broken(*_: object) -> None:
                 raise KeyError("/secret/path")
 
-            monkeypatch.setattr(generator, "start", broken)
-            client = Client(Api(lambda: generator, lambda: None))
-            status, _, found = await client.whole("/v1/completions", {"prompt": "a"})
+            monkeypatch.setattr(generator.tokenizer, "encode", broken)
+            ended: list[Answered] = []
+            api = Api(lambda: generator, lambda: None, ended=ended.append)
+            status, _, found = await Client(api).whole("/v1/completions", {"prompt": "a"})
             assert (status, found["error"]["type"]) == (500, "server_error")
             assert "secret" not in json.dumps(found)
+            # Who compares versions hears of it.
+            assert [(one.version, one.code) for one in ended] == [("step-7", 500)]
+            assert not api.under_way
+
+    run(work())
+
+
+def test_a_stream_that_fails_inside_ends_with_an_error_that_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with generator_of(folder) as generator:
+            ended: list[Answered] = []
+            begun: list[dict[str, int]] = []
+            api = Api(
+                lambda: generator,
+                lambda: None,
+                began=lambda: begun.append(dict(api.under_way)),
+                ended=ended.append,
+            )
+            client = Client(api)
+            body = {"prompt": "a", "max_tokens": 600, "stream": True}
+            status, _, pieces = await client.ask("/v1/completions", body)
+            assert (status, api.under_way, begun) == (200, {"step-7": 1}, [{"step-7": 1}])
+
+            def broken(*_: object) -> None:
+                raise KeyError("/secret/path")
+
+            monkeypatch.setattr("rl_serve.http.event", broken)
+            events = [piece async for piece in pieces if piece]
+            assert json.loads(events[-1].removeprefix(b"data: "))["error"]["type"] == "server_error"
+            assert b"secret" not in b"".join(events)
+            assert [(one.version, one.code) for one in ended] == [("step-7", 500)]
+            assert not api.under_way
 
     run(work())
 
@@ -185,6 +223,26 @@ def test_a_chat_goes_through_the_models_template(folder: Path, tmp_path: Path) -
             assert refused["error"]["message"].startswith(
                 "messages: the chat template refuses messages of roles"
             )
+
+    run(work())
+
+
+def test_an_error_names_the_policy_that_was_to_answer(folder: Path) -> None:
+    async def work() -> None:
+        async with generator_of(folder, timeout=0.5) as generator:
+            other = SimpleNamespace(version="step-8")
+            now: list[Any] = [generator]
+            client = Client(Api(lambda: now[0], lambda: None))
+            body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE}
+            task = asyncio.create_task(client.whole("/v1/completions", body))
+            await until(lambda: generator.admission.taken > 0)
+            now[0] = other  # promoted meanwhile
+            status, headers, found = await task
+            assert (status, headers["x-policy-version"], found["policy_version"]) == (504, "step-7", "step-7")
+            now[0] = None
+            status, headers, found = await client.whole("/v1/completions", body)
+            assert (status, found["error"]["code"], found.keys()) == (503, "no_policy", {"error"})
+            assert "x-policy-version" not in headers
 
     run(work())
 

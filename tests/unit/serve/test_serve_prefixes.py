@@ -27,6 +27,14 @@ def order(name: str, loads: dict[str, int] | None = None) -> list[str]:
     return ranked(name, loads or dict.fromkeys(REPLICAS, 0), str)
 
 
+@pytest.mark.parametrize("depth", [*range(800, 1000, 5), 100_000])
+def test_what_is_nested_too_deeply_is_led_anywhere(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    for body in (f'{{"prompt": {deep}}}', f'{{"messages": [{{"role": "user", "content": {deep}}}]}}'):
+        found = key_of(body.encode())
+        assert found is None or len(found) == 16
+
+
 def test_a_conversation_is_known_by_its_first_question() -> None:
     first = chat(QUESTION)
     assert first is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -166,6 +166,42 @@ def test_a_connection_ends_with_an_answer_when_it_is_old() -> None:
     assert not closes(1)  # another connection of that port
     now = 45.0
     assert closes(2)
+
+
+def test_connections_that_went_are_forgotten_and_none_is_looked_at_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rl_serve.proxy._MOST_CONNECTIONS", 100)
+    now, looks = 0.0, 0
+
+    class Known(dict[tuple[str, int], float]):
+        def __iter__(self) -> Iterator[tuple[str, int]]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+        def items(self) -> Any:
+            raise AssertionError("all of them are looked at")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    renewal = Renewal(app, 20.0, lambda: now)
+    renewal._since = Known()
+    for port in range(1000):
+        now += 0.01
+        assert not renewal._is_old(("10.0.0.1", port))
+    assert len(renewal._since) == 1000, "all of them may still be there"
+    now += 20.0
+    looks = 0
+    for port in range(1000, 3000):
+        now += 0.0001
+        assert not renewal._is_old(("10.0.0.1", port))
+    assert len(renewal._since) == 2000
+    assert looks <= 1000 + 2000
+    now += 30.0
+    assert not renewal._is_old(("10.0.0.2", 1))
+    assert len(renewal._since) == 100
 
 
 def led(*pieces: Message, path: str = "/v1/completions", pause: float = 0.0) -> tuple[Any, bytes]:

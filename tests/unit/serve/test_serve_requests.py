@@ -103,6 +103,16 @@ def test_log_probabilities_of_a_completion_are_a_number() -> None:
     assert not completion(logprobs=None).logprobs
 
 
+@pytest.mark.parametrize("name", ["prompt", "temperature", "logit_bias", "metadata", "unknown"])
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}")])
+def test_what_is_nested_too_deeply_is_a_mistake_of_the_client(name: str, opens: str, closes: str) -> None:
+    for depth in (100, *range(800, 1000, 10), 100_000):
+        body = f'{{"prompt": "a", "{name}": {opens * depth}1{closes * depth}}}'
+        with pytest.raises(ApiError, match="the request's body") as caught:
+            parse_completion(body.encode(), LIMITS)
+        assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", "temperature: found -1, allowed: a number from 0 to 2"),
     (
@@ -113,8 +123,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": "hot"}, "temperature", 'temperature: found "hot", allowed: a number from 0 to 2'),
     ({"temperature": True}, "temperature", "temperature: found true, allowed: a number from 0 to 2"),
     ({"top_p": 0}, "top_p", "top_p: found 0, allowed: a number above 0, at most 1"),
-    ({"n": 9}, "n", "n: found 9, allowed: a whole number from 1 to 8"),
-    ({"n": 1.5}, "n", "n: found 1.5, allowed: a whole number from 1 to 8"),
+    (
+        {"n": 9},
+        "n",
+        "n: found 9, allowed: a whole number from 1 to 8 (answers that one request may have here)",
+    ),
+    (
+        {"n": 1.5},
+        "n",
+        "n: found 1.5, allowed: a whole number from 1 to 8 (answers that one request may have here)",
+    ),
     (
         {"max_tokens": 51},
         "max_tokens",
@@ -146,6 +164,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         {"stream": True, "stream_options": {"include_usage": 1}},
         "stream_options.include_usage",
         "stream_options.include_usage: found 1, allowed: true or false",
+    ),
+    (
+        {"stream": True, "stream_options": {"usage": True}},
+        "stream_options.usage",
+        "stream_options.usage: unknown field; take it out",
     ),
     ({"model": "gpt-4"}, "model", 'model: found "gpt-4", allowed: small'),
     ({"model": 4}, "model", "model: found 4, allowed: a string"),
@@ -199,6 +222,16 @@ WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "top_logprobs: found 21, allowed: a whole number from 0 to 20",
     ),
     ({"logprobs": 5}, "logprobs", "logprobs: found 5, allowed: true or false"),
+    (
+        {"messages": [{**SAY[0], "function_call": {"name": "f"}}]},
+        "messages[0].function_call",
+        'messages[0].function_call: found {"name": "f"}, allowed: null: this server does not have it',
+    ),
+    (
+        {"messages": [*SAY, {**SAY[0], "weight": 1}]},
+        "messages[1].weight",
+        "messages[1].weight: unknown field; take it out",
+    ),
     ({"tools": [{}]}, "tools", "tools: found [{}], allowed: []: this server does not have it"),
 ]
 WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
@@ -225,12 +258,20 @@ WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
     (
         {"logprobs": 21},
         "logprobs",
-        "logprobs: found 21, allowed: a whole number from 0 to 20",
+        "logprobs: found 21, allowed: a whole number from 0 to 20, of the most probable tokens; null for no "
+        "log-probabilities",
     ),
     (
         {"logprobs": True},
         "logprobs",
-        "logprobs: found true, allowed: a whole number from 0 to 20",
+        "logprobs: found true, allowed: a whole number from 0 to 20, of the most probable tokens; null for no "
+        "log-probabilities",
+    ),
+    (
+        {"logprobs": False},
+        "logprobs",
+        "logprobs: found false, allowed: a whole number from 0 to 20, of the most probable tokens; null for no "
+        "log-probabilities",
     ),
     ({"echo": True}, "echo", "echo: found true, allowed: false: this server does not have it"),
 ]
@@ -257,6 +298,10 @@ def test_a_mistake_in_a_completion(fields: dict[str, Any], param: str, sentence:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
+        (
+            b'{"logit_bias": ' + b"[" * 64 + b"]" * 64 + b"}",
+            "the request's body: found values within more than 64 others, allowed: at most as many",
+        ),
         (b"", "the request's body is no JSON (Expecting value: line 1 column 1 (char 0))"),
         (b"[]", "the request's body: found [], allowed: a JSON object"),
         (b'{"seed": NaN}', "the request's body is no JSON (NaN is no JSON)"),

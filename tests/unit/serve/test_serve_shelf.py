@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_api.errors import CheckpointError, ModelError
+from rl_api.errors import CheckpointError, Unavailable
 from rl_api.run import TinyModelSpec
 from rl_serve.arguments import PolicyRef
 from rl_serve.catalog import checkpoints_of
@@ -68,7 +68,7 @@ def test_a_verified_copy_stays_when_the_checkpoint_goes(tmp_path: Path) -> None:
     for step in range(2, 2 + KEPT):
         shelf.folder(ref(save(tmp_path / "run", step)))
     assert len(list((tmp_path / "cache" / "policies").iterdir())) == KEPT
-    with pytest.raises(ModelError, match="there is no such folder"):
+    with pytest.raises(Unavailable, match="there is no such folder now"):
         shelf.folder(ref(found))
 
 
@@ -97,11 +97,21 @@ def test_a_folder_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     keys = KeyFolder(tmp_path)
     assert check_key(f"Bearer {one}", keys()) in keys()
     assert len(keys()) == 1
-    assert keys.problem.startswith("bob has a key that is too short")
+    assert keys.problem.startswith("bob has in line 1 a key that is too short")
     monkeypatch.setattr("rl_serve.keys._FRESH_SECONDS", -1.0)
     (tmp_path / "ann").write_text("")
     (tmp_path / "bob").write_text(other)
     assert check_key(f"Bearer {other}", keys()) in keys()
     assert keys.problem == "ann has no key; allowed: one on each line"
+    (tmp_path / "ann").write_text(f"# ann's\n{one}\nsk short\n")
+    assert check_key(f"Bearer {one}", keys()) in keys(), "one wrong line is no reason against the others"
+    assert keys.problem.startswith(
+        "ann has in line 3 a key that is too short or no key; allowed: at least 16"
+    )
+    (tmp_path / "ann").write_bytes(f"{one[::-1]}\nsk-\u00e9".encode("latin-1"))
+    assert len(keys()) == 1
+    assert check_key(f"Bearer {other}", keys()) in keys(), "what was taken back is good no more"
+    assert keys.problem == "ann is no text in UTF-8, so it has no keys; allowed: one on each line"
+    (tmp_path / "ann").unlink()
     (tmp_path / "bob").unlink()
     assert keys() == frozenset(), "nobody may ask"

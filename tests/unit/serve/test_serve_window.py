@@ -44,17 +44,64 @@ def test_what_a_replica_has_answered_counts_on_when_it_is_gone() -> None:
         window = Window()
         if version is not None:
             window.note(answered(version), now)
-        replicas.hear(ReplicaReport(name, version, None, error, window.slices(now)))
+        gone = version is not None
+        replicas.hear(ReplicaReport(name, version, None, error, window.slices(now), gone=gone))
 
     hear("r1", "a")
     now += SILENT_SECONDS + 1
     hear("r2", None, "damaged")
     body = status_body(replicas, [], "", {}, {"c": {"score": 1.0, "n": 3}})
-    assert body["replicas"] == [{"id": "r2", "version": None, "loading": None, "error": "damaged"}]
+    (told,) = body["replicas"]
+    assert told == {"id": "r2", "version": None, "loading": None, "error": "damaged", "retryable": False}
     assert body["versions"]["a"]["requests"] == 1
     assert (body["versions"]["c"]["requests"], body["versions"]["c"]["probe"]["n"]) == (0, 3)
     now += SECONDS + 20
     assert status_body(replicas, [], "", {}, {})["versions"] == {}
+
+
+def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() -> None:
+    now = NOW
+    replicas = Replicas(lambda: now)
+
+    def hear(
+        name: str, version: str, under_way: dict[str, int], *, busy: bool = True, gone: bool = False
+    ) -> None:
+        window = Window()
+        for _ in range(9 * busy):
+            window.note(answered(version), now)
+        replicas.hear(ReplicaReport(name, version, None, None, window.slices(now), under_way, gone))
+
+    def counted(version: str) -> tuple[int, int, int]:
+        tally = replicas.tallies()[version]
+        return tally.requests, tally.errors, tally.deaths
+
+    hear("dies", "a", {"a": 3, "before": 2})
+    hear("dies between two answers", "b", {})
+    hear("dies while nobody asks", "c", {}, busy=False)
+    hear("ends", "d", {"d": 3})
+    hear("ends", "d", {}, gone=True)
+    hear("ends", "d", {"d": 3})  # said before, and late
+    hear("is slow", "e", {"e": 3})
+    replicas.hear(ReplicaReport("dies loading", "f", "next", None, {}, {"f": 2}))
+    assert [one.id for one in replicas.here()] == [
+        "dies",
+        "dies between two answers",
+        "dies loading",
+        "dies while nobody asks",
+        "is slow",
+    ]
+    assert counted("a") == (9, 0, 0)
+    now += SILENT_SECONDS + 1
+    assert (counted("a"), counted("before")) == ((12, 3, 1), (2, 2, 0))
+    assert (counted("b"), counted("c"), counted("d")) == ((10, 1, 1), (0, 0, 1), (9, 0, 0))
+    assert counted("e") == (12, 3, 1)
+    assert (counted("f"), counted("next")) == ((2, 2, 0), (0, 0, 1))
+    hear("is slow", "e", {})
+    assert counted("e") == (9, 0, 0)
+    body = status_body(replicas, [], "", {}, {})["versions"]["a"]
+    assert (body["requests"], body["errors"], body["deaths"]) == (12, 3, 1)
+    now += SECONDS + 20
+    assert replicas.tallies() == {}
 
 
 def test_limits_are_shared_and_say_when_to_come_again() -> None:

@@ -20,7 +20,8 @@ class Tokenizer:
 
     `stop_ids` are the ids that end a completion (from generation_config.json, config.json and
     tokenizer_config.json), `pad_id` fills padded batches, `vocab_size` counts the ids the tokenizer knows (a
-    model's may be larger), `where` begins the sentences of its errors.
+    model's may be larger), `longest` is how many characters a token stands for at most (None: any number),
+    `where` begins the sentences of its errors.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Tokenizer:
         self.stop_ids = stop_ids
         self.pad_id = pad_id
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self._missing_bytes = _missing_bytes(backend)
+        description = json.loads(backend.to_str())
+        self._missing_bytes = _missing_bytes(description)
+        self.longest = _longest(description)
 
     @property
     def has_chat_template(self) -> bool:
@@ -123,9 +126,25 @@ def byte_letter(value: int) -> str:
     return chr(256 + sum(1 for other in range(value) if other not in printable))
 
 
-def _missing_bytes(backend: tokenizers.Tokenizer) -> frozenset[int]:
+def _longest(description: Mapping[str, Any]) -> int | None:
+    """Characters of the longest token. Of a byte-level BPE alone it is known that it leaves none out and joins none."""
+    normalizer, model = description["normalizer"], description["model"]
+    composed = normalizer is not None and normalizer["type"] == "NFC"
+    split = json.dumps(description["pre_tokenizer"])
+    if '"ByteLevel"' not in split or '"Removed"' in split or model["type"] != "BPE":
+        return None
+    if model.get("unk_token") or (normalizer is not None and not composed):
+        return None
+    added = [token for token in description["added_tokens"] if not (token["lstrip"] or token["rstrip"])]
+    if len(added) < len(description["added_tokens"]):  # one that takes all spaces around it
+        return None
+    known = [*model["vocab"], *(token["content"] for token in added)]
+    # NFC makes one character of up to four.
+    return max(map(len, known), default=1) * (4 if composed else 1)
+
+
+def _missing_bytes(description: Mapping[str, Any]) -> frozenset[int]:
     """Bytes that a byte-level BPE has no token for. It would drop them without a word, so `encode` looks first."""
-    description = json.loads(backend.to_str())
     if '"ByteLevel"' not in json.dumps(description["pre_tokenizer"]) or description["model"].get("unk_token"):
         return frozenset()
     vocabulary = description["model"].get("vocab", {})

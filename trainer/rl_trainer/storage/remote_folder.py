@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl_api.errors import CheckpointError, RLTrainError
+from rl_api.errors import RLTrainError, Unavailable
 from rl_api.place_rules import is_s3_address
 from rl_trainer.error_text import reason
 
@@ -76,7 +76,7 @@ class RemoteFolder:
             first: advice that comes before what can be said of the place.
 
         Raises:
-            CheckpointError: it went wrong, or no byte has moved for too long. RLTrainErrors pass.
+            Unavailable: it went wrong, or no byte has moved for too long. RLTrainErrors pass.
         """
         results: list[Result] = []
         failures: list[Exception] = []
@@ -96,13 +96,13 @@ class RemoteFolder:
             return results[0]
         advices = " ".join(filter(None, (first, advice(self.uri))))
         if not failures:
-            raise CheckpointError(f"{what}: nothing has moved for {self._stalled:g} s. {advices}")
+            raise Unavailable(f"{what}: nothing has moved for {self._stalled:g} s. {advices}")
         error = failures[0]
         if isinstance(error, RLTrainError):
             raise error
         if isinstance(error, ImportError):
-            raise CheckpointError(f"{what}: {reason(error)}. Install rltrain[s3] for s3://.") from error
-        raise CheckpointError(f"{what}: {reason(error).rstrip('.')}. {advices}") from error
+            raise Unavailable(f"{what}: {reason(error)}. Install rltrain[s3] for s3://.") from error
+        raise Unavailable(f"{what}: {reason(error).rstrip('.')}. {advices}") from error
 
     def names(self, name: str = "") -> list[str]:
         """Files and folders in it, or in its folder `name`; none when it is not there."""
