@@ -95,6 +95,8 @@ class ServiceStory:
         self.obeys = True
         """Whether copies load what they are told to."""
         self.error = ""
+        self.retryable = False
+        """Whether that says nothing of the policy."""
         self.missing = False
         """Whether one of two copies is not there."""
         self.problem = ""
@@ -189,7 +191,10 @@ class ServiceStory:
             self.now,
             CLUSTER,
             problem=self.problem,
-            replicas=(Replica("one", version, error=self.error if not self.obeys else ""), *starts),
+            replicas=(
+                Replica("one", version, "", self.error if not self.obeys else "", self.retryable),
+                *starts,
+            ),
             versions=self.figures,
             checkpoints=tuple(self.checkpoints),
             evaluations=self.evaluations,

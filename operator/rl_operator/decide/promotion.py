@@ -11,7 +11,6 @@ operator that is killed at any line goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -29,6 +28,7 @@ from rl_api.service_status import (
     Serving,
 )
 from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.verdicts import all_serve, any_serves, asked_so, choose, dies, load_error, worse
 from rl_operator.model.decision import Note
 from rl_operator.model.service import Control, VersionFigures, Wish
 from rl_operator.render.service_config import gate_config, policy_config
@@ -119,12 +119,13 @@ class Promoting:
             gate.pop("heldOut", None)
         if not gate:
             return self._begin(candidate, control, "there is no gate")
-        found = control.evaluations.get(candidate.digest)
+        found = asked_so(control.evaluations.get(candidate.digest), candidate.before, gate)
         if found is not None and found.state == "passed":
             return self._begin(candidate, control, found.message)
-        if found is not None and found.state == "failed":
+        again = found is not None and found.state == "error" and found.retryable
+        if found is not None and found.state in ("failed", "error") and not again:
             return self._ended(candidate, "refused", found.message or "it did not pass the gate")
-        why = found.message if found is not None and found.state == "error" else ""
+        why = found.message if found is not None and again else ""
         if self._spent(candidate) > EVALUATION:
             late = f"it was not measured within {_minutes(EVALUATION)}"
             return self._ended(
@@ -135,7 +136,7 @@ class Promoting:
             text = f"it could not be measured yet, and is tried again: {why}" if why else found.message
             update = {"message": one_line(text, 500) or candidate.message}
             told = self._with(candidate=candidate.model_copy(update=update))
-        if found is None or found.state == "error":
+        if found is None or again:
             body = {
                 "candidate": policy_config(candidate),
                 "serving": policy_config(candidate.before),
@@ -158,18 +159,20 @@ class Promoting:
         return self._state(candidate, "RollingOut", one_line(why, 500), baseline=baseline)
 
     def _roll_out(self, candidate: Candidate, control: Control) -> Promoting:
-        if _all_serve(control, candidate.version):
+        if all_serve(control, candidate.version):
             return self._serves(candidate)
         wanted = self.spec.promotion.step
         if self._in_steps and wanted is not None and wanted != candidate.step:
             return self._back(candidate, f"step {wanted} is wanted instead", for_good=False)
         if self._in_steps and self.second is not None and self.second.control is not None:
-            if _all_serve(self.second.control, candidate.version):
+            if all_serve(self.second.control, candidate.version):
                 return self._shared(candidate, control, self.second.control)
             control = self.second.control
-        failed = _load_error(control)
+        failed = load_error(control, verdicts=True)
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
+        if why := dies(control, candidate):
+            return self._back(candidate, why)
         # With some of the traffic its figures decide: KubeRay waits for copies that are made anew.
         if self._spent(candidate) > ROLL_OUT and not (self.second is not None and self.second.share):
             why = f"copies did not load it within {_minutes(ROLL_OUT)}"
@@ -210,7 +213,7 @@ class Promoting:
 
     def _watch(self, candidate: Candidate, control: Control) -> Promoting:
         figures = control.versions.get(candidate.version, VersionFigures())
-        why = worse(self.spec, candidate.baseline, figures)
+        why = worse(self.spec, candidate.baseline, figures) or dies(control, candidate)
         if why:
             if candidate.before is None:
                 return self._with(candidate=None)
@@ -219,7 +222,7 @@ class Promoting:
         if figures.probe is not None and self.status.serving is not None:
             watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
         window = timedelta(seconds=self.spec.promotion.rollback.window.seconds)
-        if not _all_serve(control, candidate.version):
+        if not all_serve(control, candidate.version):
             # Copies that die under it are made anew, and die again.
             if self._spent(candidate) <= window + ROLL_OUT:
                 return watched
@@ -236,9 +239,9 @@ class Promoting:
     def _roll_back(self, candidate: Candidate, control: Control) -> Promoting:
         before = candidate.before
         there = (
-            _all_serve(control, before.version)
+            all_serve(control, before.version)
             if before is not None
-            else not _any_serves(control, candidate.version)
+            else not any_serves(control, candidate.version)
         )
         if not there or (self._in_steps and self.second is not None):
             return self._stuck(candidate, control) if self._spent(candidate) > ROLL_OUT else self
@@ -257,7 +260,7 @@ class Promoting:
         before = candidate.before.version if candidate.before is not None else "no policy"
         why, error = (
             f"it was to go back to {before}, which took more than {_minutes(ROLL_OUT)}",
-            _load_error(control),
+            load_error(control),
         )
         text = one_line(f"{why}: {error}" if error else why, 500)
         left = self._listed(candidate, "stuck", text)._with(candidate=None)
@@ -338,69 +341,8 @@ class Promoting:
         return self.now - self._since(candidate)
 
 
-def choose(
-    spec: ServiceSpec, status: ServiceStatus, checkpoints: Sequence[PolicyVersion]
-) -> PolicyVersion | None:
-    """The policy that is to be tried next, of those that there are; None: none is."""
-    serving, promotion = status.serving, spec.promotion
-    open_ = [
-        one
-        for one in checkpoints
-        if one.digest not in status.refused and (serving is None or one.digest != serving.digest)
-    ]
-    if promotion.mode == "manual" and spec.source.run is not None:
-        if promotion.step is not None:
-            return next((one for one in open_ if one.step == promotion.step), None)
-        open_ = open_ if serving is None else []
-    if serving is not None and spec.source.run is not None:
-        open_ = [one for one in open_ if one.step > serving.step]
-    return max(open_, key=lambda one: one.step, default=None)
-
-
-def worse(spec: ServiceSpec, baseline: Baseline | None, figures: VersionFigures) -> str:
-    """In what a policy that has the traffic is worse than bounds, as a sentence; empty: in nothing that is known."""
-    rollback, probe = spec.promotion.rollback, spec.promotion.gate.probe
-    known = baseline or Baseline()
-    if figures.requests >= rollback.min_requests:
-        usual = known.errors / known.requests if known.requests else 0.0
-        most = usual + rollback.max_error_ratio
-        if figures.error_ratio > most:
-            return (
-                f"{figures.errors} of {figures.requests} requests failed ({figures.error_ratio:.1%}), allowed: at most "
-                f"{most:.1%}"
-            )
-        times = figures.token_seconds, known.token_seconds
-        if times[0] is not None and times[1] and times[0] > rollback.max_latency_ratio * times[1]:
-            return (
-                f"its time per token is {1000 * times[0]:.1f} ms (95th percentile), allowed: at most "
-                f"{rollback.max_latency_ratio:g} times that of the one before, {1000 * times[1]:.1f} ms"
-            )
-    if probe is not None and rollback.probe and figures.probe is not None:
-        if known.probe is not None and figures.probe < known.probe - probe.max_drop:
-            return (
-                f"it scores {figures.probe:.3f} in the probe, allowed: at most {probe.max_drop:g} less than the one before, "
-                f"{known.probe:.3f}"
-            )
-        if probe.min_score is not None and figures.probe < probe.min_score:
-            return f"it scores {figures.probe:.3f} in the probe, allowed: at least {probe.min_score:g}"
-    return ""
-
-
-def _all_serve(control: Control, version: str) -> bool:
-    return bool(control.replicas) and all(one.version == version for one in control.replicas)
-
-
-def _load_error(control: Control) -> str:
-    """Why a copy cannot load what it was told to; empty: nobody says so."""
-    return next((one.error for one in control.replicas if one.error and not one.loading), "")
-
-
 def _minutes(length: timedelta) -> str:
     return f"{length.total_seconds() / 60:.0f} minutes"
-
-
-def _any_serves(control: Control, version: str) -> bool:
-    return any(one.version == version for one in control.replicas)
 
 
 def _version(policy: PolicyVersion) -> dict[str, Any]:

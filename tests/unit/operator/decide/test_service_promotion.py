@@ -8,23 +8,14 @@ from typing import Any
 import pytest
 from service_worlds import ServiceStory, checkpoint
 
-from rl_api.service import RLPolicyService, ServiceSpec
-from rl_api.service_status import Baseline, PolicyVersion, ServiceStatus, Serving
-from rl_operator.decide.promotion import EVALUATION, ROLL_OUT, choose, worse
-from rl_operator.model.service import Evaluation, VersionFigures
+from rl_api.service_status import PolicyVersion
+from rl_operator.decide.promotion import EVALUATION, ROLL_OUT
+from rl_operator.model.service import Evaluation, VersionFigures, gate_text
 
 PROBE = {
     "gate": {"probe": {"configMap": "probe", "maxDrop": 0.1}},
     "rollback": {"window": "60s", "minRequests": 10},
 }
-
-
-def spec_of(**promotion: Any) -> ServiceSpec:
-    document = {
-        "metadata": {"name": "chat"},
-        "spec": {"from": {"run": "sums"}, "auth": {"anonymous": True}, "promotion": promotion},
-    }
-    return RLPolicyService.model_validate(document).spec
 
 
 def test_nothing_is_served_before_there_is_a_checkpoint() -> None:
@@ -97,11 +88,12 @@ def test_what_fails_the_gate_is_never_tried_again() -> None:
     story.served(40)
 
 
-def test_what_fails_without_a_word_does_not_pass() -> None:
+@pytest.mark.parametrize("state", ["error", "failed"])
+def test_what_cannot_be_measured_does_not_pass(state: str) -> None:
     story = ServiceStory()
     story.looks(2)
     story.checkpoints = [checkpoint(20)]
-    story.evaluations[checkpoint(20).digest] = Evaluation("failed", "")
+    story.evaluations[checkpoint(20).digest] = Evaluation(state, "")
     story.looks(3)
     assert story.status.serving is None
     assert story.status.promotions[-1].result == "refused"
@@ -112,7 +104,9 @@ def test_what_could_not_be_measured_is_measured_again() -> None:
     story = ServiceStory()
     story.looks(2)
     story.checkpoints = [checkpoint(20)]
-    story.evaluations[checkpoint(20).digest] = Evaluation("error", "the bucket does not answer")
+    story.evaluations[checkpoint(20).digest] = Evaluation(
+        "error", "the bucket does not answer", retryable=True
+    )
     decision = story.look()
     assert decision.wish is not None
     assert decision.wish.path == "evaluate"
@@ -139,7 +133,7 @@ def test_what_takes_too_long_is_tried_three_times() -> None:
         assert [one.result for one in story.status.promotions] == tried * ["refused"]
         assert story.status.refused == []
     story.look()
-    story.evaluations[checkpoint(20).digest] = Evaluation("error", "no space is left")
+    story.evaluations[checkpoint(20).digest] = Evaluation("error", "no space is left", retryable=True)
     story.look(late)
     assert story.status.promotions[-1].message == "it was not measured within 30 minutes: no space is left"
     assert story.status.refused == [checkpoint(20).digest]
@@ -260,6 +254,60 @@ def test_copies_that_die_under_it_take_it_back() -> None:
     assert story.status.promotions[-1].message.startswith("not all of its copies answer, 15 minutes after")
 
 
+@pytest.mark.parametrize(("deaths", "state"), [(2, "Watching"), (3, "RollingBack")])
+def test_a_policy_of_which_copies_die_goes_back(deaths: int, state: str) -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.figures[watched(story)] = VersionFigures(requests=1, deaths=deaths)
+    story.look()
+    assert story.status.candidate is not None
+    assert story.status.candidate.state == state
+    if state == "RollingBack":
+        assert story.status.candidate.message == "copies died with it 3 times, allowed: fewer than 3"
+
+
+def test_copies_that_die_loading_it_are_enough() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.obeys = False
+    story.checkpoints.insert(0, checkpoint(30))
+    story.evaluations[checkpoint(30).digest] = Evaluation("passed", "good")
+    story.figures[checkpoint(30).version] = VersionFigures(deaths=3)
+    story.looks(6)
+    assert story.told == checkpoint(20).version
+    assert story.status.refused == [checkpoint(30).digest]
+
+
+def test_a_copy_that_cannot_reach_a_policy_says_nothing_of_it() -> None:
+    story = ServiceStory()
+    story.served(20)
+    story.obeys, story.error, story.retryable = False, "the head does not answer", True
+    story.checkpoints.insert(0, checkpoint(30))
+    story.evaluations[checkpoint(30).digest] = Evaluation("passed", "good")
+    story.looks(20)
+    assert story.told == checkpoint(30).version
+    assert story.status.refused == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "serving", "counts"),
+    [({"agreement": {}}, 20, True), ({"agreement": {}}, 10, False), ({"latency": {}}, 20, False)],
+)
+def test_an_evaluation_of_something_else_does_not_count(gate: Any, serving: int, counts: bool) -> None:
+    story = ServiceStory({"promotion": {"gate": {"agreement": {"maxDifference": 0.1}}}})
+    story.served(20)
+    story.looks(100)
+    story.checkpoints.insert(0, checkpoint(30))
+    asked = {"agreement": {"maxDifference": 0.1}} if gate == {"agreement": {}} else gate
+    story.evaluations[checkpoint(30).digest] = Evaluation(
+        "passed", "good", checkpoint(serving).digest, gate_text(asked)
+    )
+    decision = story.look()
+    assert (decision.wish is None) == counts
+    story.looks(2)
+    assert (story.told == checkpoint(30).version) == counts
+
+
 def test_the_first_policy_is_not_watched_for_ever() -> None:
     story = ServiceStory({"promotion": PROBE})
     story.checkpoints = [checkpoint(20)]
@@ -324,59 +372,6 @@ def test_another_cluster_has_nothing_to_say() -> None:
     story.checkpoints.insert(0, checkpoint(30))
     story.looks(2)
     assert story.status.candidate is None
-
-
-@pytest.mark.parametrize(
-    ("promotion", "serving", "refused", "expected"),
-    [
-        ({}, None, (), 30),
-        ({}, None, (30,), 20),
-        ({}, 20, (), 30),
-        ({}, 30, (), None),
-        ({}, 20, (30,), None),
-        ({"mode": "manual"}, None, (), 30),
-        ({"mode": "manual"}, 20, (), None),
-        ({"mode": "manual", "step": 10}, 30, (), 10),
-        ({"mode": "manual", "step": 30}, 30, (), None),
-        ({"mode": "manual", "step": 10}, 30, (10,), None),
-        ({"mode": "manual", "step": 15}, 30, (), None),
-    ],
-)
-def test_who_is_next(
-    promotion: dict[str, Any], serving: int | None, refused: tuple[int, ...], expected: int | None
-) -> None:
-    known = Serving(**dict(checkpoint(serving))) if serving is not None else None
-    status = ServiceStatus(serving=known, refused=[checkpoint(step).digest for step in refused])
-    found = choose(spec_of(**promotion), status, [checkpoint(step) for step in (30, 20, 10)])
-    assert (found.step if found is not None else None) == expected
-
-
-@pytest.mark.parametrize(
-    ("baseline", "figures", "words"),
-    [
-        (None, VersionFigures(), ""),
-        (
-            None,
-            VersionFigures(requests=10, errors=1),
-            "1 of 10 requests failed (10.0%), allowed: at most 2.0%",
-        ),
-        (Baseline(requests=10, errors=1), VersionFigures(requests=10, errors=1), ""),
-        (
-            Baseline(token_seconds=0.01),
-            VersionFigures(requests=10, token_seconds=0.0301),
-            "its time per token is 30.1 ms",
-        ),
-        (Baseline(token_seconds=0.01), VersionFigures(requests=9, token_seconds=1.0), ""),
-        (Baseline(), VersionFigures(requests=10, token_seconds=1.0), ""),
-        (Baseline(probe=0.5), VersionFigures(probe=0.41), ""),
-        (Baseline(probe=0.5), VersionFigures(probe=0.39), "it scores 0.390 in the probe"),
-        (None, VersionFigures(probe=0.0), ""),
-    ],
-)
-def test_what_is_worse(baseline: Baseline | None, figures: VersionFigures, words: str) -> None:
-    found = worse(spec_of(**PROBE), baseline, figures)
-    assert found.startswith(words)
-    assert bool(found) == bool(words)
 
 
 def test_a_fixed_policy_is_promoted_once() -> None:
