@@ -9,7 +9,14 @@ from rl_api.errors import InvalidDocuments, RLTrainError
 
 CODES = {
     1: (
-        *("RLTrainError", "DeadlineExceeded", "PlacementError", "ActorDied", "CheckpointError"),
+        *(
+            "RLTrainError",
+            "DeadlineExceeded",
+            "PlacementError",
+            "ActorDied",
+            "CheckpointError",
+            "Unavailable",
+        ),
         *("TrainingDiverged", "ProgramFailed"),
     ),
     2: ("InvalidConfig", "InvalidDocuments", "ModelError", "TaskError", "RunFolderBusy", "PortInUse"),
