@@ -19,6 +19,7 @@ TARGET: Final = frozenset({"namespace", "pod", "container", "instance", "job", "
 SERVING: Final[dict[str, tuple[str, set[str]]]] = {
     "rltrain_serve_requests_total": ("counter", {"service", "version", "code"}),
     "rltrain_serve_tokens_total": ("counter", {"service", "version", "kind"}),
+    "rltrain_serve_prefills_total": ("counter", {"service", "outcome"}),
     "rltrain_serve_queue": ("gauge", {"service"}),
     "rltrain_serve_running": ("gauge", {"service"}),
     "rltrain_serve_ttft_seconds": ("histogram", {"service", "version"}),
