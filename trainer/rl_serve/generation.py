@@ -183,8 +183,8 @@ class Generator:
                 # The engine takes them only where it has still the weights of `serving`.
                 prefilled = Prefilled(serving, found.until, found.place, found.cached)
                 ready[index] = replace(ready[index], prefilled=prefilled)
-        del self._asking[number]
-        self._engine.submit(ready)
+        if self._asking.pop(number, None) is not None:  # else its client has gone
+            self._engine.submit(ready)
 
     def close(self) -> None:
         """End the engine's thread."""

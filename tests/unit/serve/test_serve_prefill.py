@@ -144,7 +144,7 @@ def submitted(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> list[Gen
 def prefilling(folder: Path, copies: Copies, work: Callable[[Generator, list[str]], Any]) -> None:
     async def whole() -> None:
         async with generator_of(folder) as generator:
-            prefill, outcomes = asking(copies)
+            prefill, outcomes = asking(copies, seconds=1000.0)
             await ready(prefill)
             outcomes.clear()
             generator._prefill = prefill
