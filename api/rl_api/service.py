@@ -48,6 +48,20 @@ class ReplicasSpec(Model):
     """Copies at most: the more requests wait, the more there are; null: as many as min."""
 
 
+class PrefillSpec(Model):
+    """Copies of the policy that compute the keys and values of long prompts, for those that write the answers. They are
+    divided like these."""
+
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """Such copies, each in a pod of its own. Another number takes a second Ray cluster."""
+    pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
+    """Pools of the profile, the most wanted first; empty: those of the other copies."""
+    resources: ResourcesSpec | None = None
+    """What one pod asks for; null: as the other copies."""
+    min_prompt_tokens: int = Field(default=256, ge=1, le=16_777_216)
+    """Tokens of a prompt from which on one of them computes it."""
+
+
 class ServiceLimitsSpec(Model):
     """What one request, one client and all of them may ask for."""
 
@@ -214,6 +228,8 @@ class ServiceSpec(Model):
     vllm. All of them are in the copy's pod."""
     replicas: ReplicasSpec = ReplicasSpec()
     """Copies of the policy."""
+    prefill: PrefillSpec | None = None
+    """Copies that compute prompts alone, with engine vllm; null: who writes an answer computes its prompt."""
     pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Pools of the profile for the copies, the most wanted first; empty: the profile's first alone."""
     resources: ResourcesSpec | None = None
@@ -334,6 +350,24 @@ def parts_of_vllm(spec: ServiceSpec) -> Iterator[Problem]:
             )
 
 
+def prompts_of_vllm(spec: ServiceSpec) -> Iterator[Problem]:
+    """`prefill` is set only with engine vllm, and then `pipelineParallelSize` is 1: stages cannot be handed over."""
+    if spec.prefill is None:
+        return
+    if spec.engine != "vllm":
+        yield Problem(
+            ("spec", "prefill"),
+            f"found an object, allowed: null with engine {spec.engine}",
+            (("spec", "engine"),),
+        )
+    elif spec.pipeline_parallel_size > 1:
+        yield Problem(
+            ("spec", "pipelineParallelSize"),
+            f"found {spec.pipeline_parallel_size}, allowed: 1 with prefill, as stages cannot be handed over",
+            (("spec", "prefill"),),
+        )
+
+
 def one_policy_of_vllm(spec: ServiceSpec) -> Iterator[Problem]:
     """With engine vllm and strategy inPlace, `promotion.answers` is stamp: there is no room for a second policy."""
     promotion = spec.promotion
@@ -392,6 +426,7 @@ SERVICE_RULES: Final = (
     answers_in_their_context,
     keys_before_their_limit,
     parts_of_vllm,
+    prompts_of_vllm,
     one_policy_of_vllm,
     a_step_by_hand,
     steps_of_the_traffic,

@@ -41,6 +41,17 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             for path, there in (("pools", "?pools"), ("head.pools", "?head.?pools"))
         ),
         cel_rule(
+            "!has(self.prefill) || self.?engine.orValue('torch') == 'vllm'",
+            ".prefill",
+            "found an object, allowed: null with engine torch",
+        ),
+        cel_rule(
+            "!has(self.prefill) || self.?engine.orValue('torch') != 'vllm' || "
+            "self.?pipelineParallelSize.orValue(1) == 1",
+            ".pipelineParallelSize",
+            "found {self.pipelineParallelSize}, allowed: 1 with prefill, as stages cannot be handed over",
+        ),
+        cel_rule(
             "self.?engine.orValue('torch') != 'vllm' || (has(self.promotion) && "
             "(self.promotion.?strategy.orValue('inPlace') != 'inPlace' || "
             "self.promotion.?answers.orValue('finish') == 'stamp'))",

@@ -19,6 +19,7 @@ _EXAMPLES = """\
   rltrain serve runs/quickstart --port 9000 --replicas 2
   rltrain serve Qwen/Qwen2.5-0.5B-Instruct --max-context 2048
   rltrain serve Qwen/Qwen2.5-7B-Instruct --engine vllm --tensor-parallel-size 2
+  rltrain serve Qwen/Qwen2.5-7B-Instruct --engine vllm --prefill-replicas 1
   rltrain serve runs/quickstart --host 0.0.0.0 --api-key-file keys.txt
 """
 
@@ -60,6 +61,13 @@ def add_parser(subparsers: Subparsers) -> None:
             metavar="N",
             help=f"{what}, with --engine vllm (default: 1)",
         )
+    parser.add_argument(
+        "--prefill-replicas",
+        type=whole(0, 1024),
+        default=0,
+        metavar="N",
+        help="copies that compute long prompts for the others, with --engine vllm (default: 0)",
+    )
     parser.add_argument(
         "--max-context",
         type=whole(2, 10_000_000),
@@ -111,6 +119,7 @@ def _serve(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             replicas=args.replicas,
+            prefill_replicas=args.prefill_replicas,
             max_context=args.max_context,
             max_new_tokens=args.max_new_tokens,
             queue=args.queue,

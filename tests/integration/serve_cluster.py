@@ -79,11 +79,13 @@ def policy_of(run: Path, step: int) -> dict[str, str]:
 class Service:
     """Both applications of a service, as its operator sees them."""
 
-    def __init__(self, port: int, args: dict[str, Any], replicas: int) -> None:
+    def __init__(self, port: int, args: dict[str, Any], replicas: int, prefill: int = 0) -> None:
         self.url, self._port, self._args, self._replicas = f"http://127.0.0.1:{port}", port, args, replicas
+        self._prefill = prefill
 
     def apply(self, policy: Mapping[str, Any] | None) -> None:
         """What KubeRay does when `serveConfigV2` has changed."""
+        numbers = {"policy": self._replicas} | ({"prefill": self._prefill} if self._prefill else {})
         applications = [
             {
                 "name": "control",
@@ -97,7 +99,8 @@ class Service:
                 "import_path": "rl_serve.application:policy",
                 "args": self._args,
                 "deployments": [
-                    {"name": "policy", "num_replicas": self._replicas, "user_config": {"policy": policy}}
+                    {"name": name, "num_replicas": number, "user_config": {"policy": policy}}
+                    for name, number in numbers.items()
                 ],
             },
         ]
@@ -139,7 +142,12 @@ class Service:
 
 @contextmanager
 def service(
-    folder: Path, source: Mapping[str, Any], replicas: int = 2, ready: bool = True, **args: Any
+    folder: Path,
+    source: Mapping[str, Any],
+    replicas: int = 2,
+    ready: bool = True,
+    prefill_replicas: int = 0,
+    **args: Any,
 ) -> Iterator[Service]:
     """A service without a policy, on a Ray of its own that this process is connected to; `ready`: wait for its replicas."""
     (folder / "token").write_text(f"{TOKEN}\n")
@@ -161,9 +169,11 @@ def service(
             cluster.add_node(num_cpus=0, resources={"head": 1}, include_dashboard=False, **size)
             for _ in range(replicas):
                 cluster.add_node(num_cpus=1, resources={"replica": 1}, **size)
+            for _ in range(prefill_replicas):
+                cluster.add_node(num_cpus=1, resources={"prefill": 1}, **size)
             ray.init(address=cluster.address, log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
-        made = Service(port, whole, replicas)
+        made = Service(port, whole, replicas, prefill_replicas)
         made.apply(None)
         if ready:
             made.wait(version=None)

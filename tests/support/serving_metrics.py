@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 SERVING: Final[dict[str, tuple[str, set[str]]]] = {
     "rltrain_serve_requests_total": ("counter", {"service", "version", "code"}),
     "rltrain_serve_tokens_total": ("counter", {"service", "version", "kind"}),
+    "rltrain_serve_prefills_total": ("counter", {"service", "outcome"}),
     "rltrain_serve_queue": ("gauge", {"service"}),
     "rltrain_serve_running": ("gauge", {"service"}),
     "rltrain_serve_ttft_seconds": ("histogram", {"service", "version"}),
@@ -30,8 +31,8 @@ def series() -> Iterator[tuple[str, set[str]]]:
             yield f"ray_{name}", labels
 
 
-def missing(page: str) -> list[str]:
-    """Series that a page which Prometheus reads does not have, or not with their labels."""
+def missing(page: str, but: Collection[str] = ()) -> list[str]:
+    """Series, `but` these, that a page which Prometheus reads does not have, or not with their labels."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -39,5 +40,5 @@ def missing(page: str) -> list[str]:
     return [
         f"{name} has {sorted(found.get(name, ()))}, not {sorted(labels)}"
         for name, labels in series()
-        if not labels <= found.get(name, set())
+        if name not in but and not labels <= found.get(name, set())
     ]

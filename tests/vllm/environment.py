@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 from peers import VLLM_OVERRIDES, VLLM_REQUIREMENTS, PeerError, environment  # noqa: E402
 
 TOOLS = ("hypothesis", "openai", "pytest", "pytest-timeout")
+# What hands keys and values from one engine to another: its build for the CUDA that torch names, also where there is none.
+TRANSFER = ("nixl==1.5.1",)
 CONSTRAINED = ("hypothesis", "numpy", "pydantic", "pytest", "pytest-timeout", "tokenizers", "transformers")
 
 
@@ -26,7 +28,7 @@ def main() -> None:
     trainer = [*project["dependencies"], *extras["trainer"], *extras["serve"]]
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     constrained = [line for line in constraints if line.partition("==")[0] in CONSTRAINED]
-    requirements = (*VLLM_REQUIREMENTS, *trainer, *TOOLS)
+    requirements = (*VLLM_REQUIREMENTS, *trainer, *TOOLS, *TRANSFER)
     try:
         python = environment("vllm-tests", requirements, (*VLLM_OVERRIDES, *constrained))
     except PeerError as error:

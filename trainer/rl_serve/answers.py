@@ -36,11 +36,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request: of its prompts, and of all its answers; of the prompts, those that the engine knew already."""
+    """Tokens of a request: of its prompts, and of all its answers; of the prompts, those that the engine knew already, and
+    those whose keys and values another copy has computed."""
 
     prompt: int
     completion: int
     cached: int | None = None
+    prefilled: int = 0
 
     def body(self) -> dict[str, Any]:
         """The answer's `usage`."""
@@ -51,6 +53,8 @@ class Usage:
         }
         if self.cached is not None:
             counted["prompt_tokens_details"] = {"cached_tokens": self.cached}
+            if self.prefilled:
+                counted["prompt_tokens_details"]["prefilled_tokens"] = self.prefilled
         return counted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,20 +12,23 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from rl_serve.arguments import Arguments, parse_arguments
+from rl_serve.arguments import Arguments, Resources, parse_arguments
 from rl_serve.control import Control
 from rl_serve.loading import Serving, Setup
-from rl_serve.replica import CONTROL, PolicyReplica
+from rl_serve.prefill import ASK_SECONDS, LEAST_TOKENS
+from rl_serve.replica import CONTROL, PolicyReplica, PrefillReplica
 from rl_serve.routing import PrefixRouter
 from rl_serve.trials import HEAD
 from rl_trainer.rollout.engines.vllm_needs import SERVICE, VllmOptions
 
 APPLICATION: Final = "rltrain"
 POLICY: Final = "policy"
+PREFILL: Final = "prefill"
 # All requests get to a replica, which says no by itself: Ray Serve would let them wait, or refuse them in its own words.
 ALL: Final = 1_000_000
-# The custom resource that nodes are marked with: a replica has a pod to itself.
+# The custom resources that nodes are marked with: a replica has a pod to itself.
 _REPLICA: Final = {"replica": 1}
+_PREFILL: Final = {"prefill": 1}
 # A replica that is to go ends its answers first; beyond their deadline there are none.
 SPARE_SECONDS: Final = 10.0
 # No user config, no policy: a service is up before there is one.
@@ -38,13 +42,17 @@ def policy(args: dict[str, Any]) -> Application:
         InvalidConfig: `args` are wrong, in one sentence.
     """
     found = parse_arguments(args)
-    options = {
-        "num_cpus": found.resources.cpus,
-        "num_gpus": found.resources.gpus,
-        "resources": _REPLICA,
-    }
     setup = setup_of(found)
-    return policy_deployment(setup, options).bind(setup)
+    deployment = policy_deployment(setup, _options(found.resources, _REPLICA))
+    if found.prefill is None:
+        return deployment.bind(setup)
+    # Its own cores are as many as its own resources say.
+    threads = max(1, int(found.prefill.resources.cpus))
+    own = replace(
+        setup, gpu=found.prefill.resources.gpus > 0, serving=replace(setup.serving, threads=threads)
+    )
+    prefill = prefill_deployment(own, _options(found.prefill.resources, _PREFILL))
+    return deployment.bind(setup, prefill.bind(own))
 
 
 def control(args: dict[str, Any]) -> Application:
@@ -78,6 +86,21 @@ def policy_deployment(setup: Setup, actor: dict[str, Any]) -> Any:
     )
 
 
+def prefill_deployment(setup: Setup, actor: dict[str, Any]) -> Any:
+    """The deployment of the replicas that compute prompts; a handle of it is an argument of the others."""
+    return serve.deployment(PrefillReplica).options(
+        name=PREFILL,
+        max_ongoing_requests=ALL,
+        user_config=NONE_YET,
+        graceful_shutdown_timeout_s=ASK_SECONDS + SPARE_SECONDS,
+        ray_actor_options=actor,
+    )
+
+
+def _options(resources: Resources, node: dict[str, int]) -> dict[str, Any]:
+    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": node}
+
+
 def setup_of(found: Arguments) -> Setup:
     """What replicas are told."""
     limits = found.limits
@@ -99,6 +122,7 @@ def setup_of(found: Arguments) -> Setup:
         service=found.service,
         requests_per_second=limits.requests_per_second,
         requests_per_second_per_key=limits.requests_per_second_per_key,
+        least_prefill=LEAST_TOKENS if found.prefill is None else found.prefill.min_prompt_tokens,
     )
 
 

@@ -55,6 +55,15 @@ class RequestLimits(Model):
     """Of each key; null: any number."""
 
 
+class Prefill(Model):
+    """Copies that compute prompts for those that write the answers."""
+
+    resources: Resources = Field(default_factory=Resources)
+    """Of one of them."""
+    min_prompt_tokens: Count = 256
+    """Tokens of a prompt from which on one of them computes it."""
+
+
 class Probe(Model):
     """Prompts with known answers."""
 
@@ -79,6 +88,8 @@ class Arguments(Model):
     """Stages of as many devices each that the layers are divided into, with engine vllm."""
     resources: Resources = Field(default_factory=Resources)
     """Of one replica."""
+    prefill: Prefill | None = None
+    """Null: who writes an answer computes its prompt."""
     source: Source
     """Where policies come from."""
     limits: RequestLimits = Field(default_factory=RequestLimits)
@@ -152,17 +163,30 @@ def parse_arguments(args: Mapping[str, Any]) -> Arguments:
             f"args.tensorParallelSize, args.pipelineParallelSize: found {found.tensor_parallel_size} and "
             f"{found.pipeline_parallel_size}, allowed: 1 and 1 with engine torch"
         )
-    if found.engine == "vllm" and found.resources.gpus not in (0, devices):
-        raise InvalidConfig(
-            f"args.resources.gpus: found {found.resources.gpus}, allowed: 0, or tensorParallelSize * pipelineParallelSize, "
-            f"which is {devices}"
-        )
+    parts = [("args.resources.gpus", found.resources.gpus)]
+    if found.prefill is not None:
+        _check_prefill(found)
+        parts.append(("args.prefill.resources.gpus", found.prefill.resources.gpus))
+    for path, gpus in parts if found.engine == "vllm" else ():
+        if gpus not in (0, devices):
+            raise InvalidConfig(
+                f"{path}: found {gpus}, allowed: 0, or tensorParallelSize * pipelineParallelSize, which is {devices}"
+            )
     if found.limits.new_tokens >= found.limits.context:
         raise InvalidConfig(
             f"args.limits.newTokens: found {found.limits.new_tokens}, allowed: less than context, which is "
             f"{found.limits.context}"
         )
     return found
+
+
+def _check_prefill(found: Arguments) -> None:
+    if found.engine != "vllm":
+        raise InvalidConfig(f"args.prefill: found an object, allowed: null with engine {found.engine}")
+    if found.pipeline_parallel_size > 1:
+        raise InvalidConfig(
+            f"args.pipelineParallelSize: found {found.pipeline_parallel_size}, allowed: 1 with prefill"
+        )
 
 
 def parse_user_config(found: object) -> PolicyRef | None:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,7 +23,8 @@ class Update:
     """What is new of one sequence: (token, log-probability) each, and at its end why it ended.
 
     `versions`: the number of the weights that each token was sampled with; `top`: the most probable tokens at the place of
-    each, where they are wanted; `cached`: tokens of the prompt that the engine knew, None: it keeps none.
+    each, where they are wanted; `cached`: tokens of the prompt that the engine knew, None: it keeps none; `taken` and
+    `place` as in `GenerationResult`.
     """
 
     id: Hashable
@@ -31,6 +33,8 @@ class Update:
     versions: tuple[int, ...] = ()
     top: tuple[Top, ...] = ()
     cached: int | None = None
+    taken: int = 0
+    place: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -158,13 +162,24 @@ class EngineLoop:
             versions = tuple(result.versions[known:].tolist())
             top = tuple(result.top[known:])
             updates.append(
-                Update(result.id, tuple(fresh), result.finish_reason, versions, top, result.cached)
+                Update(
+                    result.id,
+                    tuple(fresh),
+                    result.finish_reason,
+                    versions,
+                    top,
+                    result.cached,
+                    result.taken,
+                    result.place,
+                )
             )
         for progress in self._engine.progress(self._told) if self._pieces else ():
             self._told[progress.id] += len(progress.tokens)
             fresh = zip(progress.tokens.tolist(), progress.logprobs.tolist(), strict=True)
             versions = tuple(progress.versions.tolist())
             top = tuple(progress.top)
-            updates.append(Update(progress.id, tuple(fresh), None, versions, top, progress.cached))
+            updates.append(
+                Update(progress.id, tuple(fresh), None, versions, top, progress.cached, progress.taken)
+            )
         if updates:
             self._deliver(updates)

@@ -12,8 +12,8 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -21,13 +21,14 @@ import torch
 
 from rl_api.errors import ModelError
 from rl_serve.admission import Admission
-from rl_serve.answers import Delta, Mark, Usage
-from rl_serve.detokenize import Piece, TextStream, TextToken
+from rl_serve.detokenize import TextStream
 from rl_serve.engine_loop import EngineLoop, Swap, Update
 from rl_serve.errors import TOO_LONG, ApiError
+from rl_serve.job import Answer, Job
+from rl_serve.prefill import Handover, Prefill
 from rl_serve.requests import Limits, Request
 from rl_trainer.model.tokenizer import Tokenizer
-from rl_trainer.rollout.engines.base import Engine, FinishReason, GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.base import Engine, GenerationRequest, Prefilled, SamplingParams
 
 # OpenAI's own default; a chat goes on as long as there is room.
 COMPLETION_TOKENS = 16
@@ -36,167 +37,6 @@ COMPLETION_TOKENS = 16
 _PIECES_PER_SECOND = 1000.0
 # Prompts of more characters (or token ids) take so long to encode that others would wait for it.
 _LONG = 1 << 16
-# A log-probability that JSON has no number for.
-_LOWEST = -9999.0
-
-
-@dataclass
-class _Answer:
-    """One answer that is being written."""
-
-    text: TextStream
-    done: bool = False
-    sampled: int = 0
-    cached: int | None = None
-    # When its first token came.
-    since: float | None = None
-    # (number of the weights, first token that was sampled with them)
-    began: list[tuple[int, int]] = field(default_factory=list)
-
-    def note(self, versions: Sequence[int]) -> None:
-        """Which weights the next tokens were sampled with."""
-        for version in versions:
-            if not self.began or self.began[-1][0] != version:
-                self.began.append((version, self.sampled))
-            self.sampled += 1
-
-
-class Job:
-    """One request under way; get one from `Generator.start`, and `close` it whatever happens."""
-
-    def __init__(
-        self,
-        answers: list[_Answer],
-        prompt_tokens: int,
-        close: Callable[[], None],
-        names: Mapping[int, str],
-        asked: int,
-        n: int,
-        wrote: Callable[[float, bool], None],
-    ) -> None:
-        self._answers, self._n = answers, n
-        self._prompt_tokens = prompt_tokens
-        self._close, self._wrote = close, wrote
-        self._names, self._asked = names, asked
-        self._inbox: asyncio.Queue[Delta | ApiError] = asyncio.Queue()
-        self.pace: Callable[[], float] = lambda: 0.0
-        """Seconds between two pieces of one answer; its first piece and its end never wait."""
-        self._held: dict[int, Piece] = {}
-        self._due: dict[int, float] = {}
-
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """The answers, piece by piece, until all have ended.
-
-        Raises:
-            ApiError: they cannot be ended: the deadline has passed, or the engine has failed.
-        """
-        left = len(self._answers)
-        while left:
-            found = await self._inbox.get()
-            if isinstance(found, ApiError):
-                raise found
-            left -= found.finish_reason is not None
-            yield found
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        # Answers to one prompt share it: what the first of them has found is what was there before the request.
-        known = [answer.cached for answer in self._answers[:: self._n] if answer.cached is not None]
-        return Usage(
-            self._prompt_tokens,
-            sum(answer.text.used for answer in self._answers),
-            sum(known) if known else None,
-        )
-
-    @property
-    def version(self) -> str:
-        """The policy's version that the answers began with; before their first token the one that was asked."""
-        began = [answer.began[0][0] for answer in self._answers if answer.began]
-        return self._names[min(began, default=self._asked)]
-
-    @property
-    def versions(self) -> tuple[Mark, ...]:
-        """Which version wrote what, so far."""
-        return tuple(
-            Mark(index, self._names[version], token)
-            for index, answer in enumerate(self._answers)
-            for version, token in answer.began
-        )
-
-    def close(self) -> None:
-        """Give the places back, and let the engine forget what has not ended. A second time does nothing."""
-        self._close()
-
-    def fail(self, error: ApiError) -> None:
-        """End it with `error`, for whoever reads `deltas`."""
-        self._inbox.put_nowait(error)
-        self._close()
-
-    def take(self, number: int, update: Update, stop_ids: frozenset[int]) -> bool:
-        """What the engine says about the answer `number`; True: its text has ended before its tokens have."""
-        answer = self._answers[number]
-        if answer.done:
-            return False
-        if any(math.isnan(logprob) for _, logprob in update.tokens):
-            self.fail(
-                ApiError("the policy's weights give probabilities that are no numbers", status=500, code=None)
-            )
-            return False
-        now = time.monotonic()
-        answer.since = now if answer.since is None else answer.since
-        answer.note(update.versions)
-        answer.cached = update.cached
-        reason = update.finish_reason
-        tokens = _text_tokens(update)
-        # The token that ends a sequence is counted, but it is no text.
-        last = tokens.pop() if reason == "stop" and tokens and tokens[-1].id in stop_ids else None
-        piece = answer.text.add(tokens)
-        early = answer.text.stopped and reason is None
-        if answer.text.stopped:
-            reason = "stop"
-        elif reason is not None:
-            rest = answer.text.finish()
-            piece = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
-            reason = "stop" if answer.text.stopped else reason
-            answer.text.used += last is not None
-        answer.done = reason is not None
-        if answer.done:
-            self._wrote(now - answer.since, True)
-        self._hand_on(number, piece, reason, now)
-        return early
-
-    def expire(self, error: ApiError) -> None:
-        """End it, as its deadline has passed."""
-        now = time.monotonic()
-        for answer in self._answers:
-            if answer.since is not None and not answer.done:
-                self._wrote(now - answer.since, False)
-        self.fail(error)
-
-    def _hand_on(self, number: int, piece: Piece, reason: FinishReason | None, now: float) -> None:
-        """What is new of an answer, together with what was held back, goes to whoever reads `deltas`, or is held back."""
-        if held := self._held.pop(number, None):
-            piece = Piece(held.text + piece.text, held.tokens + piece.tokens)
-        if reason is None and not (piece.text or piece.tokens):
-            return
-        if reason is None and now < self._due.get(number, 0.0):
-            self._held[number] = piece
-            return
-        self._due[number] = now + self.pace()
-        self._inbox.put_nowait(Delta(number, piece.text, piece.tokens, reason))
-
-
-def _text_tokens(update: Update) -> list[TextToken]:
-    tops = update.top or ((),) * len(update.tokens)
-    return [
-        TextToken(
-            token,
-            max(logprob, _LOWEST),
-            top=tuple((other, max(value, _LOWEST)) for other, value in top),
-        )
-        for (token, logprob), top in zip(update.tokens, tops, strict=True)
-    ]
 
 
 class Generator:
@@ -209,6 +49,7 @@ class Generator:
         admission: the places.
         timeout: seconds from a request's arrival to the end of its answers.
         version: the policy's, for clients.
+        prefill: who computes prompts for it; None: nobody else.
 
     Attributes:
         tokens: how many were sampled so far, for all requests.
@@ -222,7 +63,10 @@ class Generator:
         admission: Admission,
         timeout: float,
         version: str,
+        prefill: Prefill | None = None,
     ) -> None:
+        self._prefill = prefill
+        self._asking: dict[int, asyncio.Task[None]] = {}
         # By the number of the weights: each swap adds one. Tokens that are under way are still of earlier ones.
         self._names = {engine.version: version}
         self._serving = engine.version
@@ -312,15 +156,63 @@ class Generator:
             for _ in range(request.n):
                 index = len(sequences)
                 sequences.append(GenerationRequest((number, index), prompt, sampling, seed_of(base, index)))
-        answers = [_Answer(TextStream(self.tokenizer.decode, request.stop)) for _ in sequences]
-        ids = [sequence.id for sequence in sequences]
-        close = self._closer(number, ids, answers)
-        wrote = self.admission.wrote
-        job = Job(answers, sum(map(len, prompts)), close, self._names, self._serving, request.n, wrote)
-        self._jobs[number] = job
+        job = self._job(number, sequences, request.n, request.stop)
         job.pace = self._pace if request.stream else lambda: math.inf
-        self._engine.submit(sequences)
+        others = [self._prefill is not None and self._prefill.wants(one, request.n) for one in prompts]
+        if any(others):
+            self._asking[number] = asyncio.create_task(self._prefilled(number, sequences, others))
+        else:
+            self._engine.submit(sequences)
         return job
+
+    async def hand_over(self, prompt: Sequence[int]) -> Handover:
+        """Compute a prompt for another copy, which writes the answer."""
+        try:
+            if self.failure:
+                raise ApiError(self.failure, status=500, code=None)
+            tokens = self._checked("prompt", prompt)
+            self.admission.admit(1)
+        except ApiError as error:
+            return Handover(refusal=error.message)
+        number, sampling = next(self._numbers), SamplingParams(1, temperature=0.0)
+        sequence = GenerationRequest((number, 0), tokens, sampling, hand_over=True)
+        job = self._job(number, [sequence])
+        self._engine.submit([sequence])
+        try:
+            async for _ in job.deltas():
+                pass
+            return Handover(job.version, job.place, job.usage.cached or 0)
+        except ApiError as error:
+            return Handover(refusal=error.message)
+        finally:
+            job.close()
+
+    def _job(
+        self, number: int, sequences: list[GenerationRequest], n: int = 1, stop: Sequence[str] = ()
+    ) -> Job:
+        """A job of places that were admitted."""
+        answers = [Answer(TextStream(self.tokenizer.decode, stop)) for _ in sequences]
+        close = self._closer(number, [sequence.id for sequence in sequences], answers)
+        tokens = sum(len(sequence.prompt) for sequence in sequences[::n])
+        job = Job(answers, tokens, close, self._names, self._serving, n, self.admission.wrote)
+        self._jobs[number] = job
+        return job
+
+    async def _prefilled(
+        self, number: int, sequences: list[GenerationRequest], others: Sequence[bool]
+    ) -> None:
+        """Let another copy compute prompts, those that are marked in `others`, and then begin to answer."""
+        assert self._prefill is not None
+        serving, version, ready = self._serving, self.version, list(sequences)
+        asked = [index for index, other in enumerate(others) if other]
+        said = await asyncio.gather(*(self._prefill(sequences[at].prompt.tolist(), version) for at in asked))
+        for index, found in zip(asked, said, strict=True):
+            if found is not None:
+                # The engine takes them only where it has still the weights of `serving`.
+                prefilled = Prefilled(serving, found.until, found.place, found.cached)
+                ready[index] = replace(ready[index], prefilled=prefilled)
+        if self._asking.pop(number, None) is not None:  # else its client has gone
+            self._engine.submit(ready)
 
     def close(self) -> None:
         """End the engine's thread."""
@@ -422,7 +314,7 @@ class Generator:
         for job in list(self._jobs.values()):
             job.fail(ApiError(sentence, status=500, code=None))
 
-    def _closer(self, number: int, ids: list[Hashable], answers: list[_Answer]) -> Callable[[], None]:
+    def _closer(self, number: int, ids: list[Hashable], answers: list[Answer]) -> Callable[[], None]:
         """What ends a job, once."""
         began = time.monotonic()
 
@@ -430,6 +322,8 @@ class Generator:
             if self._jobs.pop(number, None) is None:
                 return
             timer.cancel()
+            if (asking := self._asking.pop(number, None)) is not None:
+                asking.cancel()
             self.admission.release(len(ids), time.monotonic() - began)
             left = [one for one, answer in zip(ids, answers, strict=True) if not answer.done]
             if left:

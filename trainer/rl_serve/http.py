@@ -19,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 from rl_api.printable import printable
 from rl_serve.answers import DONE, Delta, Form, Usage, dumps, event, failure, model, models
 from rl_serve.errors import ApiError
-from rl_serve.generation import Generator, Job
+from rl_serve.generation import Generator
+from rl_serve.job import Job
 from rl_serve.keys import check_key
 from rl_serve.requests import Request, parse_chat, parse_completion
 from rl_serve.window import Answered
@@ -234,7 +235,8 @@ class Api:
         usage = Usage(0, 0) if job is None else job.usage
         version = _version_of(watch) or ""
         ttft = None if watch.first is None else watch.first - watch.began
-        self._ended(Answered(version, code, usage.prompt, usage.completion, now - watch.began, ttft))
+        latency = now - watch.began
+        self._ended(Answered(version, code, usage.prompt, usage.completion, latency, ttft, usage.prefilled))
         watch.began = -1.0
 
     def _json(

@@ -19,6 +19,7 @@ from rl_api.errors import ModelError
 from rl_serve.admission import Admission
 from rl_serve.arguments import PolicyRef
 from rl_serve.generation import Generator
+from rl_serve.prefill import LEAST_TOKENS, Prefill
 from rl_serve.requests import MOST_SEQUENCES, Limits
 from rl_trainer.model.config import read_json
 from rl_trainer.model.export import TOKENIZER_FILES
@@ -78,6 +79,7 @@ class Setup:
             machine and were verified.
         service: its name, for metrics.
         requests_per_second, requests_per_second_per_key: of all replicas together; None: any number.
+        least_prefill: tokens of a prompt from which on copies for prompts compute it, where there are some.
     """
 
     serving: Serving
@@ -88,6 +90,7 @@ class Setup:
     service: str = ""
     requests_per_second: float | None = None
     requests_per_second_per_key: float | None = None
+    least_prefill: int = LEAST_TOKENS
 
 
 class Loader:
@@ -96,12 +99,16 @@ class Loader:
     Args:
         serving: how they are served.
         opened: the policy's folder on this machine, as long as it is needed.
+        prefill: who computes prompts; None: who answers them.
     """
 
     def __init__(
-        self, serving: Serving, opened: Callable[[PolicyRef], Awaitable[AbstractContextManager[Path]]]
+        self,
+        serving: Serving,
+        opened: Callable[[PolicyRef], Awaitable[AbstractContextManager[Path]]],
+        prefill: Prefill | None = None,
     ) -> None:
-        self._serving, self._opened = serving, opened
+        self._serving, self._opened, self._prefill = serving, opened, prefill
         # One for all engines: answers that finish on an old one take places of the new.
         self.admission = Admission(SLOTS[serving.device], serving.queue, serving.timeout)
         self._shape: Shape = {}
@@ -132,7 +139,9 @@ class Loader:
             min(serving.max_new_tokens, engine.context - 1),
             min(MOST_SEQUENCES, self.admission.slots),
         )
-        return Generator(engine, tokenizer, limits, self.admission, serving.timeout, policy.version)
+        return Generator(
+            engine, tokenizer, limits, self.admission, serving.timeout, policy.version, self._prefill
+        )
 
     def free(self) -> None:
         """Give back what an engine that was closed has held."""

@@ -43,6 +43,7 @@ class Options:
     host: str
     port: int
     replicas: int
+    prefill_replicas: int
     max_context: int
     max_new_tokens: int
     queue: int
@@ -80,8 +81,18 @@ def _serve(options: Options) -> None:
             f"RAY_ADDRESS: found {address}; rltrain serve starts a Ray of its own on this machine: unset it"
         )
     vllm = VllmOptions(options.tensor_parallel_size, options.pipeline_parallel_size, COMMAND)
+    copies = options.replicas + options.prefill_replicas
     if options.engine == "vllm":
-        check_installed(COMMAND)
+        check_installed(COMMAND, options.prefill_replicas > 0)
+        if options.prefill_replicas and vllm.pipeline_parallel_size > 1:
+            raise InvalidConfig(
+                f"--pipeline-parallel-size: found {vllm.pipeline_parallel_size}, allowed: 1 with --prefill-replicas, as "
+                "NIXL hands over no stages"
+            )
+    elif options.prefill_replicas:
+        raise InvalidConfig(
+            f"--prefill-replicas: found {options.prefill_replicas}, allowed: 0 with --engine torch"
+        )
     elif vllm.devices > 1:
         raise InvalidConfig(
             f"--tensor-parallel-size, --pipeline-parallel-size: found {vllm.tensor_parallel_size} and "
@@ -97,7 +108,7 @@ def _serve(options: Options) -> None:
     middlewares = "middlewares_with_prefixes" if options.engine == "vllm" else "middlewares"
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = f"rl_serve.proxy:{middlewares}"
     _tell("starting Ray")
-    with ray_session(options.replicas, debug=options.debug, leave=lambda: None):
+    with ray_session(copies, debug=options.debug, leave=lambda: None):
         # Only now: Ray reads its settings from the environment when it is imported.
         from rl_serve.deployment import failure, running_replicas, start
 
@@ -111,16 +122,16 @@ def _serve(options: Options) -> None:
                 max_new_tokens=options.max_new_tokens,
                 queue=options.queue,
                 timeout=options.timeout,
-                threads=engine_threads(policy, options.replicas),
+                threads=engine_threads(policy, copies),
                 engine=options.engine,
                 vllm=vllm,
             ),
-            gpu=_gpus() >= options.replicas * vllm.devices,
+            gpu=_gpus() >= copies * vllm.devices,
             keys=keys,
         )
         found = PolicyRef(source=str(policy.folder.resolve()), version=policy.version)
         try:
-            start(setup, found, options.host, port, options.replicas)
+            start(setup, found, options.host, port, options.replicas, options.prefill_replicas)
         except RLTrainError:
             raise
         except Exception as error:  # Ray Serve raises plain RuntimeError and its own kinds
@@ -128,10 +139,10 @@ def _serve(options: Options) -> None:
                 f"starting Ray Serve on this machine: {first_line(error)}; stop other programs if it is overloaded, then "
                 "try again (--debug shows Ray's own lines)"
             ) from error
-        _tell(f"loading the model{f' in {options.replicas} replicas' if options.replicas > 1 else ''}")
+        _tell(f"loading the model{f' in {copies} replicas' if copies > 1 else ''}")
         address = _address(options.host, port)
         deadline = time.monotonic() + START_SECONDS
-        while not (_is_ready(address) and running_replicas() >= options.replicas):
+        while not (_is_ready(address) and running_replicas() >= copies):
             if why := failure():
                 raise ActorDied(f"the replicas could not be started: {printable(why, 500)}")
             if time.monotonic() > deadline:

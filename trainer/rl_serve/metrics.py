@@ -24,6 +24,11 @@ class Metrics:
         self._tokens = Counter(
             "rltrain_serve_tokens_total", "Tokens of prompts and of answers.", tag_keys=(*tags, "kind")
         )
+        self._prefills = Counter(
+            "rltrain_serve_prefills_total",
+            "Prompts that another copy has computed, or why it has not.",
+            tag_keys=("service", "outcome"),
+        )
         self._queue = Gauge("rltrain_serve_queue", "Answers that wait for a place.", tag_keys=("service",))
         self._running = Gauge("rltrain_serve_running", "Answers that are written.", tag_keys=("service",))
         self._ttft = Histogram(
@@ -46,7 +51,8 @@ class Metrics:
         """A request has ended."""
         tags = self._service | {"version": one.version}
         self._requests.inc(1, tags | {"code": str(one.code)})
-        for kind, count in (("prompt", one.prompt_tokens), ("completion", one.tokens)):
+        counts = (("prompt", one.prompt_tokens), ("completion", one.tokens), ("prefilled", one.prefilled))
+        for kind, count in counts:
             if count:
                 self._tokens.inc(count, tags | {"kind": kind})
         if one.code >= 400:
@@ -56,6 +62,10 @@ class Metrics:
             self._ttft.observe(one.ttft, tags)
         if one.tpot is not None:
             self._tpot.observe(one.tpot, tags)
+
+    def prefill(self, outcome: str) -> None:
+        """What became of a prompt that another copy might compute; see `rl_serve.prefill.Prefill`."""
+        self._prefills.inc(1, self._service | {"outcome": outcome})
 
     def places(self, running: int, waiting: int) -> None:
         """How many answers are written, and wait, now."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import ray
 from ray import serve
@@ -28,11 +28,12 @@ from rl_serve.keys import KeyFolder
 from rl_serve.limits import RequestLimits
 from rl_serve.loading import Loader, Setup
 from rl_serve.metrics import Metrics
+from rl_serve.prefill import Handover, Prefill, Remote
 from rl_serve.requests import parse_chat, parse_completion
 from rl_serve.status import Fetched, ReplicaReport
 from rl_serve.window import Answered, Window
 from rl_trainer.error_text import first_line
-from rl_trainer.rollout.engines.vllm_needs import check_installed
+from rl_trainer.rollout.engines.vllm_needs import Transfer, check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -60,17 +61,25 @@ class PolicyReplica:
     """One replica. `user_config` names its policy; see `rl_serve.arguments`.
 
     Where there is nobody to tell why the first policy cannot be loaded, it answers everything with that sentence.
+
+    Args:
+        setup: what it is told.
+        prefill: handle of the replicas that compute prompts; None: there are none.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, prefill: Any = None) -> None:
         self._reporter: asyncio.Task[None] | None = None
         self._busy = asyncio.Event()
         self._told: dict[str, int] = {}
         device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
+        self._prefill = prefill
+        role, vllm = self._transfers(), setup.serving.vllm
         if setup.serving.engine == "vllm":
             # Said before there is a policy, and by the machine that it is true of.
-            check_installed(setup.serving.vllm.asker)
-        self._setup = replace(setup, serving=replace(setup.serving, device=device))
+            check_installed(vllm.asker, role is not None)
+        if role is not None:
+            vllm = replace(vllm, transfer=Transfer(role, ray.util.get_node_ip_address()))
+        self._setup = replace(setup, serving=replace(setup.serving, device=device, vllm=vllm))
         self._control: Any = None
         self._opened: _Opened | None = None
         context = serve.get_replica_context()
@@ -100,8 +109,9 @@ class PolicyReplica:
             )
             opened.holder.retryable = True
         if opened.holder.error is not None and self._setup.control:
-            with contextlib.suppress(DeadlineExceeded):
-                await self._tell()
+            if self._is_counted:
+                with contextlib.suppress(DeadlineExceeded):
+                    await self._tell()
             raise RLTrainError(opened.holder.error)
 
     async def __call__(self, request: HttpRequest) -> Response:
@@ -152,7 +162,10 @@ class PolicyReplica:
     def _open(self) -> _Opened:
         if self._opened is None:
             setup = self._setup
-            loader = Loader(setup.serving, self._fetched if setup.control else _here)
+            metrics, prefill = Metrics(setup.service), None
+            if self._prefill is not None:
+                prefill = Prefill(Remote(self._prefill), setup.least_prefill, metrics.prefill)
+            loader = Loader(setup.serving, self._fetched if setup.control else _here, prefill)
             holder = Holder(loader, loader.free)
             keys = KeyFolder(setup.keys_folder) if setup.keys_folder else lambda: setup.keys
             stamped = setup.serving.answers == "stamp"
@@ -167,10 +180,17 @@ class PolicyReplica:
                 began=self._began,
                 ended=self._ended,
             )
-            self._opened = _Opened(loader, holder, api, limits, Metrics(setup.service))
-            if setup.control:
+            self._opened = _Opened(loader, holder, api, limits, metrics)
+            if setup.control and self._is_counted:
                 self._reporter = asyncio.create_task(self._report())
         return self._opened
+
+    _is_counted = True
+    """Whether it answers clients, and the head counts it."""
+
+    def _transfers(self) -> Literal["kv_producer", "kv_consumer"] | None:
+        """What its engine exchanges with those of others."""
+        return None if self._prefill is None else "kv_consumer"
 
     def _began(self) -> None:
         """Told at once by who has told of none: should it die now, the head knows what was under way."""
@@ -237,6 +257,26 @@ class PolicyReplica:
             raise DeadlineExceeded(
                 f"the application {self._setup.control} on the head does not answer ({why})"
             ) from None
+
+
+class PrefillReplica(PolicyReplica):
+    """Computes prompts for the replicas that write answers, with the policy that they have, and answers no client."""
+
+    _is_counted = False
+
+    def _transfers(self) -> Literal["kv_producer", "kv_consumer"] | None:
+        return "kv_producer"
+
+    async def prefill(self, prompt: list[int]) -> Handover:
+        """Compute a prompt, and keep its keys and values for who asks."""
+        server = self._open().holder.server
+        return (
+            Handover(refusal="there is no policy yet") if server is None else await server.hand_over(prompt)
+        )
+
+    async def has_policy(self) -> bool:
+        """Whether it has one, and so can be asked."""
+        return self._open().holder.server is not None
 
 
 async def _here(policy: PolicyRef) -> AbstractContextManager[Path]:

@@ -51,6 +51,7 @@ class Answered:
         prompt_tokens, tokens: of its prompts, and of all its answers.
         latency: seconds until the end.
         ttft: seconds until the first piece; None: there was none.
+        prefilled: of the prompts' tokens, those that another copy has computed.
     """
 
     version: str
@@ -59,6 +60,7 @@ class Answered:
     tokens: int
     latency: float
     ttft: float | None
+    prefilled: int = 0
 
     @property
     def tpot(self) -> float | None:

@@ -51,7 +51,10 @@ RAY_PORTS: Final = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 STATUS_PORT: Final = "status"
 """Name of the port of the driver's status server."""
 
-HEAD, SAMPLER, LEARNER, REPLICA = "head", "sampler", "learner", "replica"
+HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
+
+REPLICA, PREFILL = "replica", "prefill"
+"""Of a service: copies that answer, and those that compute prompts for them."""
 
 
 def shorten(name: str, limit: int) -> str:

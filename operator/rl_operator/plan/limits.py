@@ -65,11 +65,12 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
 
 
 def pods_over_limits(
-    title: str, profile: ProfileSpec, roles: Sequence[Role], replicas: Path
+    title: str, profile: ProfileSpec, roles: Sequence[Role], replicas_of: Callable[[Role], Path]
 ) -> Iterator[Problem]:
-    """Where a service asks for more than the profile lets one run have; the number of its copies stands at `replicas`."""
+    """Where a service asks for more than the profile lets one run have; the number of a role's pods stands at
+    `replicas_of` it."""
     yield from _together(title, profile, roles)
-    yield from _each(title, profile, roles, lambda role: replicas)
+    yield from _each(title, profile, roles, replicas_of)
 
 
 def _together(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:

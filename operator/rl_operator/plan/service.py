@@ -14,6 +14,7 @@ from rl_api.service_status import FollowedRun
 from rl_api.validation import check_document
 from rl_operator.model.names import (
     HEAD,
+    PREFILL,
     REPLICA,
     SERVICE_KIND,
     Manifest,
@@ -44,7 +45,7 @@ class EffectiveService:
     profile_name: str | None
     profile: ProfileSpec
     roles: tuple[Role, ...]
-    """Head and replica."""
+    """Head, replica, and prefill where there are copies for prompts."""
     settings: Settings
     image_pull_policy: str
 
@@ -80,7 +81,10 @@ class EffectiveService:
 
 ServicePlan = EffectiveService | Refused
 
-_REPLICAS: Final = ("spec", "replicas", "max")
+_REPLICAS: Final[Mapping[str, Path]] = {
+    REPLICA: ("spec", "replicas", "max"),
+    PREFILL: ("spec", "prefill", "replicas"),
+}
 
 
 def plan_service(
@@ -107,15 +111,19 @@ def plan_service(
         return Refused.because("NotAllowed", found, ask=ask(profile))
     by_name = {pool.name: pool for pool in profile.pools}
     found = [_of_service(one) for one in wrong_pools(by_name, called, "pools", spec.pools)]
-    if found := [*found, *wrong_pools(by_name, called, HEAD, spec.head.pools)]:
+    found += wrong_pools(by_name, called, HEAD, spec.head.pools)
+    if spec.prefill is not None:
+        found += wrong_pools(by_name, called, PREFILL, spec.prefill.pools)
+    if found:
         return Refused.because("InvalidSpec", found)
     roles = _roles(spec, profile, by_name, settings)
     if found := list(_misplaced(spec, profile, roles)):
         return Refused.because("InvalidSpec", found)
     idle = [one._replace(path=("spec", "head", "pools")) for one in idle_on_accelerators(roles[:1])]
-    if found := [*idle, *map(_of_service, idle_on_accelerators(roles[1:]))]:
+    idle += map(_of_service, idle_on_accelerators(roles[1:2]))
+    if found := [*idle, *idle_on_accelerators(roles[2:])]:
         return Refused.because("NotAllowed", found, ask=ask(profile))
-    if found := list(pods_over_limits(called, profile, roles, _REPLICAS)):
+    if found := list(pods_over_limits(called, profile, roles, lambda role: _REPLICAS[role.name])):
         return Refused.because("LimitExceeded", found, ask=ask(profile))
     return EffectiveService(
         name=resource.name,
@@ -138,21 +146,28 @@ def _of_service(problem: Problem) -> Problem:
 def _roles(
     spec: ServiceSpec, profile: ProfileSpec, by_name: Mapping[str, PoolSpec], settings: Settings
 ) -> tuple[Role, ...]:
-    """The head, where are no accelerators if there is such a place, and the replicas."""
+    """The head, where are no accelerators if there is such a place, the replicas, and those for prompts."""
     least = min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
     here = tuple(by_name[name] for name in spec.pools) or (profile.pools[0],)
     there = tuple(by_name[name] for name in spec.head.pools) or (least,)
-    maker = RoleMaker(profile, {HEAD: there, REPLICA: here}, settings, spec.image)
+    pools, prefill = {HEAD: there, REPLICA: here}, spec.prefill
+    if prefill is not None:
+        pools[PREFILL] = tuple(by_name[name] for name in prefill.pools) or here
+    maker = RoleMaker(profile, pools, settings, spec.image)
     most = spec.replicas.max or spec.replicas.min
-    return (
+    roles = (
         maker.role(HEAD, 1, 1, asked=spec.head.resources),
         maker.role(REPLICA, most, 1, spec.devices, spec.resources, spec.replicas.min),
     )
+    if prefill is None:
+        return roles
+    asked = spec.resources if prefill.resources is None else prefill.resources
+    return (*roles, maker.role(PREFILL, prefill.replicas, 1, spec.devices, asked))
 
 
 def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     """Accelerators that nobody uses, that the nodes of the pools do not have, or that vLLM lacks."""
-    head, role = roles
+    head, role, *prefill = roles
     if head.accelerators:
         where_ = ("spec", "head", "resources", "accelerators")
         yield Problem(where_, f"found {head.accelerators}, allowed: 0, as candidates are measured on its CPU")
@@ -171,6 +186,19 @@ def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -
         yield from _unlike_its_parts(path, spec, role)
     elif role.accelerators > 1:
         yield Problem(path, f"found {role.accelerators}, allowed: 0 or 1, as a copy of engine torch uses one")
+    for other in prefill:
+        if other.pool.accelerator_resource != role.pool.accelerator_resource:
+            yield Problem(
+                ("spec", "prefill", "pools"),
+                f"found {where(other.pools)}, with {_kind(other)}, allowed: pools with {_kind(role)} as those of the copies "
+                "that take the keys and values over",
+            )
+        elif not bare:
+            yield from _unlike_its_parts(("spec", "prefill", "resources", "accelerators"), spec, other)
+
+
+def _kind(role: Role) -> str:
+    return role.pool.accelerator_resource or "no accelerators"
 
 
 def _unlike_its_parts(path: Path, spec: ServiceSpec, role: Role) -> Iterator[Problem]:

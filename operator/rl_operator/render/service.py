@@ -10,6 +10,7 @@ from rl_api.service import IncrementalSpec
 from rl_api.service_status import FollowedRun, PolicyVersion
 from rl_operator.model.names import (
     HEAD,
+    PREFILL,
     PROFILE_ANNOTATION,
     RAY_PORTS,
     REPLICA,
@@ -38,6 +39,10 @@ from rl_operator.render.service_config import (
 
 POLICY_ANNOTATION: Final = "rltrain.dev/policy"
 """Of the head's pods with strategy newCluster: the version, so that another one takes another Ray cluster."""
+
+PREFILL_ANNOTATION: Final = "rltrain.dev/prefill-replicas"
+"""Of pods of copies for prompts: KubeRay leaves the number of a group's pods to others, so another one takes another Ray
+cluster."""
 
 _METRICS_PORT: Final = 8080
 """Where each Ray node shows metrics, those of the copies among them."""
@@ -90,13 +95,19 @@ def ray_service(
     if service.spec.promotion.strategy != "inPlace" and policy is not None and not first:
         template["metadata"]["annotations"] = {POLICY_ANNOTATION: policy.version}
     copies = worker_group(replica, replica.replicas, _pod(service, replica, followed))
+    groups = [copies]
+    if service.spec.prefill is not None:
+        prefill = service.role(PREFILL)
+        pod = _pod(service, prefill, followed)
+        pod["metadata"]["annotations"] = {PREFILL_ANNOTATION: str(prefill.replicas)}
+        groups.append(worker_group(prefill, prefill.replicas, pod))
     cluster = guarded_cluster(
         service.settings.ray_version,
         service.secret,
         # It hands out none of its cores: what answers requests runs beside the policy.
         start_params(HEAD, 0, 0),
         template,
-        [copies],
+        groups,
     )
     if steps is None:
         copies["minReplicas"] = 1  # what is wanted may become less

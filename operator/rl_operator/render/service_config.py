@@ -15,8 +15,9 @@ from rl_api.documents import dump_yaml, load_documents
 from rl_api.errors import InvalidConfig
 from rl_api.service import GateSpec
 from rl_api.service_status import FollowedRun, PolicyVersion
-from rl_operator.model.names import REPLICA, Manifest
+from rl_operator.model.names import PREFILL, REPLICA, Manifest
 from rl_operator.model.nesting import shallow
+from rl_operator.plan.roles import Role
 from rl_operator.plan.service import EffectiveService
 
 SERVE_PORT: Final = 8000
@@ -41,7 +42,11 @@ def serve_config(
     """`serveConfigV2` of a RayService. Another policy changes `user_config` alone, by which copies load it in place."""
     arguments = _arguments(service, followed)
     replicas = service.spec.replicas
-    deployment: Manifest = {"name": _DEPLOYMENT, "user_config": {"policy": policy_config(policy)}}
+    told = {"user_config": {"policy": policy_config(policy)}}
+    deployment: Manifest = {"name": _DEPLOYMENT, **told}
+    deployments = [deployment]
+    if service.spec.prefill is not None:
+        deployments.append({"name": PREFILL, **told, "num_replicas": service.spec.prefill.replicas})
     if service.most_replicas == replicas.min:
         deployment["num_replicas"] = replicas.min
     else:
@@ -71,7 +76,7 @@ def serve_config(
                     "route_prefix": "/",
                     "import_path": "rl_serve.application:policy",
                     "args": arguments,
-                    "deployments": [deployment],
+                    "deployments": deployments,
                 },
             ],
         }
@@ -112,7 +117,10 @@ class ServeConfig:
     def serving(self, policy: Manifest | None) -> str:
         """It as text, with another policy and nothing else changed."""
         changed = ServeConfig(deepcopy(self.document))
-        changed._deployment["user_config"]["policy"] = policy
+        for deployment in changed._application[
+            "deployments"
+        ]:  # copies that compute prompts have the same one
+            deployment["user_config"] = {"policy": policy}
         return dump_yaml(changed.document)
 
     @property
@@ -159,7 +167,7 @@ def _arguments(service: EffectiveService, followed: FollowedRun | None) -> dict[
     if spec.source.run is not None:
         source = {"run": spec.source.run, "folder": run_folder(followed) if followed is not None else None}
     # An image from before there was vLLM behind a service knows no sizes.
-    sizes = (
+    sizes: dict[str, Any] = (
         {
             "tensorParallelSize": spec.tensor_parallel_size,
             "pipelineParallelSize": spec.pipeline_parallel_size,
@@ -167,12 +175,17 @@ def _arguments(service: EffectiveService, followed: FollowedRun | None) -> dict[
         if spec.engine == "vllm"
         else {}
     )
+    if spec.prefill is not None:
+        sizes["prefill"] = {
+            "resources": _resources(service.role(PREFILL)),
+            "minPromptTokens": spec.prefill.min_prompt_tokens,
+        }
     return {
         "service": service.name,
         "model": service.model,
         "engine": spec.engine,
         **sizes,
-        "resources": {"cpus": replica.ray_cpus, "gpus": replica.accelerators},
+        "resources": _resources(replica),
         "source": source,
         "limits": {
             "context": limits.context,
@@ -189,3 +202,7 @@ def _arguments(service: EffectiveService, followed: FollowedRun | None) -> dict[
         if probe is not None
         else None,
     }
+
+
+def _resources(role: Role) -> Manifest:
+    return {"cpus": role.ray_cpus, "gpus": role.accelerators}

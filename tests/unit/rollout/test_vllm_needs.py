@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,19 +12,22 @@ import torch
 
 from rl_api.errors import InvalidConfig
 from rl_trainer.rollout.engines import vllm_needs
-from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
+from rl_trainer.rollout.engines.base import GenerationRequest, Prefilled, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm import (
     CPU_CACHE,
     cache_bytes,
     cpu_shares,
     engine_arguments,
+    place_for_vllm,
     sampling_arguments,
+    transfer_arguments,
 )
 from rl_trainer.rollout.engines.vllm_needs import (
     COMMAND,
     ONE_DEVICE,
     SERVICE,
+    Transfer,
     VllmOptions,
     check_device,
     check_installed,
@@ -85,6 +89,43 @@ def test_servers_are_told_by_their_own_fields(monkeypatch: pytest.MonkeyPatch):
         InvalidConfig, match=r"^--engine: found vllm, which is not installed where this command runs; "
     ):
         check_installed(COMMAND)
+
+
+def test_what_hands_keys_and_values_over_is_asked_for_where_it_is_needed(monkeypatch: pytest.MonkeyPatch):
+    there = {"vllm": SimpleNamespace(origin="vllm/__init__.py")}
+    monkeypatch.setattr(vllm_needs, "find_spec", there.get)
+    check_installed(SERVICE)
+    with pytest.raises(
+        InvalidConfig,
+        match=r"^spec\.prefill: found copies for prompts, .* NIXL, which is not installed where this copy",
+    ):
+        check_installed(SERVICE, transfer=True)
+    there["nixl"] = SimpleNamespace(origin="nixl/__init__.py")
+    check_installed(SERVICE, transfer=True)
+    del there["vllm"]
+    with pytest.raises(InvalidConfig, match=r"^spec\.engine: found vllm, which is not installed"):
+        check_installed(SERVICE, transfer=True)
+
+
+def test_what_vllm_is_told_of_other_engines():
+    found = transfer_arguments(Transfer("kv_consumer", "10.0.0.1"), on_cpu=False)
+    assert (found["kv_connector"], found["kv_role"]) == ("NixlConnector", "kv_consumer")
+    assert (found["kv_buffer_device"], found["kv_load_failure_policy"]) == ("cuda", "recompute")
+    assert transfer_arguments(Transfer("kv_producer", "::1"), on_cpu=True)["kv_buffer_device"] == "cpu"
+
+
+def test_keys_and_values_are_taken_only_of_the_weights_that_sample_and_as_long_as_they_are_held():
+    request = GenerationRequest("one", np.zeros(30, np.int32), SamplingParams(5))
+    assert place_for_vllm(request, 3, 100.0) is None
+    place = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
+    prefilled = replace(request, prefilled=Prefilled(3, 100.0, place))
+    found = place_for_vllm(prefilled, 3, 100.0)
+    assert found == place
+    assert found is not place, "vLLM writes into it, and a request may begin again"
+    assert place_for_vllm(prefilled, 4, 100.0) is None, "other weights"
+    assert place_for_vllm(prefilled, 3, 100.1) is None, "too late"
+    asked = place_for_vllm(replace(request, hand_over=True), 3, 100.0)
+    assert asked == {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def test_cores_of_several_workers():

@@ -89,6 +89,8 @@ def test_events_of_a_chat() -> None:
     assert form().closing(Usage(1, 2))["usage"]["total_tokens"] == 3
     assert "prompt_tokens_details" not in form().closing(Usage(1, 2))["usage"]
     assert form().closing(Usage(5, 2, 0))["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    taken = form().closing(Usage(5, 2, 1, 4))["usage"]["prompt_tokens_details"]
+    assert taken == {"cached_tokens": 1, "prefilled_tokens": 4}
 
 
 def test_an_event_is_one_line() -> None:

@@ -54,6 +54,15 @@ def test_all_arguments() -> None:
             {"engine": "vllm", "tensorParallelSize": 2, "resources": {"cpus": 1, "gpus": 1}},
             "args.resources.gpus: found 1, allowed: 0, or tensorParallelSize * pipelineParallelSize, which is 2",
         ),
+        ({"prefill": {}}, "args.prefill: found an object, allowed: null with engine torch"),
+        (
+            {"engine": "vllm", "pipelineParallelSize": 2, "prefill": {}},
+            "args.pipelineParallelSize: found 2, allowed: 1 with prefill",
+        ),
+        (
+            {"engine": "vllm", "prefill": {"resources": {"gpus": 2}}},
+            "args.prefill.resources.gpus: found 2, allowed: 0, or tensorParallelSize * pipelineParallelSize, which is 1",
+        ),
         ({"source": {}}, "args.source: found nothing, allowed: run with folder, or checkpoint"),
         ({"source": {"run": "r"}}, "args.source: found run, allowed: run with folder, or checkpoint"),
         (

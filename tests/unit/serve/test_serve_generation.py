@@ -15,7 +15,8 @@ from generators import QUEUE, SECONDS, SLOTS, generator_of, run, text_of, until
 
 from rl_serve.admission import Admission
 from rl_serve.errors import ApiError
-from rl_serve.generation import Generator, Job, seed_of
+from rl_serve.generation import Generator, seed_of
+from rl_serve.job import Job
 from rl_serve.loading import difference, shape_of
 from rl_serve.requests import Limits, parse_completion
 from rl_trainer.model.tokenizer import load_tokenizer

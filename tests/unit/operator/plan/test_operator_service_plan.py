@@ -49,6 +49,28 @@ def test_a_copy_of_vllm_has_a_gpu_for_each_of_its_parts() -> None:
     assert "found 10 accelerators (replica: 5 * 2), allowed: at most 8" in limited.message
 
 
+def test_copies_for_prompts_are_divided_like_the_others_and_counted() -> None:
+    gpus = make_profile(default=True, pools=POOLS)
+    found = make_service_plan({**VLLM, "tensorParallelSize": 2, "prefill": {"replicas": 3}}, gpus)
+    assert [role.name for role in found.roles] == ["head", "replica", "prefill"]
+    prefill = found.role("prefill")
+    assert (prefill.replicas, prefill.accelerators, prefill.pool.name) == (3, 2, "h100")
+    asked = {**VLLM, "resources": {"cpu": 6}, "prefill": {}}
+    assert make_service_plan(asked, gpus).role("prefill").ray_cpus == 6
+    asked["prefill"] = {"resources": {"cpu": 2, "memory": "9Gi"}}
+    own = make_service_plan(asked, gpus)
+    assert (own.role("prefill").ray_cpus, own.role("prefill").memory, own.role("replica").ray_cpus) == (
+        2,
+        "9Gi",
+        6,
+    )
+    limited = refused({**VLLM, "prefill": {"replicas": 2}}, limits={"maxAccelerators": 2})
+    assert "found 3 accelerators (replica: 1 * 1, prefill: 2 * 1), allowed: at most 2" in limited.message
+    pools = [POOLS[0] | {"limits": {"maxReplicas": 4}}, POOLS[1]]
+    crowded = refused({**VLLM, "prefill": {"replicas": 5}}, pools=pools)
+    assert "spec.prefill.replicas: found 5, allowed: at most 4, the limit of pool h100" in crowded.message
+
+
 def test_vllm_without_accelerators_needs_an_image_that_has_it() -> None:
     pool = {**VLLM, "pools": ["cpu"]}
     found = make_service_plan({**pool, "image": "mine:1"}, make_profile(default=True, pools=POOLS))
@@ -108,6 +130,30 @@ def test_what_the_head_needs_is_said() -> None:
             "vLLM; name a pool with accelerators",
         ),
         ({"engine": "vllm"}, {}, "InvalidSpec", "spec.promotion.answers: found finish"),
+        (
+            {"prefill": {}},
+            {},
+            "InvalidSpec",
+            "spec.prefill: found an object, allowed: null with engine torch",
+        ),
+        (
+            {**VLLM, "prefill": {"pools": ["a100"]}},
+            {},
+            "InvalidSpec",
+            "spec.prefill.pools[0]: found 'a100', allowed: a pool of",
+        ),
+        (
+            {**VLLM, "prefill": {"pools": ["cpu"]}},
+            {},
+            "InvalidSpec",
+            "spec.prefill.pools: found pool cpu, with no accelerators, allowed: pools with nvidia.com/gpu",
+        ),
+        (
+            {**VLLM, "prefill": {"resources": {"accelerators": 2}}},
+            {},
+            "InvalidSpec",
+            "spec.prefill.resources.accelerators: found 2, allowed: 1, as a copy of engine vllm",
+        ),
         ({"head": {"pools": ["h100"]}}, {}, "NotAllowed", "spec.head.pools: found pool h100"),
         (
             {"head": {"pools": ["h100"], "resources": {"accelerators": 1}}},

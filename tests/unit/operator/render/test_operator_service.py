@@ -15,7 +15,7 @@ from rl_api.service_status import FollowedRun
 from rl_operator.model.names import Manifest
 from rl_operator.model.tokens import CONTROL, RAY, derive_token
 from rl_operator.render.service import ray_service, service_objects, service_secret
-from rl_operator.render.service_config import gate_config
+from rl_operator.render.service_config import ServeConfig, gate_config, policy_config
 
 
 def rendered(spec: dict[str, Any] | None = None, followed: FollowedRun | None = FOLLOWED) -> Manifest:
@@ -114,6 +114,74 @@ def test_a_copy_of_vllm_has_all_its_accelerators_in_one_pod() -> None:
     assert "tensorParallelSize" not in serve_config()["applications"][0]["args"], (
         "older images do not know it"
     )
+
+
+PREFILL = {
+    "engine": "vllm",
+    "tensorParallelSize": 2,
+    "promotion": {"answers": "stamp"},
+    "resources": {"cpu": 3},
+    "prefill": {"replicas": 2, "resources": {"cpu": 5}, "minPromptTokens": 1000},
+}
+GPUS = make_profile(
+    default=True, pools=[{"name": "h100", "acceleratorResource": "nvidia.com/gpu"}, {"name": "cpu"}]
+)
+
+
+def prefilled(**prefill: Any) -> Manifest:
+    plan = make_service_plan({**PREFILL, "prefill": {**PREFILL["prefill"], **prefill}}, GPUS)
+    found: Manifest = ray_service(plan, FOLLOWED, checkpoint(20))["spec"]
+    return found
+
+
+def test_copies_for_prompts_are_a_group_and_a_deployment_of_their_own() -> None:
+    arguments = pytest.importorskip("rl_serve.arguments")
+    application = pytest.importorskip("rl_serve.application")
+    spec = prefilled()
+    copies, prefill = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert (copies["groupName"], copies["replicas"]) == ("replica", 1)
+    assert (prefill["groupName"], prefill["replicas"], prefill["minReplicas"]) == ("prefill", 2, 2)
+    assert "prefill" in prefill["rayStartParams"]["resources"]
+    assert prefill["rayStartParams"]["num-gpus"] == "2"
+    template = prefill["template"]
+    assert template["metadata"]["labels"]["rltrain.dev/role"] == "prefill"
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
+    control, policy = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert control["args"] == policy["args"]
+    first, second = policy["deployments"]
+    assert (first["name"], second["name"]) == (application.POLICY, application.PREFILL)
+    assert first["user_config"] == second["user_config"], "both load the same policy"
+    assert second["num_replicas"] == 2
+    found = arguments.parse_arguments(policy["args"])
+    assert (found.resources.cpus, found.resources.gpus) == (3, 2)
+    assert (found.prefill.resources.cpus, found.prefill.resources.gpus) == (5, 2)
+    assert found.prefill.min_prompt_tokens == 1000
+    assert "prefill" not in serve_config()["applications"][0]["args"], "older images do not know it"
+
+
+def test_another_number_of_copies_for_prompts_takes_another_cluster() -> None:
+    one, other = (prefilled(replicas=count)["rayClusterConfig"]["workerGroupSpecs"] for count in (2, 3))
+    assert one[0] == other[0]
+    assert one[1]["template"] != other[1]["template"], "KubeRay compares templates, and no numbers of pods"
+
+
+def test_another_policy_is_told_to_copies_for_prompts_as_well() -> None:
+    config = ServeConfig.read(prefilled()["serveConfigV2"])
+    assert config is not None
+    other = policy_config(checkpoint(30))
+    changed = yaml.safe_load(config.serving(other))["applications"][1]["deployments"]
+    assert [one["user_config"]["policy"] for one in changed] == [other, other]
+
+
+def test_copies_reach_each_other_at_any_port() -> None:
+    policy = next(
+        one for one in service_objects(make_service_plan(PREFILL, GPUS)) if one["kind"] == "NetworkPolicy"
+    )
+    own = {"podSelector": policy["spec"]["podSelector"]}
+    assert {"from": [own]} in policy["spec"]["ingress"]
+    assert {"to": [own]} in policy["spec"]["egress"]
 
 
 def test_another_policy_changes_user_config_alone() -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -55,17 +55,36 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class Prefilled:
+    """Keys and values of a prompt that another engine holds, for one that takes them over.
+
+    `version`: of the weights that they are of, as the engine counts that takes them; `until`: when (`time.monotonic`) it is
+    too late to begin; `place`: where they are, in the words of what carries them; `cached`: tokens of the prompt that the
+    other engine had computed before.
+    """
+
+    version: int
+    until: float
+    place: Mapping[str, Any]
+    cached: int = 0
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """One sequence to generate: `prompt` int32 [P], P >= 1.
 
     `seed` keys a counter-based random number generator: the token at position t depends on (seed, t) and the
-    model's distribution only, not on the other sequences of the batch.
+    model's distribution only, not on the other sequences of the batch. `hand_over`: keep the prompt's keys and values for
+    another engine; `prefilled`: such ones of another engine, which are disregarded where they are too old, or of other
+    weights. Both are for engines that can, and nothing to others.
     """
 
     id: Hashable
     prompt: npt.NDArray[np.int32]
     params: SamplingParams
     seed: int = 0
+    hand_over: bool = False
+    prefilled: Prefilled | None = None
 
     @cached_property
     def prompt_bytes(self) -> bytes:
@@ -81,7 +100,8 @@ class GenerationResult:
     each token as the learner measures it too: fp32 log-softmax of logits / temperature, over all tokens, whatever
     top-k and top-p left out of the draw (for greedy decoding: of the plain logits); `versions` int32 [T], the
     weight version that sampled each token; `top` [T], where the request has asked for it; `cached`: tokens of the prompt
-    that the engine had computed before, for another request; None: it keeps none.
+    that the engine had computed before, for another request; None: it keeps none; `taken`: tokens whose keys and values it
+    took over; `place`: where another engine finds them, of a request that hands them over.
     """
 
     id: Hashable
@@ -91,6 +111,8 @@ class GenerationResult:
     finish_reason: FinishReason
     top: Sequence[Top] = ()
     cached: int | None = None
+    taken: int = 0
+    place: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +125,7 @@ class GenerationProgress:
     versions: npt.NDArray[np.int32]
     top: Sequence[Top] = ()
     cached: int | None = None
+    taken: int = 0
 
 
 class Engine(ABC):

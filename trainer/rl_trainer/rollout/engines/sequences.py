@@ -24,6 +24,7 @@ class _Sequence:
     versions: list[int] = field(default_factory=list)
     top: list[Top] = field(default_factory=list)
     cached: int | None = None
+    taken: int = 0
 
 
 class Sequences:
@@ -56,15 +57,17 @@ class Sequences:
         version: int,
         top: Sequence[Top] = (),
         cached: int | None = None,
+        taken: int = 0,
     ) -> None:
         """Append tokens that were sampled with the weights of `version`.
 
         Args:
             top: the most probable ones at the place of each, where they are wanted.
             cached: tokens of its prompt that were known.
+            taken: those of which another engine had the keys and values.
         """
         sequence = self._active[key]
-        sequence.cached = cached
+        sequence.cached, sequence.taken = cached, taken
         sequence.tokens.extend(tokens)
         sequence.logprobs.extend(logprobs)
         sequence.versions.extend([version] * len(tokens))
@@ -84,6 +87,7 @@ class Sequences:
                         np.asarray(sequence.versions[start:], np.int32),
                         sequence.top[start:],
                         sequence.cached,
+                        sequence.taken,
                     )
                 )
         return found
@@ -100,6 +104,7 @@ class Sequences:
             finish_reason="stop" if stopped else "length",
             top=sequence.top,
             cached=sequence.cached,
+            taken=sequence.taken,
         )
 
     def abort(self, ids: Sequence[Hashable]) -> list[str]:

@@ -6,6 +6,10 @@ changes with the weights, so that vLLM's prefix cache, which spares the members 
 keys and values of older ones, while sequences in flight keep theirs. New weights go through vLLM's own way of loading them
 in place, which repacks what the device wants repacked.
 
+An engine may hand the keys and values of its prompts over to others, or take theirs (`Transfer`): vLLM's NixlConnector reads
+them from the other engine's memory, which holds them for LEASE_SECONDS, and computes what it cannot get. Weights that change
+leave those of others where they are: they are taken over only for the version that they are of.
+
 vLLM is imported when an engine is opened, with the settings below: it reads them when it is imported.
 """
 
@@ -13,6 +17,8 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +41,13 @@ from rl_trainer.rollout.engines.base import (
     Top,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
-from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_device, check_installed, check_version
+from rl_trainer.rollout.engines.vllm_needs import (
+    Transfer,
+    VllmOptions,
+    check_device,
+    check_installed,
+    check_version,
+)
 from rl_trainer.rollout.engines.vllm_worker import WORKER_EXTENSION
 
 # Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
@@ -43,6 +55,11 @@ GPU_MEMORY_SHARE = 0.9
 # Bytes for keys and values on a CPU: what all slots may need, and no more than this.
 CPU_CACHE = 2 << 30
 _CPU_BLOCK = 128  # tokens, vLLM's own choice there
+# How long an engine holds keys and values that nobody has fetched.
+LEASE_SECONDS = 60.0
+# Between two looks at whether those of another engine have come, where there is nothing else to do.
+_ARRIVAL_SECONDS = 0.001
+_CACHED = "remote_prefill_cached_tokens"
 # Nothing printed but errors, nothing reported to anybody.
 _SETTINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -71,6 +88,9 @@ class VllmEngine(Engine):
         self._sequences = Sequences(slots)
         self._loads = 0
         self._tainted = False
+        self._transfers = engine.vllm_config.kv_transfer_config is not None
+        # Sequences that begin with keys and values of another engine, and what that one had known of them.
+        self._taking: dict[str, int] = {}
 
     @classmethod
     def open(
@@ -97,6 +117,13 @@ class VllmEngine(Engine):
         arguments = engine_arguments(folder, slots, dtype, on_cpu, options)
         from vllm.usage.usage_lib import UsageContext
 
+        if options.transfer is not None:
+            from vllm.config import KVTransferConfig
+
+            arguments["kv_transfer_config"] = KVTransferConfig(**transfer_arguments(options.transfer, on_cpu))
+            # Where others ask for what they need to know of this engine's memory.
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.transfer.host
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(options.transfer.host))
         try:
             engine = vllm.LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
@@ -133,7 +160,10 @@ class VllmEngine(Engine):
 
         for key, request in self._sequences.admit(self._waiting):
             prompt = tokens_input(request.prompt.tolist(), cache_salt=str(self._loads))
-            self._engine.add_request(key, prompt, self._params(request))
+            place = place_for_vllm(request, self.version, time.monotonic()) if self._transfers else None
+            if place is not None and request.prefilled is not None:
+                self._taking[key] = request.prefilled.cached
+            self._engine.add_request(key, prompt, self._params(request, place))
         if self._sequences.active:
             self._advance()
         results, self._ended = self._ended, []
@@ -141,16 +171,25 @@ class VllmEngine(Engine):
 
     def _advance(self) -> None:
         """One step of vLLM's."""
-        for output in self._engine.step():
+        outputs = self._engine.step()
+        if self._taking and not outputs:
+            time.sleep(_ARRIVAL_SECONDS)
+        for output in outputs:
             piece = output.outputs[0]
             logprobs, top = _logprobs(piece.logprobs)
             self._tainted = self._tainted or any(map(math.isnan, logprobs))
-            known = output.num_cached_tokens
-            self._sequences.record(output.request_id, piece.token_ids, logprobs, self.version, top, known)
+            key, known, taken = output.request_id, output.num_cached_tokens, 0
+            if key in self._taking:
+                known, taken = min(known, self._taking[key]), known
+            self._sequences.record(key, piece.token_ids, logprobs, self.version, top, known, taken)
             if output.finished:
                 if piece.finish_reason not in ("stop", "length"):
                     raise RLTrainError(f"vLLM gave a sequence up ({piece.finish_reason})")
-                self._ended.append(self._sequences.end(output.request_id))
+                ended = self._sequences.end(key)
+                # What it has known of the prompt is `cached`: vLLM would say it in place of what was taken over.
+                ended.place = without(output.kv_transfer_params, _CACHED)
+                self._ended.append(ended)
+                self._taking.pop(key, None)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
@@ -158,7 +197,7 @@ class VllmEngine(Engine):
         self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
         self._settle()
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
-        self._engine.abort_request(self._sequences.take_back(self._waiting))
+        self._forget(self._sequences.take_back(self._waiting))
         try:
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(tensors.items())})
             self._engine.collective_rpc("rltrain_repack_heads")
@@ -175,7 +214,12 @@ class VllmEngine(Engine):
         super().abort(ids)
         unwanted = set(ids)
         self._ended = [result for result in self._ended if result.id not in unwanted]
-        self._engine.abort_request(self._sequences.abort(ids))
+        self._forget(self._sequences.abort(ids))
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        self._engine.abort_request(keys)
+        for key in keys:
+            self._taking.pop(key, None)
 
     def _settle(self) -> None:
         """Let batches that are between the stages of a pipeline come out: their tokens are of the weights as they are."""
@@ -197,11 +241,13 @@ class VllmEngine(Engine):
         while self.active or self.waiting:
             self.step()
 
-    def _params(self, request: GenerationRequest) -> Any:
+    def _params(self, request: GenerationRequest, place: dict[str, Any] | None) -> Any:
         from vllm import sampling_params as theirs
 
         return theirs.SamplingParams(
-            output_kind=theirs.RequestOutputKind.DELTA, **sampling_arguments(request, self.context)
+            output_kind=theirs.RequestOutputKind.DELTA,
+            extra_args=None if place is None else {"kv_transfer_params": place},
+            **sampling_arguments(request, self.context),
         )
 
 
@@ -267,6 +313,39 @@ def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, An
     }
 
 
+def transfer_arguments(transfer: Transfer, on_cpu: bool) -> dict[str, Any]:
+    """vLLM's `KVTransferConfig`."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": transfer.role,
+        "kv_buffer_device": "cpu" if on_cpu else "cuda",
+        # What cannot be fetched is computed, whatever has become of the other engine.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": int(LEASE_SECONDS)},
+    }
+
+
+def place_for_vllm(request: GenerationRequest, version: int, now: float) -> dict[str, Any] | None:
+    """`kv_transfer_params` of a request that begins `now`, on weights of `version`; None: it is no other engine's affair."""
+    if request.hand_over:
+        return {"do_remote_decode": True, "do_remote_prefill": False}
+    found = request.prefilled
+    if found is None or found.version != version or now > found.until:
+        return None
+    return dict(found.place)
+
+
+def without(place: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """`place` but for one of its fields."""
+    return None if place is None else {key: value for key, value in place.items() if key != name}
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
 def _logprobs(flat: Any) -> tuple[list[float], list[Top]]:
     """Log-probs of the sampled tokens, and of the most probable ones where they are wanted, of vLLM's `FlatLogprobs`."""
     if flat is None:
@@ -282,7 +361,7 @@ def _logprobs(flat: Any) -> tuple[list[float], list[Top]]:
 
 def _import(on_cpu: bool, options: VllmOptions) -> Any:
     """vLLM, quiet, in this process; see `VllmEngine.open` for the errors."""
-    check_installed(options.asker)
+    check_installed(options.asker, options.transfer is not None)
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: steps and weights are ours to time

@@ -26,6 +26,7 @@ class Asker:
         extra: what pip installs for it.
         gpus: what it does to have one.
         instead: how our own engine is asked for.
+        prefill: the field that asks for copies for prompts; empty: there is none.
     """
 
     field: str
@@ -33,6 +34,7 @@ class Asker:
     extra: str
     gpus: str
     instead: str
+    prefill: str = ""
 
 
 SAMPLER: Final = Asker(
@@ -48,6 +50,7 @@ COMMAND: Final = Asker(
     "rltrain[trainer,serve,vllm]",
     "let there be a GPU for every copy and each of its parts",
     "take --engine torch",
+    "--prefill-replicas",
 )
 SERVICE: Final = Asker(
     "spec.engine",
@@ -55,7 +58,21 @@ SERVICE: Final = Asker(
     "rltrain[trainer,serve,vllm]",
     "name a pool with accelerators in spec.pools",
     "set spec.engine: torch",
+    "spec.prefill",
 )
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How keys and values of prompts go from one engine to another: by vLLM's NixlConnector.
+
+    Attributes:
+        role: what it does with those of others: `kv_producer` hands its own over, `kv_consumer` takes them.
+        host: this machine's address, for the other engines.
+    """
+
+    role: Literal["kv_producer", "kv_consumer"]
+    host: str
 
 
 @dataclass(frozen=True)
@@ -66,11 +83,13 @@ class VllmOptions:
         tensor_parallel_size: devices that each layer is divided over.
         pipeline_parallel_size: stages of as many devices each that the layers are divided into.
         asker: who wants it.
+        transfer: what it exchanges with other engines; None: nothing.
     """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     asker: Asker = SAMPLER
+    transfer: Transfer | None = None
 
     @property
     def devices(self) -> int:
@@ -86,15 +105,20 @@ def refusal(asker: Asker, why: str, instead: str) -> InvalidConfig:
     return InvalidConfig(f"{asker.field}: found vllm, {why}; {instead}, or {asker.instead}")
 
 
-def is_installed() -> bool:
+def is_installed(package: str = "vllm") -> bool:
     """Whether vLLM is there, without importing it, which takes seconds."""
-    found = find_spec("vllm")
+    found = find_spec(package)
     # Python takes any folder of that name on its path for a package, then one without an origin.
     return found is not None and found.origin is not None
 
 
-def check_installed(asker: Asker = SAMPLER) -> None:
-    """InvalidConfig where vLLM is not installed."""
+def check_installed(asker: Asker = SAMPLER, transfer: bool = False) -> None:
+    """InvalidConfig where vLLM is not installed, or, for a `transfer`, what carries keys and values."""
+    if is_installed() and transfer and not is_installed("nixl"):
+        raise InvalidConfig(
+            f"{asker.prefill}: found copies for prompts, which hand keys and values over by NIXL, which is not installed "
+            f"where {asker.who} runs; install it (pip install nixl), or have none"
+        )
     if not is_installed():
         raise refusal(
             asker,
