@@ -84,6 +84,10 @@ class Unavailable(CheckpointError):
     """A place cannot be reached now: nothing is known against what lies there."""
 
 
+class ModelUnavailable(ModelError):
+    """A model cannot be brought here now: a bucket or a hub does not answer."""
+
+
 class TrainingDiverged(RLTrainError):
     """The loss was not a number several times in a row."""
 

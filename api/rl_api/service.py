@@ -311,8 +311,13 @@ def replicas_in_order(spec: ServiceSpec) -> Iterator[Problem]:
 
 
 def service_pools_once(spec: ServiceSpec) -> Iterator[Problem]:
-    """`pools` and `head.pools` name each pool at most once."""
-    for path, pools in ((("spec", "pools"), spec.pools), (("spec", "head", "pools"), spec.head.pools)):
+    """`pools`, `head.pools` and `prefill.pools` name each pool at most once."""
+    prompts = spec.prefill.pools if spec.prefill is not None else ()
+    for path, pools in (
+        (("spec", "pools"), spec.pools),
+        (("spec", "head", "pools"), spec.head.pools),
+        (("spec", "prefill", "pools"), prompts),
+    ):
         if len(set(pools)) < len(pools):
             yield Problem(path, "found a pool twice, allowed: each at most once")
 

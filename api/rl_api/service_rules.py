@@ -38,7 +38,11 @@ SERVICE_CEL_RULES: Final[dict[str, list[Rule]]] = {
                 f".{path}",
                 "found a pool twice, allowed: each at most once",
             )
-            for path, there in (("pools", "?pools"), ("head.pools", "?head.?pools"))
+            for path, there in (
+                ("pools", "?pools"),
+                ("head.pools", "?head.?pools"),
+                ("prefill.pools", "?prefill.?pools"),
+            )
         ),
         cel_rule(
             "!has(self.prefill) || self.?engine.orValue('torch') == 'vllm'",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
+from rl_api.errors import DeadlineExceeded, ModelUnavailable, Unavailable
 
-from rl_api.errors import DeadlineExceeded, Unavailable
-
-_OF_PLACES: Final = (DeadlineExceeded, Unavailable, OSError, MemoryError, torch.OutOfMemoryError)
+_OF_PLACES: Final = (DeadlineExceeded, Unavailable, ModelUnavailable, OSError)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether another try may go well with the same policy: no space, memory, bucket or process is no verdict about it."""
+    """Whether another try may go well with the same policy: no disk, bucket or process is a verdict about it."""
     return any(_is_of_a_place(one) for one in (error, error.__cause__) if one is not None)
 
 

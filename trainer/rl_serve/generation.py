@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
@@ -37,6 +38,7 @@ COMPLETION_TOKENS = 16
 _PIECES_PER_SECOND = 1000.0
 # Prompts of more characters (or token ids) take so long to encode that others would wait for it.
 _LONG = 1 << 16
+_ENCODERS = ThreadPoolExecutor(2, "encode")
 
 
 class Generator:
@@ -130,7 +132,8 @@ class Generator:
         with self._admitted(request):
             self._encoding += 1
             try:
-                prompts = await asyncio.to_thread(self._encode, request)
+                # Not on the threads that load policies: who asks and goes, again and again, would keep those waiting.
+                prompts = await self._events.run_in_executor(_ENCODERS, self._encode, request)
             finally:
                 self._encoding -= 1
             return self._begin(request, prompts)

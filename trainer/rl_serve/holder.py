@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from rl_api.errors import DeadlineExceeded, RLTrainError, Unavailable
+from rl_api.errors import RLTrainError
 from rl_serve.arguments import PolicyRef
 from rl_serve.faults import passes
 from rl_trainer.error_text import first_line
@@ -103,7 +103,7 @@ class Holder(Generic[S]):
                 if policy == self._wanted:
                     self.error, self.retryable = _sentence(policy, error), passes(error)
                     self.loading = None
-                    if not isinstance(error, DeadlineExceeded | Unavailable):
+                    if not self.retryable:
                         return
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), self._again)

@@ -100,7 +100,7 @@ class KeyFolder:
             wrong.append(f"{file.name} is no text in UTF-8, so it has no keys; allowed: one on each line")
             return frozenset()
         if lines:
-            wrong.append(f"{file.name} has in line {', '.join(map(str, lines[:5]))} {_WRONG}")
+            wrong.append(f"{file.name} has {_WRONG} (line {', '.join(map(str, lines[:5]))})")
         elif not keys:  # emptying a file is how its keys are taken back
             wrong.append(f"{file.name} has no key; allowed: one on each line")
         return keys

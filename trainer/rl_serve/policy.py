@@ -69,7 +69,7 @@ def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda t
     try:
         folder = resolve_model(source, cache, tell=tell)
     except ModelError as error:
-        raise ModelError(str(error).removeprefix("model.source: ")) from None
+        raise type(error)(str(error).removeprefix("model.source: ")) from None
     return _of_folder(folder, source.rstrip("/").rpartition("://")[2], source, tell)[0]
 
 

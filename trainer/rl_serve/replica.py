@@ -108,10 +108,10 @@ class PolicyReplica:
                 "enough?"
             )
             opened.holder.retryable = True
-        if opened.holder.error is not None and self._setup.control:
-            if self._is_counted:
-                with contextlib.suppress(DeadlineExceeded):
-                    await self._tell()
+        # Without a copy for prompts the others go on: one that has no policy is no reason to refuse it.
+        if opened.holder.error is not None and self._setup.control and self._is_counted:
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tell()
             raise RLTrainError(opened.holder.error)
 
     async def __call__(self, request: HttpRequest) -> Response:

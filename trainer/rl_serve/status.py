@@ -18,8 +18,10 @@ _NAMED: Final = 16
 _KINDS: Final = 8
 _VERSIONS: Final = 8
 _BYTES: Final = 500
-# A replica that says nothing for longer is gone.
+# A replica that says nothing for longer is not counted.
 SILENT_SECONDS: Final = 10.0
+# And for longer than this it is dead.
+DEAD_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,10 @@ class Replicas:
     def tallies(self) -> dict[str, Tally]:
         """What they have answered in the last minutes, by version."""
         now = self._clock()
-        self._said = {
-            name: one for name, one in self._said.items() if now - one[0] <= SECONDS + SILENT_SECONDS
-        }
+        self._said = {name: one for name, one in self._said.items() if now - one[0] <= SECONDS + DEAD_SECONDS}
         found = add_up([said.slices for _, said in self._said.values()], now)
         for at, said in self._said.values():
-            if not said.gone and now - at > SILENT_SECONDS:
+            if not said.gone and now - at > DEAD_SECONDS:
                 for version, tally in _lost(said, at).items():
                     found.setdefault(version, Tally()).add(tally)
         return found

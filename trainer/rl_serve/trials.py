@@ -202,7 +202,14 @@ class Trials:
             if passes(error):
                 raise
             return judge(gate, Measured(problem=str(error))).to_json()
-        theirs = None if serving is None else await asyncio.to_thread(self._bring, serving, candidate=False)
+        theirs, lost = None, ""
+        try:
+            if serving is not None:
+                theirs = await asyncio.to_thread(self._bring, serving, candidate=False)
+        except (CheckpointError, ModelError) as error:
+            if passes(error) and not _is_deleted(serving):
+                raise
+            lost = f"; alone, as what serves cannot be read any more: {error}"
         alone = ray.remote(num_cpus=0, resources=HEAD, max_calls=1, max_retries=0)
         # The head has no GPU: with vLLM on GPUs it is our own engine that measures.
         arguments = self._arguments
@@ -219,7 +226,7 @@ class Trials:
             ray.cancel(asked, force=True)  # passed over where it has ended
         if fault is not None:
             raise fault
-        return dict(report)
+        return {**report, "message": f"{report['message']}{lost}"}
 
     def _bring(self, policy: PolicyRef, *, candidate: bool) -> Path:
         self._keeper.ask(policy, candidate=candidate)
@@ -308,3 +315,9 @@ def _in_a_process(
     except RLTrainError as error:
         # Without what it came from, which may not travel.
         return None, (InvalidConfig if isinstance(error, _SETTLED) else RLTrainError)(str(error))
+
+
+def _is_deleted(policy: PolicyRef | None) -> bool:
+    """Whether a checkpoint is gone from where others are: its disk is there."""
+    place = Path(policy.source) if policy is not None else Path()
+    return place.is_absolute() and place.parent.is_dir() and not place.exists()

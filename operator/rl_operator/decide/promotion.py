@@ -5,7 +5,7 @@
                      └─ refused     └──────────────┴──> RollingBack ──> refused, or rolledBack
 
 What was refused or rolled back is never tried again, known by the digest of its manifest. What only took too long says
-nothing of the policy: it may be tried again, three times in all. Whatever is read here is in the service's status: an
+nothing of the policy: it may be tried again. Whatever is read here is in the service's status: an
 operator that is killed at any line goes on where it was.
 """
 
@@ -38,9 +38,6 @@ EVALUATION: Final = timedelta(minutes=30)
 
 ROLL_OUT: Final = timedelta(minutes=15)
 """How long copies may take to load a policy."""
-
-_TRIES: Final = 3
-"""How often a candidate may take too long."""
 
 _SETTLED: Final = timedelta(seconds=5)
 """How long after a roll-out's begin a copy may still speak of the one before."""
@@ -126,11 +123,12 @@ class Promoting:
         if found is not None and found.state in ("failed", "error") and not again:
             return self._ended(candidate, "refused", found.message or "it did not pass the gate")
         why = found.message if found is not None and again else ""
+        if again and self._is_over(candidate, control):
+            text = one_line(f"{candidate.version}: it could not be measured, and others may come: {why}", 500)
+            return self._with(candidate=None)._noted(Note("Warning", "NotMeasured", text))
         if self._spent(candidate) > EVALUATION:
             late = f"it was not measured within {_minutes(EVALUATION)}"
-            return self._ended(
-                candidate, "refused", f"{late}: {why}" if why else late, self._tried(candidate)
-            )
+            return self._ended(candidate, "refused", f"{late}: {why}" if why else late, for_good=False)
         told = self
         if found is not None:
             text = f"it could not be measured yet, and is tried again: {why}" if why else found.message
@@ -171,12 +169,20 @@ class Promoting:
         failed = load_error(control, verdicts=True)
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
+        if any_serves(control, candidate.version) and candidate.before is not None:
+            figures = control.versions.get(candidate.version, VersionFigures())
+            if why := worse(self.spec, candidate.baseline, figures):
+                return self._back(candidate, why)
         if why := dies(control, candidate):
-            return self._back(candidate, why)
+            return self._back(candidate, why, self._went_back(candidate))
         # With some of the traffic its figures decide: KubeRay waits for copies that are made anew.
-        if self._spent(candidate) > ROLL_OUT and not (self.second is not None and self.second.share):
+        shares = self.second is not None and bool(self.second.share)
+        # Without one to go back to, or without a copy that could have loaded it, there is nothing to be gained.
+        waits = shares or candidate.before is None or not control.replicas
+        if self._spent(candidate) > ROLL_OUT and not waits:
             why = f"copies did not load it within {_minutes(ROLL_OUT)}"
-            return self._back(candidate, why, self._tried(candidate))
+            error = load_error(control)
+            return self._back(candidate, f"{why}: {error}" if error else why, for_good=False)
         return self
 
     def _shared(self, candidate: Candidate, control: Control, second: Control) -> Promoting:
@@ -213,27 +219,22 @@ class Promoting:
 
     def _watch(self, candidate: Candidate, control: Control) -> Promoting:
         figures = control.versions.get(candidate.version, VersionFigures())
-        why = worse(self.spec, candidate.baseline, figures) or dies(control, candidate)
+        why = worse(self.spec, candidate.baseline, figures)
+        if dead := "" if why else dies(control, candidate):
+            why = dead
         if why:
             if candidate.before is None:
                 return self._with(candidate=None)
-            return self._back(candidate, why)
+            return self._back(candidate, why, not dead or self._went_back(candidate))
         watched = self
         if figures.probe is not None and self.status.serving is not None:
             watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
-        window = timedelta(seconds=self.spec.promotion.rollback.window.seconds)
-        if not all_serve(control, candidate.version):
-            # Copies that die under it are made anew, and die again.
-            if self._spent(candidate) <= window + ROLL_OUT:
-                return watched
-            if candidate.before is None:
-                return watched._with(candidate=None)
-            why = f"not all of its copies answer, {_minutes(ROLL_OUT)} after the end of rollback.window"
-            return watched._back(candidate, why)
-        over = self._spent(candidate) >= window
-        if self._probes and figures.probe is None:
+        window, spent = timedelta(seconds=self.spec.promotion.rollback.window.seconds), self._spent(candidate)
+        # While copies are made anew, nothing is known of them; where that takes too long, it is no reason to wait.
+        over = spent >= window and (all_serve(control, candidate.version) or spent > window + ROLL_OUT)
+        if self._probes and figures.probe is None and all_serve(control, candidate.version):
             watched = replace(watched, wish=Wish("probe", {"version": candidate.version}, control.cluster))
-            over = over and self._spent(candidate) > EVALUATION
+            over = over and spent > EVALUATION
         return watched._with(candidate=None) if over else watched
 
     def _roll_back(self, candidate: Candidate, control: Control) -> Promoting:
@@ -256,7 +257,7 @@ class Promoting:
         return ended
 
     def _stuck(self, candidate: Candidate, control: Control) -> Promoting:
-        """The way back does not end: what answers goes on, and other candidates may come."""
+        """The way back does not end: copies go on trying, and other candidates may come."""
         before = candidate.before.version if candidate.before is not None else "no policy"
         why, error = (
             f"it was to go back to {before}, which took more than {_minutes(ROLL_OUT)}",
@@ -264,6 +265,8 @@ class Promoting:
         )
         text = one_line(f"{why}: {error}" if error else why, 500)
         left = self._listed(candidate, "stuck", text)._with(candidate=None)
+        if candidate.before is not None:  # copies go on trying
+            left = left._with(serving=Serving(**_version(candidate.before), since=self.now))
         return left._noted(Note("Warning", "RollBackStuck", f"{candidate.version}: {text}"))
 
     # -- steps of theirs -----------------------------------------------------------------------------------------
@@ -304,10 +307,16 @@ class Promoting:
         ended = left._listed(candidate, result, text)._with(candidate=None)
         return ended._noted(Note("Warning", reason, f"{candidate.version}: {text}"))
 
-    def _tried(self, candidate: Candidate) -> bool:
-        """Whether it took too long so often that it is not tried again."""
-        ended = [one for one in self.status.promotions if one.digest == candidate.digest]
-        return len([one for one in ended if one.result != "promoted"]) + 1 >= _TRIES
+    def _is_over(self, candidate: Candidate, control: Control) -> bool:
+        """Whether it makes room for another one: a newer one is there, or it is not there any more."""
+        newest = choose(self.spec, self.status, control.checkpoints)
+        return newest is None or newest.digest != candidate.digest
+
+    def _went_back(self, candidate: Candidate) -> bool:
+        """Whether it was taken back before."""
+        return any(
+            one.digest == candidate.digest and one.result != "promoted" for one in self.status.promotions
+        )
 
     def _refuse(self, candidate: Candidate) -> Promoting:
         known = [one for one in self.status.refused if one != candidate.digest]
@@ -322,7 +331,10 @@ class Promoting:
             result=result,
             message=why,
         )
-        return self._with(promotions=[*self.status.promotions, entry][-MOST_PROMOTIONS:])
+        known = self.status.promotions
+        if known and (known[-1].digest, known[-1].result) == (entry.digest, entry.result):
+            known = known[:-1]  # it has come to the same again
+        return self._with(promotions=[*known, entry][-MOST_PROMOTIONS:])
 
     def _state(self, candidate: Candidate, state: CandidateState, message: str, **more: Any) -> Promoting:
         fields = {"state": state, "since": self.now, "message": message, **more}

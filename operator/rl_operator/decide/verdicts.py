@@ -85,9 +85,9 @@ def load_error(control: Control, verdicts: bool = False) -> str:
 
 
 def dies(control: Control, candidate: Candidate) -> str:
-    """That copies die of a policy, as a sentence; empty: they do not."""
-    deaths = control.versions.get(candidate.version, VersionFigures()).deaths
-    most = max(_DEATHS, len(control.replicas) // 2)
+    """That copies die of a policy, as a sentence; empty: they do not. Where none is heard of, it may be the network."""
+    deaths = control.versions.get(candidate.version, VersionFigures()).deaths if control.replicas else 0
+    most = max(_DEATHS, (len(control.replicas) + deaths) // 2)
     return f"copies died with it {deaths} times, allowed: fewer than {most}" if deaths >= most else ""
 
 

@@ -19,6 +19,9 @@ _STRATEGY: Final = "/spec/upgradeStrategy"
 _HEAD: Final = "/spec/rayClusterConfig/headGroupSpec/template/metadata"
 """Where the policy stands that a Ray cluster is for."""
 
+_OF_COPIES: Final = ("engine", "answers")
+"""Arguments by which copies take another policy in one way or another."""
+
 _OF_CANDIDATES: Final = ("source", "probe")
 """Arguments of the application without which a candidate would be another, or measured by something else."""
 
@@ -45,6 +48,9 @@ def meanwhile(live: Live, wanted: Manifest) -> Meanwhile:
             "meanwhile no policy is promoted or taken back, as the change is also one of promotion.strategy from or to "
             "incremental"
         )
+        return Meanwhile(False, False, why)
+    if any(there.arguments.get(part) != to_be.arguments.get(part) for part in _OF_COPIES):
+        why = "meanwhile no policy is promoted or taken back, as the change is also one of engine or of promotion.answers"
         return Meanwhile(False, False, why)
     if any(there.arguments.get(part) != to_be.arguments[part] for part in _OF_CANDIDATES):
         why = (

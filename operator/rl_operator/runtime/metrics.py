@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from rl_operator.model.figures import ENDED, NUMBERS, Figures, shown
 from rl_operator.model.names import Key
 
-PROMOTIONS: Final = ("promoted", "refused", "rolled_back")
+PROMOTIONS: Final = ("promoted", "refused", "rolled_back", "stuck")
 """What may become of a candidate of a policy service."""
 
 _ANSWERS: Final = frozenset({"200", "401", "409", "error"})

@@ -19,7 +19,15 @@ CODES = {
         ),
         *("TrainingDiverged", "ProgramFailed"),
     ),
-    2: ("InvalidConfig", "InvalidDocuments", "ModelError", "TaskError", "RunFolderBusy", "PortInUse"),
+    2: (
+        "InvalidConfig",
+        "InvalidDocuments",
+        "ModelError",
+        "ModelUnavailable",
+        "TaskError",
+        "RunFolderBusy",
+        "PortInUse",
+    ),
     3: ("RewardError", "ObjectiveError"),
     130: ("Interrupted",),
 }

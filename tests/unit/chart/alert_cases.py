@@ -297,6 +297,12 @@ CASES: Final = [
         {9: [], 12: [THE_SERVICE], 35: [THE_SERVICE], 45: []},
     ),
     Case(
+        "RLTrainServiceRollBackStuck",
+        "once, for half an hour",
+        promotions(promoted="0x5 1x95", stuck="0x10 1x90"),
+        {9: [], 12: [THE_SERVICE], 35: [THE_SERVICE], 45: []},
+    ),
+    Case(
         "RLTrainServiceCandidatesRefused",
         "three within six hours",
         promotions(promoted="0x500", refused="0x60 1x60 2x60 3x400"),

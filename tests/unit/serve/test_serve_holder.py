@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from async_work import run_async
 
-from rl_api.errors import CheckpointError, DeadlineExceeded, ModelError, Unavailable
+from rl_api.errors import CheckpointError, DeadlineExceeded, ModelError, ModelUnavailable, Unavailable
 from rl_serve.arguments import PolicyRef
 from rl_serve.faults import passes
 from rl_serve.holder import Holder
@@ -110,13 +110,21 @@ def test_a_policy_that_cannot_be_loaded_leaves_the_old_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [DeadlineExceeded("the head does not answer"), Unavailable("the bucket does not answer")]
+    "error",
+    [
+        DeadlineExceeded("the head does not answer"),
+        Unavailable("the bucket does not answer"),
+        ModelUnavailable("the hub does not answer"),
+        OSError("no space left on device"),
+    ],
 )
 def test_who_does_not_answer_is_asked_again(error: Exception) -> None:
     async def work(loads: Loads, holder: Holder[Server]) -> None:
         holder.want(ref("a"))
         await until(lambda: "a" in loads.results)
         loads.end("a", error)
+        await until(lambda: holder.error is not None)
+        assert holder.retryable
         await until(lambda: loads.begun == ["a", "a"])
         loads.end("a")
         await holder.settled()
@@ -126,23 +134,22 @@ def test_who_does_not_answer_is_asked_again(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "retryable"),
+    "error",
     [
-        (CheckpointError("model.safetensors does not match its checksum"), False),
-        (ModelError("another shape"), False),
-        (KeyError("what nobody thought of"), False),
-        (OSError("no space left on device"), True),
-        (MemoryError(), True),
+        CheckpointError("model.safetensors does not match its checksum"),
+        ModelError("another shape"),
+        KeyError("what nobody thought of"),
+        MemoryError(),  # it needs more than there is
     ],
 )
-def test_what_says_nothing_of_the_policy_is_told_apart(error: Exception, retryable: bool) -> None:
+def test_what_says_something_of_the_policy_is_told_apart(error: Exception) -> None:
     async def work(loads: Loads, holder: Holder[Server]) -> None:
         holder.want(ref("a"))
         await until(lambda: "a" in loads.results)
         loads.end("a", error)
         await holder.settled()
         assert holder.error is not None
-        assert holder.retryable == retryable
+        assert not holder.retryable
 
     run(work)
 

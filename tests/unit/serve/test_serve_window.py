@@ -6,7 +6,7 @@ import pytest
 
 from rl_serve.errors import ApiError
 from rl_serve.limits import RequestLimits
-from rl_serve.status import SILENT_SECONDS, ReplicaReport, Replicas, status_body
+from rl_serve.status import DEAD_SECONDS, SILENT_SECONDS, ReplicaReport, Replicas, status_body
 from rl_serve.window import SECONDS, Answered, Window, add_up
 
 NOW = 1_700_000_000.0
@@ -92,6 +92,8 @@ def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() ->
     ]
     assert counted("a") == (9, 0, 0)
     now += SILENT_SECONDS + 1
+    assert (replicas.here(), counted("a")) == ([], (9, 0, 0)), "silent, and perhaps not dead"
+    now += DEAD_SECONDS - SILENT_SECONDS
     assert (counted("a"), counted("before")) == ((12, 3, 1), (2, 2, 0))
     assert (counted("b"), counted("c"), counted("d")) == ((10, 1, 1), (0, 0, 1), (9, 0, 0))
     assert counted("e") == (12, 3, 1)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl_api.errors import ModelError
+from rl_api.errors import ModelError, ModelUnavailable
 from rl_trainer.error_text import first_line
 from rl_trainer.model.export import CONFIG_FILES, TOKENIZER_FILES
 from rl_trainer.storage.remote_folder import advice, filesystem_of, is_s3
@@ -66,7 +66,7 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
     except FileNotFoundError:
         raise ModelError(f"model.source: there is no folder at {source}") from None
     except Exception as error:  # each fsspec backend raises its own kinds
-        raise ModelError(
+        raise ModelUnavailable(
             f"model.source: {source} cannot be listed: {first_line(error)}. {advice(source)}"
         ) from None
     wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
@@ -90,7 +90,7 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():
-            raise ModelError(
+            raise ModelUnavailable(
                 f"model.source: {source} cannot be copied: {first_line(error)}. {advice(source)}"
             ) from None
     return folder
@@ -119,6 +119,7 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
         RevisionNotFoundError,
     )
 
+    kind: type[ModelError] = ModelError
     try:
         told = _told(Progress(source, tell))
         return Path(snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, tqdm_class=told))
@@ -130,14 +131,15 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
         reason = "the hub has no such model, or it is private (set HF_TOKEN); a local folder must exist"
     except LocalEntryNotFoundError:
         offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+        kind = ModelError if offline else ModelUnavailable
         reason = (
             "it is not in the local cache, and HF_HUB_OFFLINE is set"
             if offline
             else "the hub cannot be reached and the local cache lacks it; check the network or give a local folder"
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = first_line(error)
-    raise ModelError(f"model.source: hub model {source} cannot be loaded: {reason}")
+        reason, kind = first_line(error), ModelUnavailable
+    raise kind(f"model.source: hub model {source} cannot be loaded: {reason}")
 
 
 def _counted(progress: Progress) -> Any:

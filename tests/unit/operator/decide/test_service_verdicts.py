@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from service_worlds import checkpoint
+from service_worlds import NOW, checkpoint
 
 from rl_api.service import RLPolicyService, ServiceSpec
-from rl_api.service_status import Baseline, ServiceStatus, Serving
-from rl_operator.decide.verdicts import choose, worse
-from rl_operator.model.service import VersionFigures
+from rl_api.service_status import Baseline, Candidate, ServiceStatus, Serving
+from rl_operator.decide.verdicts import choose, dies, worse
+from rl_operator.model.service import Control, Replica, VersionFigures
 
 PROBE = {
     "gate": {"probe": {"configMap": "probe", "maxDrop": 0.1}},
@@ -77,3 +77,20 @@ def test_what_is_worse(baseline: Baseline | None, figures: VersionFigures, words
     found = worse(spec_of(**PROBE), baseline, figures)
     assert found.startswith(words)
     assert bool(found) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("living", "deaths", "words"),
+    [
+        (1, 2, ""),
+        (1, 3, "copies died with it 3 times, allowed: fewer than 3"),
+        (5, 3, ""),  # of eight, three were taken away: it may be their nodes
+        (4, 4, "copies died with it 4 times, allowed: fewer than 4"),
+        (0, 8, ""),  # nobody is heard of
+    ],
+)
+def test_deaths_are_of_the_policy_where_half_of_the_copies_die(living: int, deaths: int, words: str) -> None:
+    candidate = Candidate(**dict(checkpoint(30)), state="Watching")
+    figures = {candidate.version: VersionFigures(deaths=deaths)}
+    control = Control(NOW, "cluster", tuple(Replica(str(one)) for one in range(living)), figures)
+    assert dies(control, candidate) == words
