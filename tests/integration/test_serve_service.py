@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from two_nodes import in_a_process
 
 from rl_operator.model.parse import parse_ray_service
-from rl_serve.status import SILENT_SECONDS
+from rl_serve.status import DEAD_SECONDS
 from rl_trainer.checkpoint.pins import LocalPins, parse_pin
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import is_installed
@@ -312,7 +312,7 @@ def replicas_are_killed(base: Path) -> None:
         made.apply(ten)
         made.wait(version=ten["version"])
         fewer = time.monotonic()
-        wait_for(lambda: time.monotonic() - fewer > SILENT_SECONDS + 2 or told()["deaths"] > 1, lambda: "")
+        wait_for(lambda: time.monotonic() - fewer > DEAD_SECONDS + 2 or told()["deaths"] > 1, lambda: "")
         assert told()["deaths"] == 1, f"{made.status()}"
 
 

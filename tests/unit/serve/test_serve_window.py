@@ -55,7 +55,7 @@ def test_what_a_replica_has_answered_counts_on_when_it_is_gone() -> None:
     assert told == {"id": "r2", "version": None, "loading": None, "error": "damaged", "retryable": False}
     assert body["versions"]["a"]["requests"] == 1
     assert (body["versions"]["c"]["requests"], body["versions"]["c"]["probe"]["n"]) == (0, 3)
-    now += SECONDS + 20
+    now += SECONDS + DEAD_SECONDS + 1
     assert status_body(replicas, [], "", {}, {})["versions"] == {}
 
 
@@ -102,7 +102,7 @@ def test_a_replica_that_dies_under_traffic_has_failed_what_it_was_answering() ->
     assert counted("e") == (9, 0, 0)
     body = status_body(replicas, [], "", {}, {})["versions"]["a"]
     assert (body["requests"], body["errors"], body["deaths"]) == (12, 3, 1)
-    now += SECONDS + 20
+    now += SECONDS + DEAD_SECONDS + 1
     assert replicas.tallies() == {}
 
 
