@@ -259,6 +259,13 @@ def candidates_are_evaluated(base: Path) -> None:
         assert found["state"] == "failed", found
         assert made.control("POST", "evaluate", json=down).json()["report"]["passed"] is False
 
+        # One that was deleted, and that the head has no copy of, is nothing to be compared with.
+        gone = {"source": str(run / "checkpoints" / "step-00000005"), "digest": "5" * 64, "version": "svc-5"}
+        assert made.control("POST", "evaluate", json={**down, "serving": gone}).status_code == 202
+        found = wait_for(lambda: ended(ten["digest"]), lambda: f"{made.status()}")
+        assert found["state"] == "passed", found
+        assert "alone, as what serves cannot be read any more" in found["message"]
+
         def score(version: str) -> Any:
             return made.status()["versions"].get(version, {}).get("probe")
 
