@@ -32,6 +32,13 @@ for key in keys:
         print("ANSWER", json.dumps([key, error.code, json.loads(error.read())]))
 """
 
+# Inside the pod: who else may read them is said in the chart's values, and here nobody is.
+METRICS = """
+import socket, urllib.request
+own = socket.gethostbyname(socket.gethostname())
+print(urllib.request.urlopen(f"http://{own}:8080/metrics", timeout=30).read().decode())
+"""
+
 
 def asked(service: PolicyService, name: str, *keys: str) -> dict[str, tuple[int, dict[str, Any]]]:
     """Status and body of the answer to one request with each of these keys."""
@@ -48,9 +55,9 @@ def wait_for_metrics(service: PolicyService) -> None:
 
     def lacking() -> list[str]:
         [pod, *_] = (one["metadata"]["name"] for one in service.pods("replica"))
-        place = f"/api/v1/namespaces/{service.namespace}/pods/{pod}:8080/proxy/metrics"
-        page = service.cluster.kubectl("get", "--raw", place).stdout
-        return missing(page, but=["ray_rltrain_serve_prefills_total"])  # it has no copies for prompts
+        read = ("exec", pod, "-n", service.namespace, "-c", "ray", "--", "python", "-c", METRICS)
+        # It has no copies for prompts.
+        return missing(service.cluster.kubectl(*read).stdout, but=["ray_rltrain_serve_prefills_total"])
 
     wait_for("its metrics are there", lambda: not lacking(), 60, lambda: f"{lacking()}")
 
