@@ -169,12 +169,14 @@ class Promoting:
         failed = load_error(control, verdicts=True)
         if failed and self._spent(candidate) > _SETTLED and control.time - self._since(candidate) > _SETTLED:
             return self._back(candidate, f"a copy cannot load it: {failed}")
-        if any_serves(control, candidate.version) and candidate.before is not None:
+        if candidate.before is not None:
             figures = control.versions.get(candidate.version, VersionFigures())
-            if why := worse(self.spec, candidate.baseline, figures):
+            if any_serves(control, candidate.version) and (
+                why := worse(self.spec, candidate.baseline, figures)
+            ):
                 return self._back(candidate, why)
-        if why := dies(control, candidate):
-            return self._back(candidate, why, self._went_back(candidate))
+            if why := dies(control, candidate):
+                return self._back(candidate, why, self._went_back(candidate))
         # With some of the traffic its figures decide: KubeRay waits for copies that are made anew.
         shares = self.second is not None and bool(self.second.share)
         # Without one to go back to, or without a copy that could have loaded it, there is nothing to be gained.

@@ -223,6 +223,7 @@ def test_the_first_policy_waits_for_copies_as_long_as_it_takes() -> None:
     story.obeys = False
     story.checkpoints = [checkpoint(20)]
     story.evaluations[checkpoint(20).digest] = Evaluation("passed", "good")
+    story.figures[checkpoint(20).version] = VersionFigures(deaths=5)  # of its nodes, it may be
     story.looks(20, ROLL_OUT.total_seconds())
     assert story.told == checkpoint(20).version
     assert story.status.promotions == []
