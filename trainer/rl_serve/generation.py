@@ -35,7 +35,7 @@ from rl_trainer.rollout.engines.base import Engine, GenerationRequest, Prefilled
 COMPLETION_TOKENS = 16
 # Pieces that a replica hands on in a second, over all streams: each is an event for Ray Serve's proxy and costs more than
 # the token in it. Streams share them, so with many each piece holds several tokens.
-_PIECES_PER_SECOND = 1000.0
+_PIECES_PER_SECOND = 500.0
 # Prompts of more characters (or token ids) take so long to encode that others would wait for it.
 _LONG = 1 << 16
 _ENCODERS = ThreadPoolExecutor(2, "encode")
