@@ -222,12 +222,11 @@ class Promoting:
     def _watch(self, candidate: Candidate, control: Control) -> Promoting:
         figures = control.versions.get(candidate.version, VersionFigures())
         why = worse(self.spec, candidate.baseline, figures)
-        if dead := "" if why else dies(control, candidate):
-            why = dead
-        if why:
+        dead = dies(control, candidate)
+        if why or dead:
             if candidate.before is None:
                 return self._with(candidate=None)
-            return self._back(candidate, why, not dead or self._went_back(candidate))
+            return self._back(candidate, why or dead, bool(why) or self._went_back(candidate))
         watched = self
         if figures.probe is not None and self.status.serving is not None:
             watched = self._with(serving=self.status.serving.model_copy(update={"probe": figures.probe}))
@@ -261,10 +260,8 @@ class Promoting:
     def _stuck(self, candidate: Candidate, control: Control) -> Promoting:
         """The way back does not end: copies go on trying, and other candidates may come."""
         before = candidate.before.version if candidate.before is not None else "no policy"
-        why, error = (
-            f"it was to go back to {before}, which took more than {_minutes(ROLL_OUT)}",
-            load_error(control),
-        )
+        why = f"it was to go back to {before}, which took more than {_minutes(ROLL_OUT)}"
+        error = load_error(control)
         text = one_line(f"{why}: {error}" if error else why, 500)
         left = self._listed(candidate, "stuck", text)._with(candidate=None)
         if candidate.before is not None:  # copies go on trying
