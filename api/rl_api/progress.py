@@ -22,6 +22,9 @@ LONGEST_URI: Final = 1024
 MOST_ATTEMPTS: Final = 50
 """Attempts that a status lists: a run that is suspended and resumed for months has more of them."""
 
+MOST_EVICTIONS: Final = 20
+"""Evictions that a status lists, the newest ones."""
+
 
 def _with_zone(time: datetime) -> datetime:
     if time.tzinfo is None:
@@ -136,6 +139,79 @@ class Attempt(StatusModel):
     """Hash of the profile that it began with."""
     spec_hash: str | None = None
     """Hash of the spec, with the profile's defaults, that it began with."""
+    preemptions: Count = 0
+    """How often its pods were taken away and given back while it went on: no failures."""
+
+
+class Eviction(StatusModel):
+    """One time that a queue, or the maintenance of a node, took a run's pods away."""
+
+    attempt: int = Field(ge=1)
+    """The attempt that was under way."""
+    reason: str
+    """One word: Preempted, Deactivated, PodsReadyTimeout ... as Kueue says it, or NodeDrained."""
+    message: str = ""
+    """By whom and why, in one sentence."""
+    time: Time | None = None
+    """When it was noticed."""
+    checkpoint: Literal["written", "none", "late"] | None = None
+    """Whether a checkpoint was written for it: written; none (nothing to save, or the driver refused); late (the grace period
+    was over first); null: not known yet."""
+    stopped_time: Time | None = None
+    """When the pods were told to stop."""
+    released_time: Time | None = None
+    """When the pods were gone and the quota was given back; null: not yet."""
+    resumed_time: Time | None = None
+    """When pods were asked for again; null: not yet."""
+    seconds_to_release: float | None = Field(default=None, ge=0.0)
+    """From `time` to `releasedTime`."""
+    step: Count | None = None
+    """Training steps done when it was noticed."""
+    resumed_step: Count | None = None
+    """Step of the checkpoint that the run goes on from."""
+    predicted_seconds: float | None = Field(default=None, ge=0.0)
+    """Seconds of training that it was expected to cost when it was noticed."""
+    lost_seconds: float | None = Field(default=None, ge=0.0)
+    """Seconds of training that it did cost: work done again, and the restart; null: the run does not train again yet."""
+
+
+class QueueStatus(StatusModel):
+    """A run's place in its queue."""
+
+    name: str
+    """Queue (Kueue's LocalQueue) that admits the run."""
+    workload: str | None = None
+    """Kueue's Workload of this run; null: none was made yet."""
+    position: int | None = Field(default=None, ge=1)
+    """Place among those that wait in the queue; null: it does not wait."""
+    waiting: int | None = Field(default=None, ge=1)
+    """How many wait in the queue; null: this run does not."""
+    since: Time | None = None
+    """When the run began to wait, or was admitted."""
+    priority: int | None = None
+    """Priority in the queue, without the boost."""
+    boost: int | None = None
+    """What the operator adds to the priority, so that the run that loses least is evicted first; null: nothing."""
+    flavors: list[str] = Field(default_factory=list)
+    """Flavors on which the run was admitted."""
+
+
+class Usage(StatusModel):
+    """What became of the accelerators that a run had, in accelerator seconds (of pods, where the run has no accelerators), and
+    how long it waited for them."""
+
+    trained: float = Field(default=0.0, ge=0.0)
+    """While the driver trained, and what it did was kept."""
+    started: float = Field(default=0.0, ge=0.0)
+    """While pods started, loaded, or stopped."""
+    evicted: float = Field(default=0.0, ge=0.0)
+    """Trained, and lost to evictions."""
+    failed: float = Field(default=0.0, ge=0.0)
+    """Trained, and lost to failures."""
+    waited_seconds: float = Field(default=0.0, ge=0.0)
+    """Seconds, not accelerator seconds, for which the run wanted pods and was not given any."""
+    updated_at: Time | None = None
+    """Up to when it is counted."""
 
 
 class EarlierAttempts(StatusModel):
@@ -197,6 +273,12 @@ class RunStatus(StatusModel):
     """All tries, oldest first; of more than 50 the first, the newest, and the last that failed."""
     earlier: EarlierAttempts | None = None
     """What the tries come to that are not in `attempts` any more; null: all are."""
+    queue: QueueStatus | None = None
+    """Place in the queue; null: the run has none, or the queue admits its RayJob by a label."""
+    evictions: list[Eviction] = Field(default_factory=list)
+    """The last 20 times that the run's pods were taken away, oldest first."""
+    usage: Usage | None = None
+    """What became of the accelerators that the run had."""
     roles: dict[str, RoleStatus] = Field(default_factory=dict)
     """By role: sampler, learner, head."""
     dashboard_url: str | None = Field(default=None, alias="dashboardURL")

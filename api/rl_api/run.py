@@ -99,6 +99,11 @@ class SchedulingSpec(Model):
 
     queue: ObjectName | None = None
     """Queue to be admitted by; null: the profile's."""
+    integration: Literal["workload", "label"] = "workload"
+    """How Kueue admits a run with a queue. workload: the run itself is queued, evicted with a checkpoint first, and its
+    samplers above minReplicas come and go with the quota; label: its RayJob is queued, by a label, with a fixed size."""
+    workload_priority_class: ObjectName | None = None
+    """Kueue's WorkloadPriorityClass, which says who goes first in the queue; null: priorityClass, or 0."""
     priority_class: ObjectName | None = None
     """PriorityClass of the run's pods; null: none."""
     preemption_grace_period: GraceDuration = Duration(120)

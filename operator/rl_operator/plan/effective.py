@@ -128,7 +128,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     },
     ("sampler", "resources"): {"ephemeralStorage": None},
     ("trainer", "resources"): {"ephemeralStorage": None},
-    ("scheduling",): {"encryption": False},
+    ("scheduling",): {"encryption": False, "integration": "workload", "workloadPriorityClass": None},
 }
 """Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
 
