@@ -152,7 +152,7 @@ def test_a_status_that_cannot_be_read_is_left_as_it_is(
 def test_a_queue_without_kueue_starts_no_pods_and_has_admitted_nobody(
     kube: KubeApi, namespace: str, operator: OperatorProcess
 ) -> None:
-    put(kube, namespace, "queued", scheduling={"queue": "team-a"})
+    put(kube, namespace, "queued", scheduling={"queue": "team-a", "integration": "label"})
     operator.start()
     operator.until_works()
 

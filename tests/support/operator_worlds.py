@@ -202,11 +202,18 @@ class Story:
         self.now = NOW
         self.world = World(run=self.run, claim_exists=True)
         self.last: Decision | None = None
+        self.labelled = False
+        """Whether its RayJobs have the label of a queue."""
 
     def look(self, **changes: Any) -> Decision:
         """One reconcile in the world with these changes, which stay."""
         self.world = replace(self.world, run=self.run, **changes)
         found = plan(self.run, self.profiles, SETTINGS)
+        self.labelled = self.labelled or (isinstance(found, Effective) and found.labelled)
+        if self.labelled:
+            self.world = replace(
+                self.world, rays=tuple(replace(one, labelled=True) for one in self.world.rays)
+            )
         decision = reconcile(self.world, self.now, found)
         again = reconcile(self.world, self.now, found)
         assert decision == again, "the same world must give the same decision"

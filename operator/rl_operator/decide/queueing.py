@@ -1,4 +1,4 @@
-"""A run and the queue that admits it: Kueue owns `suspend` of its RayJob, which is made with it. Pure.
+"""A run whose RayJob a queue admits by its label: Kueue owns `suspend` of it, and it is made with that. Pure.
 
 An attempt that is evicted stays open: its RayJob keeps its place in the queue, KubeRay starts its pods again when it is
 admitted again, and the driver goes on from the last checkpoint. That is no failure.
@@ -25,14 +25,13 @@ def admission(look: Look, ray: Ray) -> Look:
     """With Admitted, and where the attempt must wait for its queue with ClusterReady and Training too."""
     conditions, effective, checkpoint = look.conditions, look.effective, look.status.checkpoint
     known = conditions.get("Admitted")
-    queue = effective.spec.scheduling.queue if effective is not None else None
-    queued = queue is not None or (known is not None and known.reason != _BY_OTHERS)
+    queue = effective.queue if effective is not None else None
     if not ray.held:
-        if queued:
+        if ray.labelled:
             return look.set("Admitted", "True", "Admitted", "the queue has admitted the run")
         return replace(look, conditions=conditions.clear("Admitted"))
     goes_on = f"goes on from step {checkpoint.step}" if checkpoint is not None else "begins anew"
-    if not queued:
+    if not ray.labelled:
         reason = _BY_OTHERS
         message = (
             f"{ray.kind} {ray.name} was suspended by somebody else: the run {goes_on} when its spec.suspend is false again "

@@ -17,11 +17,14 @@ from datetime import datetime
 
 from rl_api.progress import Attempt, RoleStatus
 from rl_operator.decide.attempt.ending import close, finished, retry_later
+from rl_operator.decide.attempt.evicting import evict, pending
 from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
+from rl_operator.decide.borrowing import allowed_samplers, borrowing
 from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
 from rl_operator.decide.drift import drift
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
+from rl_operator.decide.queued import admitted, enter, shown
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.room import no_room, samplers_with_room
 from rl_operator.decide.scaling import scale
@@ -46,7 +49,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
     if (wrong := wrong_status(world.run)) is not None:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
-    decision = _decide(look)
+    decision = borrowing(look, _decide(look))
     wait = within_budget(look.old, decision.status, now)
     if wait is None:
         return decision
@@ -85,10 +88,17 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
     look = _read(look, attempt.number)
     if ray is None and (world.wants_suspend or stopping):
         return close_suspended(look, attempt)
-    end = outcome(world, attempt.number)
+    parked = ray is None and pending(look, attempt) is not None
+    end = outcome(world, attempt.number) if not parked else None
     if end is not None:
         return close(look, end)
-    assert ray is not None
+    if not world.wants_suspend and not stopping:
+        evicted = evict(look, attempt, ray)
+        if isinstance(evicted, Decision):
+            return _with_shared(look, evicted, ray)
+        look = evicted
+    if ray is None:
+        return _start(look, attempt.number)
     look = look.answering(ray)
     if world.wants_suspend or (stopping and ray.deleting):
         decision = stop(look, attempt, ray)
@@ -102,10 +112,19 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
             return close(look, late)
         else:
             decision = _go_on(look, ray)
+    return replace(_with_shared(look, decision, ray), pull=look.pull(ray))
+
+
+def _with_shared(look: Look, decision: Decision, ray: Ray | None) -> Decision:
+    """With what an attempt that goes on needs of the objects that all share."""
     # What the API server has just refused keeps no attempt from being watched and stopped; it is tried again the next time.
-    create, apply = _shared(look, ray) if not world.refusal else ((), ())
-    kept = look.finalizer(True)
-    return replace(decision, create=create, apply=apply, finalizer=kept, pull=look.pull(ray))
+    create, apply = _shared(look, ray) if not look.world.refusal else ((), ())
+    return replace(
+        decision,
+        create=(*create, *decision.create),
+        apply=(*apply, *decision.apply),
+        finalizer=look.finalizer(True),
+    )
 
 
 def _go_on(look: Look, ray: Ray) -> Decision:
@@ -114,7 +133,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     if crowded and not look.world.scale_refusal:
         look = replace(look, world=replace(look.world, scale_refusal=crowded))
     found = diagnose(look.world, ray.attempt, look.effective)
-    look = admission(look.showing(roles=role_statuses(look, ray, found)), ray)
+    look = _admission(look.showing(roles=role_statuses(look, ray, found)), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
     look = training_condition(cluster_condition(_at_work(look, ray), ray, found), ray)
@@ -122,6 +141,14 @@ def _go_on(look: Look, ray: Ray) -> Decision:
         look = look.note(Note("Normal", "Scaling", wanted.sentence))
     requeue = SLOW if look.conditions.holds("ClusterReady") else SOON
     return replace(look.decide(shown_phase(look, ray), requeue), scale=wanted)
+
+
+def _admission(look: Look, ray: Ray) -> Look:
+    """With Admitted, whoever admits the run."""
+    main, effective = look.world.workload, look.effective
+    if ray.labelled or ray.held or main is None:
+        return admission(look, ray)
+    return admitted(shown(look, effective, main) if effective is not None else look, main)
 
 
 def _at_work(look: Look, ray: Ray) -> Look:
@@ -133,17 +160,21 @@ def _at_work(look: Look, ray: Ray) -> Look:
 
 def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
     """Bring the number of samplers to what the spec says now, once training has begun with the fewest; why it is less."""
-    effective = look.effective
-    if ray.samplers is None or not ray.at_work or effective is None or not effective.elastic:
+    effective, crowded = look.effective, ""
+    if ray.samplers is None or not ray.at_work or (effective is not None and not effective.elastic):
         return None, ""
-    wanted, may = effective.role(SAMPLER).replicas, samplers_with_room(effective, ray, look.world.others)
-    crowded = (
-        f"{wanted} samplers are wanted and {may} allowed now: namespace {effective.namespace} has no room for more under "
-        f"profile {effective.spec.profile}"
-        if may < wanted
-        else ""
-    )
-    return scale(ray.samplers, may, look.world.pods_of(ray.attempt)), crowded
+    wanted = may = ray.samplers.replicas
+    if effective is not None:
+        wanted, may = effective.role(SAMPLER).replicas, samplers_with_room(effective, ray, look.world.others)
+    if effective is not None and may < wanted:
+        crowded = (
+            f"{wanted} samplers are wanted and {may} allowed now: namespace {effective.namespace} has no room for more "
+            f"under profile {effective.spec.profile}"
+        )
+    given = allowed_samplers(look.world, ray, may)
+    if given < may:
+        crowded = f"{wanted} samplers are wanted, and the queue gives {given} now"
+    return scale(ray.samplers, given, look.world.pods_of(ray.attempt)), crowded
 
 
 def _read(look: Look, attempt: int) -> Look:
@@ -214,9 +245,16 @@ def _begin(look: Look) -> Decision:
     blocked = _blocked(look, effective)
     if blocked is not None:
         return look.set("ClusterReady", "False", blocked.reason, blocked.message).decide("Pending")
-    crowded = no_room(effective, look.world.others)
+    # A run that stands in its queue has its turn among those of its namespace behind it.
+    crowded = no_room(effective, look.world.others) if look.world.workload is None else None
     if crowded is not None:
         return look.set("ClusterReady", "False", crowded.reason, crowded.message).decide("Pending", TURN)
+    if effective.queued:
+        entered = enter(look, effective)
+        if isinstance(entered, Decision):
+            return entered
+        look, effective = entered
+        look = replace(look, plan=effective)
     status = look.status
     before = status.attempts[-1] if status.attempts else None
     number = before.number + 1 if before is not None else 1
@@ -234,17 +272,23 @@ def _begin(look: Look) -> Decision:
     look = look.note(started(attempt, before))
     if look.conditions.get("Suspended") is not None:
         look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")
+    if effective.labelled:
+        look = look.set("Admitted", "Unknown", "Queued", f"given to queue {effective.queue}")
+    # Nothing reads what the attempt before was told; those of a run that is retried for days would fill a namespace.
+    gone = (Target("ConfigMap", attempt_name(effective.name, before.number)),) if before is not None else ()
+    return replace(_start(look, number), delete=gone)
+
+
+def _start(look: Look, number: int) -> Decision:
+    """Make what an attempt needs, when it begins and when it goes on after its pods were taken away."""
+    effective = look.effective
+    assert effective is not None
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     look = look.set("Training", "False", "Starting", "the pods are starting")
-    queue = effective.spec.scheduling.queue
-    if queue is not None:
-        look = look.set("Admitted", "Unknown", "Queued", f"given to queue {queue}")
     missing, apply = _shared(look)
     create = (*missing, *attempt_objects(effective, number, look.world.key))
     decision = look.decide("Starting", QUICK, finalizer=look.finalizer(True))
-    # Nothing reads what the attempt before was told; those of a run that is retried for days would fill a namespace.
-    gone = (Target("ConfigMap", attempt_name(effective.name, before.number)),) if before is not None else ()
-    return replace(decision, create=create, apply=apply, delete=gone)
+    return replace(decision, create=create, apply=apply)
 
 
 def _blocked(look: Look, effective: Effective) -> Diagnosis | None:

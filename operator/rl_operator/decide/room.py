@@ -111,9 +111,12 @@ def held(world: World, attempts: Iterable[Attempt], plan: Plan, decision: Decisi
             if decision is not None and decision.scale is not None:
                 count = max(count, decision.scale.replicas)
             total += ray.asked.with_samplers(count)
-    if decision is not None and effective is not None and decision.begins:
-        total += needs_of(effective.roles)
-    return total
+    if effective is None or total != NOTHING:
+        return total
+    # One that stands in its queue holds its turn among those of its namespace, as one does whose RayJob is held back.
+    made = decision is not None and (decision.begins or decision.enters)
+    kept = world.workload is not None and world.workload.finished is None
+    return needs_of(effective.roles) if made or kept else total
 
 
 def _samplers(ray: Ray, effective: Effective | None) -> int:

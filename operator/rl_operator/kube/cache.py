@@ -17,6 +17,7 @@ from rl_operator.model.names import KIND, RUN_LABEL, Key, Manifest
 from rl_operator.model.nesting import shallow
 from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray
 from rl_operator.model.seen import Live, Pod, Ray, WorkerGroup
+from rl_operator.model.workload import Workload, parse_workload
 
 WATCHED: Final = (
     "RLTrainingRun",
@@ -26,8 +27,12 @@ WATCHED: Final = (
     "Pod",
     "RayJob",
     "RayCluster",
+    "Workload",
 )
-"""Kinds that are watched. The last two exist only where KubeRay is installed."""
+"""Kinds that are watched. RayJobs and RayClusters exist only where KubeRay is installed, Workloads only where Kueue is."""
+
+UNLABELLED: Final = frozenset({"Workload"})
+"""Kinds of which others' objects are looked at too: who waits in a queue before a run."""
 
 _OF_RUN: Final = (
     "name",
@@ -62,7 +67,7 @@ class Seen:
     kind: str
     uid: str
     version: int
-    view: Run | Ray | Pod | Live | WorkerGroup | Manifest | None
+    view: Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | None
     """None: it is no object of a run; only its version is known."""
     owner: str = ""
     """Uid of the run that owns it, or of the RayJob that controls a RayCluster; empty for pods, whose view says it."""
@@ -185,6 +190,18 @@ class Store:
         seen = self._objects[kind].get(place)
         return seen.uid if seen is not None and seen.owner == owner else ""
 
+    def waiting(self, namespace: str, queue: str) -> Iterator[Workload]:
+        """What stands in a queue of a namespace, whoever's it is."""
+        for place, seen in self._objects["Workload"].items():
+            view = seen.view
+            if place[0] == namespace and isinstance(view, Workload) and view.queue == queue and view.pending:
+                yield view
+
+    def workload_of(self, uid: str) -> Key | None:
+        """Namespace and name of a Workload; None: it is not known."""
+        found = (place for place, seen in self._objects["Workload"].items() if seen.uid == uid)
+        return next(found, None)
+
     def ended_pods(self, key: Key) -> list[Pod]:
         """Pods of the run that are gone since a short while."""
         border = time.monotonic() - _TOMBSTONES
@@ -243,8 +260,10 @@ def _owner(document: Manifest) -> str:
     return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
 
 
-def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Manifest | None:
+def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | None:
     kind = document["kind"]
+    if kind == "Workload":
+        return parse_workload(document)
     if kind in ("RayJob", "RayCluster"):
         if _owner(document):
             return parse_ray(document)

@@ -15,7 +15,7 @@ from rl_operator.model.parse import hash_of, is_owned
 
 LOG = logging.getLogger("rl_operator")
 
-_BROUGHT: Final = frozenset({"NetworkPolicy", "PodDisruptionBudget", "RayService"})
+_BROUGHT: Final = frozenset({"NetworkPolicy", "PodDisruptionBudget", "RayService", "Workload"})
 """Kinds that are brought to what is rendered later on: their fields are ours by apply from birth."""
 
 

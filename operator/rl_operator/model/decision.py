@@ -76,6 +76,17 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class WorkloadChange:
+    """What Kueue is told of a Workload: its pods are ready, it has ended, or its pods are gone and its quota is free."""
+
+    name: str
+    uid: str
+    to: Literal["PodsReady", "Finished", "Released"]
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
     """What to do now. Done in the order of the fields, the status after the notes."""
 
@@ -88,6 +99,7 @@ class Decision:
     delete: tuple[Target, ...] = ()
     scale: Scale | None = None
     """Another number of samplers to ask KubeRay for."""
+    tell_queue: tuple[WorkloadChange, ...] = ()
     finalizer: bool | None = None
     """True: add ours to the run; False: take it away; None: as it should be."""
     notes: tuple[Note, ...] = ()
@@ -104,3 +116,8 @@ class Decision:
     def begins(self) -> bool:
         """Whether an attempt begins: its RayJob or RayCluster is made."""
         return any(manifest["kind"] in ("RayJob", "RayCluster") for manifest in self.create)
+
+    @property
+    def enters(self) -> bool:
+        """Whether the run enters its queue: its Workload is made."""
+        return any(manifest["kind"] == "Workload" for manifest in self.create)

@@ -16,6 +16,8 @@ Key = tuple[str, str]
 RUN_LABEL: Final = "rltrain.dev/run"
 ATTEMPT_LABEL: Final = "rltrain.dev/attempt"
 ROLE_LABEL: Final = "rltrain.dev/role"
+SAMPLERS_LABEL: Final = "rltrain.dev/samplers"
+"""Of a Workload: which part of a run's samplers above the fewest it stands for."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 MANAGED_BY: Final = "rltrain-operator"
 MANAGED_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
@@ -74,6 +76,11 @@ def attempt_name(run: str, number: int) -> str:
 def folder_name(run: str, uid: str) -> str:
     """Folder of a run where several keep theirs: a later run of the same name begins anew."""
     return f"{run}-{uid[:8]}"
+
+
+def samplers_workload_name(run: str, part: int) -> str:
+    """Name of the Workload of a part of a run's samplers above the fewest. No run has it: their names have no dot."""
+    return f"{run}.samplers.{part}"
 
 
 def secret_name(run: str, uid: str, number: int) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from rl_api.progress import CheckpointStatus, Progress
+from rl_api.progress import CheckpointStatus, Progress, RunStatus
 from rl_operator.model.names import HEAD, SAMPLER
 from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
+from rl_operator.model.workload import Flavor, Line, Workload
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Ray:
     deleting: bool = False
     held: bool = False
     """Kept from running by `suspend` of its own spec: its queue waits for quota, or somebody else set it."""
+    labelled: bool = False
+    """Whether a queue admits it, by its label."""
     job_status: str = ""
     deployment_status: str = ""
     reason: str = ""
@@ -181,6 +184,17 @@ class Live:
 
 
 @dataclass(frozen=True)
+class QueuePriority:
+    """Who goes first in a queue."""
+
+    value: int = 0
+    reference: Mapping[str, str] | None = None
+    """The class that says so, as `priorityClassRef` of a Workload."""
+    missing: str = ""
+    """Why it is not known; empty: it is."""
+
+
+@dataclass(frozen=True)
 class World:
     """Everything that decides what happens next with a run."""
 
@@ -205,6 +219,16 @@ class World:
     """Whether the cluster knows RayJob and RayCluster."""
     kueue: bool = True
     """Whether the cluster has Kueue, which admits runs to their queues."""
+    workloads: tuple[Workload, ...] = ()
+    """What Kueue queues of the run."""
+    line: Line | None = None
+    """Place of the run in its queue; None: it does not wait."""
+    preemptor: str = ""
+    """For whom the queue took the quota back, as far as this run may know; empty: not known."""
+    priority: QueuePriority = QueuePriority()
+    """Who goes first in the queue."""
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """Those that the run was admitted on, by name, as far as they could be read."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""
@@ -254,6 +278,11 @@ class World:
         """When somebody deleted the run."""
         return parse_time(self.metadata.get("deletionTimestamp"))
 
+    @property
+    def workload(self) -> Workload | None:
+        """What Kueue queues of the run but for samplers above the fewest."""
+        return next((one for one in self.workloads if one.slice is None and not one.deleting), None)
+
     def ray(self, attempt: int) -> Ray | None:
         """RayJob or RayCluster of an attempt."""
         return next((ray for ray in self.rays if ray.attempt == attempt), None)
@@ -271,7 +300,11 @@ class World:
         pods = [pod for pod in self.pods_of(attempt) if pod.role == HEAD and pod.deleting is None]
         return max(pods, key=lambda pod: (pod.ready, pod.name), default=None)
 
-    def unsure(self, attempt: int) -> bool:
-        """Whether what is seen would end an attempt, so that it is worth another look: watches may lag."""
+    def unsure(self, attempt: int, status: RunStatus) -> bool:
+        """Whether what is seen would end an attempt, or its pods, so that it is worth another look: watches may lag."""
         ray = self.ray(attempt)
-        return ray is None or (ray.submitted and self.head(attempt) is None)
+        newest = status.evictions[-1:]
+        if ray is None and newest and newest[0].attempt == attempt and newest[0].resumed_time is None:
+            return False  # it is away on purpose
+        lost = status.queue is not None and status.queue.workload is not None and self.workload is None
+        return ray is None or lost or (ray.submitted and self.head(attempt) is None)

@@ -25,6 +25,7 @@ from rl_operator.model.names import (
     owned,
 )
 from rl_operator.model.settings import Settings
+from rl_operator.model.workload import Placed
 from rl_operator.plan.allowed import ask, idle_on_accelerators, names_image, not_allowed, wrong_claim
 from rl_operator.plan.backends import Backend, backend_of
 from rl_operator.plan.limits import misplaced, over_limits
@@ -85,8 +86,29 @@ class Effective:
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of samplers may change while an attempt runs. A queue has admitted a fixed number of pods."""
+        """Whether the number of samplers may change while an attempt runs. A queue that admits a RayJob has admitted a fixed
+        number of pods."""
         return self.has(SAMPLER) and self.role(SAMPLER).least is not None
+
+    @property
+    def queue(self) -> str | None:
+        """Queue that admits the run; None: none does."""
+        return self.spec.scheduling.queue
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the queue admits the run's RayJob, by a label."""
+        return self.queue is not None and self.spec.scheduling.integration == "label"
+
+    @property
+    def queued(self) -> bool:
+        """Whether the queue admits the run itself, by a Workload of ours."""
+        return self.queue is not None and not self.labelled
+
+    def placed(self, roles: Mapping[str, Placed]) -> Effective:
+        """The same run, whose roles a queue has put somewhere."""
+        found = tuple(replace(role, placed=roles.get(role.name, role.placed)) for role in self.roles)
+        return replace(self, roles=found)
 
     @property
     def claim(self) -> str | None:
@@ -181,8 +203,8 @@ def _plan(
     pools, problems = pools_of_roles(spec, profile, called, backend.workers(spec))
     if problems:
         return Refused.because("InvalidSpec", problems)
-    queued = (spec.scheduling.queue or profile.queue) is not None
-    roles = tuple(make_roles(spec, profile, pools, settings, queued))
+    labelled = (spec.scheduling.queue or profile.queue) is not None and spec.scheduling.integration == "label"
+    roles = tuple(make_roles(spec, profile, pools, settings, labelled))
     if problems := [*misplaced(spec, roles), *backend.misplaced(pools)]:
         return Refused.because("InvalidSpec", problems)
     if problems := list(idle_on_accelerators(roles)):

@@ -9,6 +9,7 @@ from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.workload import NOWHERE, Placed
 
 # A pod on a node that stopped answering is given up after half a minute instead of Kubernetes' five: its run waits.
 _LOST_NODE_SECONDS = 30
@@ -70,8 +71,9 @@ def _pods_of(pool: PoolSpec) -> str:
     return f"acceleratorResource {resource}, runtimeClass {pool.runtime_class or 'none'}"
 
 
-def pod_placement(pools: Sequence[PoolSpec]) -> dict[str, Any]:
-    """Fields of a pod's spec that bring it to the nodes of the pools, the first rather than the second, and to no others."""
+def pod_placement(pools: Sequence[PoolSpec], placed: Placed = NOWHERE) -> dict[str, Any]:
+    """Fields of a pod's spec that bring it to the nodes of the pools, the first rather than the second, and to no others;
+    where a queue has `placed` it, to its nodes among those."""
     tolerations = list(dict.fromkeys(toleration for pool in pools for toleration in pool.tolerations))
     named = {toleration.key for toleration in tolerations}
     placement: dict[str, Any] = {
@@ -89,10 +91,15 @@ def pod_placement(pools: Sequence[PoolSpec]) -> dict[str, Any]:
             ),
         ]
     }
+    given = [dict(one) for one in placed.tolerations]
+    placement["tolerations"] += [one for one in given if one not in placement["tolerations"]]
+    selector = dict(placed.node_selector)
     if len(pools) > 1:
         placement["affinity"] = {"nodeAffinity": _any_of(pools)}
-    elif pools[0].node_selector:
-        placement["nodeSelector"] = dict(sorted(pools[0].node_selector.items()))
+    else:
+        selector |= pools[0].node_selector
+    if selector:
+        placement["nodeSelector"] = dict(sorted(selector.items()))
     if pools[0].runtime_class is not None:
         placement["runtimeClassName"] = pools[0].runtime_class
     return placement

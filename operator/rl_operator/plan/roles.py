@@ -14,6 +14,7 @@ from rl_api.task import CodeResourcesSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
+from rl_operator.model.workload import NOWHERE, Placed
 from rl_operator.plan.backends import backend_of
 from rl_operator.plan.pools import where
 
@@ -42,6 +43,8 @@ class Role:
     """Pods that an attempt begins with, where others may follow; None: all."""
     code: CodeResourcesSpec | None = None
     """What the container for code of the user's has in each pod; None: there is none."""
+    placed: Placed = NOWHERE
+    """Where a queue has put its pods."""
 
     @property
     def pool(self) -> PoolSpec:
@@ -72,9 +75,10 @@ def make_roles(
     profile: ProfileSpec,
     pools: Mapping[str, tuple[PoolSpec, ...]],
     settings: Settings,
-    queued: bool,
+    labelled: bool,
 ) -> Iterator[Role]:
-    """Every role that has pods, which are those of `pools`; `queued`: a queue admits a number of pods that is fixed."""
+    """Every role that has pods, which are those of `pools`; `labelled`: a queue admits the RayJob, with a
+    number of pods that is fixed."""
     task = spec.given_task
     code = task.resources or CodeResourcesSpec() if task is not None and task.isolation == "strict" else None
     maker = RoleMaker(profile, pools, settings, spec.image)
@@ -85,7 +89,7 @@ def make_roles(
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
         yield maker.role(LEARNER, learner.replicas, learner.threads, per_pod)
     if SAMPLER in pools:
-        sampler, least = spec.sampler, None if queued else spec.sampler.min_replicas
+        sampler, least = spec.sampler, None if labelled else spec.sampler.min_replicas
         per_pod = sampler.tensor_parallel_size
         yield maker.role(
             SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least, code=code

@@ -67,7 +67,13 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
         _add_storage(effective, role, spec, container)
     add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
-    return {"metadata": {"labels": labels_of(effective.name, attempt, role.name)}, "spec": spec}
+    return {"metadata": _pod_metadata(effective, role, attempt), "spec": spec}
+
+
+def _pod_metadata(effective: Effective, role: Role, attempt: int) -> Manifest:
+    placed = role.placed
+    labels = {**placed.labels, **labels_of(effective.name, attempt, role.name)}
+    return {"labels": labels, **({"annotations": dict(placed.annotations)} if placed.annotations else {})}
 
 
 def restricted_pod(
@@ -118,7 +124,7 @@ def restricted_pod(
         },
         "containers": [container],
         "volumes": volumes,
-        **pod_placement(role.pools),
+        **pod_placement(role.pools, role.placed),
     }
     if priority_class is not None:
         spec["priorityClassName"] = priority_class

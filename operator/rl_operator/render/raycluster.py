@@ -77,8 +77,8 @@ def start_params(role: str, cpus: int, accelerators: int) -> dict[str, str]:
 def ray_metadata(
     effective: Effective, attempt: int, annotations: Mapping[str, str] | None = None
 ) -> Manifest:
-    """Metadata of the RayJob or RayCluster; a queue makes Kueue admit it."""
-    queue = effective.spec.scheduling.queue
+    """Metadata of the RayJob or RayCluster; the label of a queue makes Kueue admit it."""
+    queue = effective.queue if effective.labelled else None
     began = {BEGAN_ANNOTATIONS[name]: fact for name, fact in effective.began.items()}
     if effective.spec.profile is not None:
         began[PROFILE_ANNOTATION] = effective.spec.profile
@@ -87,11 +87,11 @@ def ray_metadata(
 
 
 def held_back(effective: Effective) -> Manifest:
-    """Fields of a RayJob or RayCluster that a queue admits: no pod of it starts until somebody does.
+    """Fields of a RayJob or RayCluster that a queue admits by its label: no pod of it starts until somebody does.
 
     Where Kueue is, it sets this itself; where it is not, nobody takes a queue's name for an admission.
     """
-    return {"suspend": True} if effective.spec.scheduling.queue is not None else {}
+    return {"suspend": True} if effective.labelled else {}
 
 
 def ray_cluster(effective: Effective, attempt: int) -> Manifest:

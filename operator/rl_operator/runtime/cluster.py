@@ -21,6 +21,7 @@ from rl_operator.kube.cache import Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.own import create_owned, delete_owned, every, write_event
 from rl_operator.kube.wire import ApiError, version_of
+from rl_operator.kube.workloads import tell_queue
 from rl_operator.model.decision import Decision, Scale
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
 from rl_operator.model.parse import parse_event
@@ -28,12 +29,14 @@ from rl_operator.model.seen import Event, Live, Pod, Ray, WorkerGroup, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.model.times import parse_time
 from rl_operator.model.tokens import STATUS_SERVER, derive_token
+from rl_operator.model.workload import Workload
 from rl_operator.plan.effective import Effective, Plan, plan
 from rl_operator.plan.profile import goes_by_labels
 from rl_operator.render.event import event_of
 from rl_operator.runtime.earlier import earlier_token
 from rl_operator.runtime.known import Known
 from rl_operator.runtime.memory import Memory
+from rl_operator.runtime.queues import Queues
 
 LOG = logging.getLogger("rl_operator")
 
@@ -57,6 +60,7 @@ class Cluster:
         self.key = b""
         """The operator's, from which tokens of attempts are derived (`rl_operator.runtime.key`)."""
         self._known = Known()
+        self._queues = Queues(api, store, self._known)
 
     def plan(self, run: Mapping[str, Any], memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed, or when it would be much to keep."""
@@ -76,7 +80,7 @@ class Cluster:
         world = self.known(key, run, memory)
         status = known_status(run)
         open_attempt = next((one for one in status.attempts if one.end_time is None), None)
-        if open_attempt is not None and world.unsure(open_attempt.number):
+        if open_attempt is not None and world.unsure(open_attempt.number, status):
             await self._look_again(key)
             world = self.known(key, run, memory)
         over = {condition.type for condition in status.conditions if condition.status == "True"}
@@ -87,7 +91,9 @@ class Cluster:
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes |= await self._claim(key[0], current.claim)
-        if any(ray.held for ray in world.rays):
+        if isinstance(current, Effective) and current.queued:
+            changes |= await self._queues.of_run(key, current, world)
+        if any(ray.held and ray.labelled for ray in world.rays):
             changes["kueue"] = await self._known.lately(
                 ("kueue",), _KUEUE_SECONDS, lambda: self.api.has_group("kueue.x-k8s.io")
             )
@@ -102,6 +108,7 @@ class Cluster:
         rays: list[Ray] = []
         pods: list[Pod] = list(self.store.ended_pods(key))
         live: dict[tuple[str, str], Live] = {}
+        workloads: list[Workload] = []
         groups: dict[tuple[str, str], WorkerGroup] = {}
         for name, seen in self.store.of_run(key):
             if isinstance(seen.view, Pod):
@@ -112,6 +119,9 @@ class Cluster:
                 rays.append(seen.view)
             elif isinstance(seen.view, Live) and seen.owner == memory.uid:
                 live[seen.kind, name] = seen.view
+            elif isinstance(seen.view, Workload) and seen.owner == memory.uid:
+                workloads.append(seen.view)
+                live[seen.kind, name] = Live(seen.view.uid, seen.view.hash, {})
         rays = [
             replace(
                 ray,
@@ -127,6 +137,7 @@ class Cluster:
             rays=tuple(rays),
             pods=attributed(pods, rays, born),
             live=live,
+            workloads=tuple(workloads),
             reading=memory.reading,
             reading_error=memory.reading_error,
             key=self.key,
@@ -136,15 +147,15 @@ class Cluster:
         )
 
     async def _look_again(self, key: Key) -> None:
-        """Read RayJobs, RayClusters and pods of a run past the watches."""
+        """Read RayJobs, RayClusters, pods and Workloads of a run past the watches."""
         namespace, name = key
         labels = f"rltrain.dev/run={name}"
-        for kind in ("RayJob", "RayCluster", "Pod"):
+        for kind in ("RayJob", "RayCluster", "Pod", "Workload"):
             try:
                 for document in await self.api.list(kind, namespace, labels=labels):
                     self.store.put(document)
             except ApiError as error:
-                if not error.missing:  # no KubeRay
+                if not error.missing:  # no KubeRay, or no Kueue
                     raise
 
     async def _token(self, key: Key, world: World, uid: str) -> tuple[str | None, str]:
@@ -230,6 +241,8 @@ class Cluster:
             self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
             await delete_owned(self.api, target, namespace, memory.uid)
+        for change in decision.tell_queue:
+            self.store.put(await tell_queue(self.api, namespace, change))
         if decision.scale is not None:
             await self._scale(namespace, decision.scale, memory)
         else:

@@ -18,7 +18,7 @@ from rl_operator.decide.status import news
 from rl_operator.decide.unreadable import hands_off
 from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.talks import Talks
-from rl_operator.kube.cache import WATCHED, Store, place_of
+from rl_operator.kube.cache import UNLABELLED, WATCHED, Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.own import NameTaken, refusal_of
 from rl_operator.kube.services import SERVICE_KINDS, concerns_services
@@ -62,7 +62,7 @@ class Controller:
         self.drivers = Drivers(settings.driver_url, metrics.driver_called)
         self.queue = WorkQueue(metrics.queue_depth.set)
         self.watches = [
-            Watch(api, self, kind, scope, "" if kind in _OURS else MANAGED_SELECTOR)
+            Watch(api, self, kind, scope, "" if kind in UNLABELLED or kind in _OURS else MANAGED_SELECTOR)
             for kind in (*WATCHED, *SERVICE_KINDS)
             for scope in ((None,) if kind == "RLTrainingProfile" else self.namespaces or (None,))
         ]

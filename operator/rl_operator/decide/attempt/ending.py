@@ -15,9 +15,9 @@ from rl_operator.decide.attempt.outcome import (
     failures,
     final_word,
 )
-from rl_operator.decide.look import IDLE, QUICK, Look, removal
+from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal
 from rl_operator.decide.status import last_figures
-from rl_operator.model.decision import Decision, Note, Target
+from rl_operator.model.decision import Decision, Note, Target, WorkloadChange
 from rl_operator.model.names import attempt_name
 
 _UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
@@ -82,8 +82,18 @@ def retry_later(look: Look) -> Decision | None:
 
 
 def finished(look: Look) -> Decision:
-    """The run is over: its objects go when their time has come."""
+    """The run is over: its queue is told when its pods are gone, and its objects go when their time has come."""
     decision = look.decide(requeue=IDLE, finalizer=look.finalizer(False))
+    main = look.world.workload
+    if main is not None and main.finished is None:
+        ended = max((one.end_time for one in look.status.attempts if one.end_time), default=look.now)
+        if any(not pod.gone for pod in look.world.pods) and look.now - ended < STUCK_POD:
+            return replace(decision, requeue=QUICK)
+        failed = look.conditions.get("Failed") if look.conditions.holds("Failed") else None
+        reason, message = ("Failed", failed.message) if failed else ("Succeeded", "the run is done")
+        decision = replace(
+            decision, tell_queue=(WorkloadChange(main.name, main.uid, "Finished", reason, message),)
+        )
     ttl = _time_to_live(look)
     ends = [attempt.end_time for attempt in look.status.attempts if attempt.end_time is not None]
     if ttl is None or not ends:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from rl_api.progress import Attempt, CheckpointRequest
 from rl_operator.decide.attempt.ending import end_attempt
 from rl_operator.decide.attempt.outcome import SUSPENDED, Outcome, outcome
 from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal
-from rl_operator.model.decision import Decision
+from rl_operator.model.decision import Decision, Target
 from rl_operator.model.seen import Ray
 from rl_operator.model.settings import FINALIZER
 
@@ -20,6 +21,14 @@ class Wait:
 
     ask: float | None
     """Seconds that it may take, where it must be asked for it now."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The attempt may be stopped, as far as its checkpoint goes."""
+
+    sentence: str
+    checkpoint: Literal["written", "none", "late"] = "none"
 
 
 def deleted(look: Look, since: datetime) -> Decision:
@@ -37,22 +46,27 @@ def deleted(look: Look, since: datetime) -> Decision:
         and not ray.deleting
         and outcome(look.world, attempt.number) is None
     ):
-        look = _wishing(look.answering(ray), attempt)
+        look = wishing(look.answering(ray), attempt)
         ready = ready_to_stop(look, attempt, ray, since)
         if isinstance(ready, Wait):
             decision = look.decide("Stopping", QUICK, ask=ready.ask)
             return replace(decision, pull=look.pull(ray))
-    if any(each.needs_token for each in look.world.rays) and not _stuck(look, since):
+    if any(each.needs_token for each in look.world.rays) and not stuck(look, since):
         return look.decide("Stopping", QUICK, delete=removal(*look.world.rays))
+    # Its Workload goes with the run, and the quota with that: not before the pods.
+    if look.world.workloads and not stuck(look, since):
+        rays = removal(*look.world.rays)
+        if rays or any(not pod.gone for pod in look.world.pods):
+            return look.decide("Stopping", QUICK, delete=rays)
     return look.decide(requeue=IDLE, finalizer=False)
 
 
 def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
     """Suspend an attempt: a checkpoint first, then its RayJob goes."""
-    look = _wishing(look, attempt)
+    look = wishing(look, attempt)
     since = look.conditions.since("Suspended", "Unknown") or look.now
     if ray.deleting:
-        if _stuck(look, since):
+        if stuck(look, since):
             why = "KubeRay does not remove the RayJob: is the KubeRay operator running?"
             look = look.set("Suspended", "Unknown", "Stuck", why)
         return look.decide("Stopping", QUICK, delete=removal(ray))
@@ -60,50 +74,51 @@ def stop(look: Look, attempt: Attempt, ray: Ray) -> Decision:
     if isinstance(ready, Wait):
         look = look.set("Suspended", "Unknown", "Checkpointing", "waiting for the driver's checkpoint")
         return look.decide("Stopping", QUICK, ask=ready.ask)
-    look = look.set("Suspended", "Unknown", "Stopping", f"{ready}; the pods are being stopped")
+    look = look.set("Suspended", "Unknown", "Stopping", f"{ready.sentence}; the pods are being stopped")
     look = look.set("Training", "False", SUSPENDED, "the run is being suspended")
     look = look.set("ClusterReady", "False", "Stopping", "the run is being suspended")
     return look.decide("Stopping", QUICK, delete=removal(ray))
 
 
-def _wishing(look: Look, attempt: Attempt) -> Look:
+def wishing(look: Look, attempt: Attempt) -> Look:
     """With the wish for a last checkpoint, which lasts until the attempt ends or goes on."""
     fresh = CheckpointRequest(id=f"{attempt.number}-{look.now:%Y%m%dT%H%M%SZ}", time=look.now)
     return look.showing(checkpoint_request=look.old.checkpoint_request or fresh)
 
 
-def _stuck(look: Look, since: datetime) -> bool:
+def stuck(look: Look, since: datetime) -> bool:
+    """Whether what should be gone has had all the time that there is for a checkpoint and an end."""
     return look.now - since > timedelta(seconds=look.grace) + STUCK_POD
 
 
-def ready_to_stop(look: Look, attempt: Attempt, ray: Ray, since: datetime) -> str | Wait:
+def ready_to_stop(look: Look, attempt: Attempt, ray: Ray, since: datetime) -> Ready | Wait:
     """Why the attempt may be stopped now, as far as its checkpoint goes, or that it may not be yet."""
     world, wish, ask = look.world, look.status.checkpoint_request, look.world.ask
     trained = world.said(attempt.number) is not None or look.conditions.holds("Training")
     if world.head(attempt.number) is None or not trained:
-        return "no training was under way"
+        return Ready("no training was under way")
     if world.unasked:
-        return f"no checkpoint can be asked for: {world.unasked}"
+        return Ready(f"no checkpoint can be asked for: {world.unasked}")
     state, said = "unasked", ""
     if ask is not None and wish is not None and (ask.attempt, ask.id) == (attempt.number, wish.id):
         state, said = ask.state, ask.message  # an answer to an earlier wish is none
     if state == "done":
-        return "the checkpoint is written"
+        return Ready("the checkpoint is written", "written")
     if state == "refused":
-        return f"there is no new checkpoint ({said})"
+        return Ready(f"there is no new checkpoint ({said})")
     if state == "absent" and ray.kind == "RayCluster":
-        return "nobody trains in it now"
+        return Ready("nobody trains in it now")
     left = look.grace - (look.now - since).total_seconds()
     if left <= 0:
         why = f" ({said})" if said else ""
-        return f"no checkpoint came within the grace period of {look.grace:g} s{why}"
+        return Ready(f"no checkpoint came within the grace period of {look.grace:g} s{why}", "late")
     return Wait(None if state == "running" else left)
 
 
 def close_suspended(look: Look, attempt: Attempt) -> Decision:
     """The RayJob of a run that is being suspended is gone: so are the pods, or they are waited for."""
     since = look.conditions.since("Suspended", "Unknown") or look.now
-    if look.world.pods_of(attempt.number) and not _stuck(look, since):
+    if look.world.pods_of(attempt.number) and not stuck(look, since):
         look = look.set("Suspended", "Unknown", "Stopping", "the pods are being stopped")
         return look.decide("Stopping", QUICK)
     checkpoint = look.status.checkpoint
@@ -122,4 +137,8 @@ def suspended(look: Look) -> Decision:
     if look.conditions.get("ClusterReady") is not None:
         look = look.set("ClusterReady", "False", SUSPENDED, "the run is suspended")
         look = look.set("Training", "False", SUSPENDED, "the run is suspended")
-    return look.decide("Suspended", IDLE, delete=removal(*look.world.rays), finalizer=look.finalizer(False))
+    # What waits in no queue has no place in one, and no quota.
+    workloads = tuple(Target("Workload", one.name, one.uid) for one in look.world.workloads)
+    gone = (*removal(*look.world.rays), *workloads)
+    look = look.showing(queue=None)
+    return look.decide("Suspended", IDLE, delete=gone, finalizer=look.finalizer(False))

@@ -54,7 +54,9 @@ def test_all_attempts_count_from_when_they_had_their_pods_to_their_end() -> None
     assert (failed(story) or "").startswith(f"attempt 3 failed: {TOO_LONG.format(4801)}")
 
 
-@pytest.mark.parametrize("spec", [{}, {"stop": {"maxDuration": "1s"}, "scheduling": {"queue": "team-a"}}])
+@pytest.mark.parametrize(
+    "spec", [{}, {"stop": {"maxDuration": "1s"}, "scheduling": {"queue": "team-a", "integration": "label"}}]
+)
 def test_a_run_without_a_limit_and_one_that_may_wait_in_a_queue_have_no_deadline(
     spec: dict[str, object],
 ) -> None:
@@ -98,7 +100,7 @@ def test_pods_that_never_are_ready_hold_their_nodes_all_the_same() -> None:
 
 
 def test_time_in_a_queue_is_none_with_pods() -> None:
-    story = Story({"scheduling": {"queue": "team-a"}}, profiles=[LONGEST])
+    story = Story({"scheduling": {"queue": "team-a", "integration": "label"}}, profiles=[LONGEST])
     story.begin()
     story.train()
     story.wait(300)

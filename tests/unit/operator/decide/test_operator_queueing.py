@@ -22,7 +22,7 @@ from rl_operator.model.seen import Event, Ray
 
 
 def test_a_queue_admits() -> None:
-    story = Story({"scheduling": {"queue": "team-a"}})
+    story = Story({"scheduling": {"queue": "team-a", "integration": "label"}})
     begun = story.begin()
     assert begun.create[-1]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     assert condition(begun, "Admitted") == ("Unknown", "Queued", "given to queue team-a")
@@ -34,7 +34,7 @@ def test_a_queue_admits() -> None:
 
 
 def test_without_kueue_nobody_has_admitted_the_run() -> None:
-    story = Story({"scheduling": {"queue": "team-a"}})
+    story = Story({"scheduling": {"queue": "team-a", "integration": "label"}})
     begun = story.begin()
     held = make_ray(held=begun.create[-1]["spec"]["suspend"], deployment_status="Suspended")
     decision = story.settled(rays=(held,), kueue=False)
@@ -49,7 +49,9 @@ def test_without_kueue_nobody_has_admitted_the_run() -> None:
 
 
 def test_the_queue_of_a_profile_that_is_gone() -> None:
-    story = Story({"profile": "shared"}, [make_profile(queue="batch")])
+    story = Story(
+        {"profile": "shared", "scheduling": {"integration": "label"}}, [make_profile(queue="batch")]
+    )
     story.begin()
     story.train()
     story.profiles = []
@@ -61,7 +63,7 @@ def test_the_queue_of_a_profile_that_is_gone() -> None:
 
 
 def test_what_a_queue_says_is_of_this_job_and_cut() -> None:
-    story = Story({"scheduling": {"queue": "team-a"}})
+    story = Story({"scheduling": {"queue": "team-a", "integration": "label"}})
     story.begin()
     story.look(rays=(running_ray(),), pods=all_pods())
     events = (
@@ -77,7 +79,7 @@ def test_what_a_queue_says_is_of_this_job_and_cut() -> None:
 
 
 QUEUED: dict[str, Any] = {
-    "scheduling": {"queue": "team-a"},
+    "scheduling": {"queue": "team-a", "integration": "label"},
     "sampler": {"replicas": 1},
     "stop": {"maxDuration": "1m"},
 }

@@ -158,7 +158,9 @@ class TestWhatARunHolds:
         assert held(World(run={}, rays=(ray,)), [], plan).samplers == samplers
 
     def test_a_queued_run_keeps_what_it_was_admitted_with(self) -> None:
-        plan = make_plan({"sampler": {"replicas": 1}, "scheduling": {"queue": "a"}}, limited())
+        plan = make_plan(
+            {"sampler": {"replicas": 1}, "scheduling": {"queue": "a", "integration": "label"}}, limited()
+        )
         ray = make_ray(asked=self.ASKED, samplers=group(4, most=4))
         assert held(World(run={}, rays=(ray,)), [], plan).samplers == 4
 

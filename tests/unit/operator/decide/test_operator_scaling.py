@@ -61,7 +61,7 @@ class TestDecision:
         assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
 
     def test_a_queue_has_admitted_a_fixed_number(self) -> None:
-        story = Story({"scheduling": {"queue": "team-a"}})
+        story = Story({"scheduling": {"queue": "team-a", "integration": "label"}})
         created = story.look().create[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]
         assert (created["replicas"], created["minReplicas"], created["maxReplicas"]) == (2, 2, 2)
         ray = with_group(group(2))

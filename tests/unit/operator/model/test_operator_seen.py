@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from operator_worlds import NOW, make_pod, make_ray, make_run, running_ray
 
+from rl_api.progress import RunStatus
 from rl_operator.model.seen import World
 
 
@@ -49,7 +50,7 @@ def test_when_a_ray_cluster_answers_and_works() -> None:
 
 
 def test_what_would_end_an_attempt_is_worth_another_look() -> None:
-    assert World(run=make_run()).unsure(1), "no RayJob"
-    assert World(run=make_run(), rays=(running_ray(),)).unsure(1), "no head"
-    assert not World(run=make_run(), rays=(running_ray(),), pods=(make_pod("head"),)).unsure(1)
-    assert not World(run=make_run(), rays=(make_ray(),)).unsure(1), "it has not begun"
+    assert World(run=make_run()).unsure(1, RunStatus()), "no RayJob"
+    assert World(run=make_run(), rays=(running_ray(),)).unsure(1, RunStatus()), "no head"
+    assert not World(run=make_run(), rays=(running_ray(),), pods=(make_pod("head"),)).unsure(1, RunStatus())
+    assert not World(run=make_run(), rays=(make_ray(),)).unsure(1, RunStatus()), "it has not begun"

@@ -46,7 +46,7 @@ def test_size_of_a_pod(spec: dict[str, Any], role: str, size: tuple[str, int, st
     [
         ({"sampler": {"replicas": 5}}, 1),
         ({"sampler": {"replicas": 5, "minReplicas": 3}}, 3),
-        ({"sampler": {"replicas": 5}, "scheduling": {"queue": "q"}}, 5),
+        ({"sampler": {"replicas": 5}, "scheduling": {"queue": "q", "integration": "label"}}, 5),
     ],
 )
 def test_pods_that_an_attempt_begins_with(spec: dict[str, Any], at_start: int) -> None:
@@ -57,4 +57,6 @@ def test_pods_that_an_attempt_begins_with(spec: dict[str, Any], at_start: int) -
 
 
 def test_the_queue_of_a_profile_fixes_the_number_of_pods_too() -> None:
-    assert not make_plan({}, make_profile(default=True, queue="batch")).elastic
+    assert not make_plan(
+        {"scheduling": {"integration": "label"}}, make_profile(default=True, queue="batch")
+    ).elastic

@@ -30,7 +30,7 @@ class TestCluster:
         assert (sampler["replicas"], sampler["minReplicas"], sampler["maxReplicas"]) == (1, 1, 2)
 
     def test_interactive(self) -> None:
-        effective = make_plan({"workload": "Cluster", "scheduling": {"queue": "q"}})
+        effective = make_plan({"workload": "Cluster", "scheduling": {"queue": "q", "integration": "label"}})
         cluster = ray_cluster(effective, 1)
         assert cluster["kind"] == "RayCluster"
         assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"

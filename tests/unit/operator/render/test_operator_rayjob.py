@@ -12,8 +12,11 @@ DATA = Path(__file__).parent / "data"
 
 def test_a_job_waits_for_its_queue_and_one_without_a_queue_for_nobody() -> None:
     """Whatever else is in the cluster: no pod of a queue's run starts until somebody has admitted it."""
-    assert ray_job(make_plan({"scheduling": {"queue": "team-a"}}), 1)["spec"]["suspend"] is True
-    profile = make_profile(default=True, queue="shared")
+    assert (
+        ray_job(make_plan({"scheduling": {"queue": "team-a", "integration": "label"}}), 1)["spec"]["suspend"]
+        is True
+    )
+    profile = make_profile(default=True, queue="shared", defaults={"scheduling": {"integration": "label"}})
     assert ray_job(make_plan(profile=profile), 1)["spec"]["suspend"] is True
     assert "suspend" not in ray_job(make_plan(), 1)["spec"]
 
@@ -24,7 +27,7 @@ class TestSnapshot:
         spec = {
             "sampler": {"pools": ["spot"], "resources": {"cpu": 2.5, "memory": "24Gi", "accelerators": 1}},
             "learner": {"pools": ["h100"], "threads": 4},
-            "scheduling": {"queue": "team-a", "priorityClass": "research"},
+            "scheduling": {"queue": "team-a", "integration": "label", "priorityClass": "research"},
         }
         effective = make_plan(
             spec, make_profile(default=True, pools=GPU_POOLS, allow={"priorityClasses": ["research"]})

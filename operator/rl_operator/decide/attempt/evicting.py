@@ -1,0 +1,156 @@
+"""Pods that must go while the run goes on: its queue took the quota back, or a node is drained. Pure.
+
+A checkpoint first, then the RayJob goes; only when its pods are gone the quota is given back. The attempt stays open, and
+when the queue admits the run again its RayJob is made anew and goes on from that checkpoint. That is no failure.
+
+Each step is in `status.evictions` before the next one is taken: an operator that dies between two goes on where it was, and
+gives nothing back twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
+from rl_operator.decide.attempt.stopping import Wait, ready_to_stop, stuck, wishing
+from rl_operator.decide.look import QUICK, Look, removal
+from rl_operator.decide.queued import by_whom, enter, released, shown
+from rl_operator.model.decision import Decision, Note
+from rl_operator.model.seen import Ray
+from rl_operator.model.workload import Fact
+from rl_operator.plan.effective import Effective
+
+EVICTED = "Evicted"
+
+
+def pending(look: Look, attempt: Attempt) -> Eviction | None:
+    """The eviction of this attempt that is not over; None: its pods may run."""
+    newest = look.status.evictions[-1:]
+    if newest and newest[0].attempt == attempt.number and newest[0].resumed_time is None:
+        return newest[0]
+    return None
+
+
+def demanded(look: Look, ray: Ray | None) -> Fact | None:
+    """Why the pods of the attempt must go; None: they need not."""
+    main, queue = look.world.workload, look.status.queue
+    if queue is None or queue.workload is None or ray is None or ray.labelled or not look.world.kueue:
+        return None
+    if main is None:
+        return Fact("WorkloadDeleted", f"Workload {queue.workload} was deleted by somebody")
+    if main.evicted is not None:
+        return replace(main.evicted, message=by_whom(main.evicted.message, look))
+    if main.finished is not None:
+        return Fact("WorkloadFinished", "its Workload was marked as finished by somebody")
+    if not main.admitted:
+        return Fact("QuotaLost", "its Workload has no quota any more")
+    return None
+
+
+def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
+    """What is to be done while pods must go, or the run waits for others; the look where the attempt goes on as it is."""
+    eviction = pending(look, attempt)
+    if eviction is None:
+        why = demanded(look, ray)
+        if why is None:
+            return look
+        look, eviction = begun(look, attempt, why)
+    if ray is not None and eviction.released_time is not None and not ray.deleting:
+        return _resumed(look)  # its operator died before it could say so
+    if ray is not None:
+        return _stop(look, attempt, ray, eviction)
+    if eviction.released_time is None:
+        return _release(look, attempt, eviction)
+    return _again(look, attempt)
+
+
+def begun(look: Look, attempt: Attempt, why: Fact) -> tuple[Look, Eviction]:
+    """With a new eviction."""
+    progress = look.status.progress
+    eviction = Eviction(
+        attempt=attempt.number,
+        reason=why.reason,
+        message=why.message,
+        time=look.now,
+        step=progress.step if progress is not None else None,
+    )
+    look = look.showing(evictions=[*look.status.evictions, eviction][-MOST_EVICTIONS:])
+    return look.note(Note("Warning", EVICTED, f"{why.message}; a checkpoint comes first")), eviction
+
+
+def _with(look: Look, **fields: object) -> tuple[Look, Eviction]:
+    *before, newest = look.status.evictions
+    changed = newest.model_copy(update=fields)
+    return look.showing(evictions=[*before, changed]), changed
+
+
+def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Decision:
+    """A checkpoint, then the RayJob goes."""
+    why = eviction.message
+    if not ray.deleting and eviction.stopped_time is None:
+        look = wishing(look.answering(ray), attempt)
+        ready = ready_to_stop(look, attempt, ray, eviction.time or look.now)
+        if isinstance(ready, Wait):
+            look = _said(look, f"{why}; waiting for the driver's checkpoint")
+            return replace(look.decide("Stopping", QUICK, ask=ready.ask), pull=look.pull(ray))
+        look, eviction = _with(look, checkpoint=ready.checkpoint, stopped_time=look.now)
+        why = f"{why}; {ready.sentence}"
+    elif eviction.stopped_time is None:
+        look, eviction = _with(look, stopped_time=look.now)  # somebody else deletes it
+    look = _said(look, f"{why}; the pods are being stopped")
+    return look.decide("Stopping", QUICK, delete=removal(ray))
+
+
+def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
+    """The RayJob is gone; when its pods are too, the quota is free for others."""
+    main = look.world.workload
+    since = eviction.stopped_time or eviction.time or look.now
+    if look.world.pods_of(attempt.number) and not stuck(look, since):
+        return _said(look, f"{eviction.message}; the pods are being stopped").decide("Stopping", QUICK)
+    took = (look.now - (eviction.time or look.now)).total_seconds()
+    look, eviction = _with(look, released_time=look.now, seconds_to_release=max(took, 0.0))
+    decision = _said(look.at_rest(), f"{eviction.message}; {_goes_on(look)}").decide("Pending", QUICK)
+    return replace(decision, tell_queue=(released(main),) if main is not None and main.taken else ())
+
+
+def _again(look: Look, attempt: Attempt) -> Decision | Look:
+    """The pods are gone: wait for the queue, and begin again where it stopped."""
+    effective = look.effective
+    if effective is None:
+        return _said(look, "the run cannot be carried out now").decide("Pending", 60.0)
+    if effective.queued:
+        entered = enter(look, effective)
+        if isinstance(entered, Decision):
+            return entered
+        look, effective = entered
+    return begin_again(look, effective, attempt)
+
+
+def begin_again(look: Look, effective: Effective, attempt: Attempt) -> Look:
+    """The attempt as it goes on; its RayJob is to be made with this plan."""
+    look = _resumed(replace(look, plan=effective))
+    step = look.status.checkpoint.step if look.status.checkpoint is not None else 0
+    sentence = f"attempt {attempt.number} goes on from step {step} as {attempt.ray_job}"
+    return look.note(Note("Normal", "AttemptResumed", sentence))
+
+
+def _resumed(look: Look) -> Look:
+    checkpoint = look.status.checkpoint
+    step = checkpoint.step if checkpoint is not None else 0
+    look, _ = _with(look, resumed_time=look.now, resumed_step=step)
+    newest = look.status.attempts[-1]
+    return look.with_attempt(preemptions=newest.preemptions + 1, ready_time=None)
+
+
+def _goes_on(look: Look) -> str:
+    checkpoint = look.status.checkpoint
+    goes = f"goes on from step {checkpoint.step}" if checkpoint is not None else "begins anew"
+    return f"the run {goes} when it is admitted again"
+
+
+def _said(look: Look, message: str) -> Look:
+    if look.effective is not None and look.effective.queued and look.status.queue is not None:
+        look = shown(look, look.effective, look.world.workload)
+    for kind in ("Admitted", "ClusterReady", "Training"):
+        look = look.set(kind, "False", EVICTED, message)
+    return look.showing(dashboard_url=None)

@@ -1,0 +1,251 @@
+"""What is seen of Kueue: Workloads, and what they were admitted with. Plain values, and the way to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rl_operator.model.names import HASH_ANNOTATION, SAMPLERS_LABEL, Manifest
+from rl_operator.model.times import parse_time
+
+BOOST_ANNOTATION: Final = "kueue.x-k8s.io/priority-boost"
+"""What is added to the priority of a Workload, where Kueue's gate PriorityBoost is on."""
+
+_LONGEST: Final = 1024
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A condition of a Workload that holds."""
+
+    reason: str
+    message: str = ""
+    time: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What pods of a role get where a queue has put them: of the flavors, and of admission checks."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    workload: str = ""
+    """The Workload by which Kueue finds the pods that it places by topology; empty: it places none."""
+
+
+NOWHERE: Final = Placed()
+"""Where no queue has put pods."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a queue has given to one role."""
+
+    count: int
+    flavors: tuple[str, ...] = ()
+    """Names of the flavors, each once."""
+    by_topology: bool = False
+    """Whether Kueue itself says on which nodes the pods go."""
+    update: Placed = NOWHERE
+    """What admission checks add to its pods."""
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """A ResourceFlavor: nodes that are alike."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What Kueue queues: a run, or samplers above the fewest of a run, or something of somebody else."""
+
+    name: str
+    uid: str = ""
+    queue: str = ""
+    slice: int | None = None
+    """Which of the parts of a run's samplers above the fewest; None: the run without them."""
+    created: datetime | None = None
+    deleting: bool = False
+    hash: str = ""
+    """Of what was rendered."""
+    priority: int = 0
+    boost: int | None = None
+    count: int = 0
+    """Pods that it asks for."""
+    active: bool = True
+    reserved: bool = False
+    """Whether quota is held for it."""
+    admitted: bool = False
+    ready: bool = False
+    """Whether Kueue was told that its pods are ready."""
+    evicted: Fact | None = None
+    finished: Fact | None = None
+    waits: Fact | None = None
+    """Why it has no quota, as Kueue says it."""
+    since: datetime | None = None
+    """When it got its quota, or lost it."""
+    checks: str = ""
+    """What admission checks say that it waits for."""
+    assigned: Mapping[str, Assignment] = field(default_factory=dict)
+    """By role."""
+
+    @property
+    def taken(self) -> bool:
+        """Whether Kueue wants its quota back."""
+        return self.evicted is not None and self.reserved
+
+    @property
+    def pending(self) -> bool:
+        """Whether it stands in its queue."""
+        return self.active and not self.reserved and self.finished is None and not self.deleting
+
+    @property
+    def runs(self) -> bool:
+        """Whether its pods may run."""
+        return self.admitted and self.evicted is None and self.finished is None and not self.deleting
+
+    @property
+    def flavors(self) -> list[str]:
+        """Flavors that it was given, each once."""
+        return sorted({name for one in self.assigned.values() for name in one.flavors})
+
+
+@dataclass(frozen=True)
+class Line:
+    """Those that wait in a queue of a namespace."""
+
+    position: int
+    """Of this one, from 1."""
+    waiting: int
+
+
+def line_of(name: str, waiting: Iterable[Workload]) -> Line | None:
+    """Place of the Workload of this name among those that wait, in Kueue's order; None: it does not wait.
+
+    Kueue takes the highest priority first, boost included, then the oldest (kueue: pkg/cache/queue/cluster_queue.go).
+    """
+    latest = datetime.max.replace(tzinfo=UTC)
+    found = sorted(
+        waiting, key=lambda one: (-(one.priority + (one.boost or 0)), one.created or latest, one.name)
+    )
+    names = [one.name for one in found]
+    return Line(names.index(name) + 1, len(names)) if name in names else None
+
+
+def parse_workload(document: Mapping[str, Any]) -> Workload:
+    """The view of a Workload."""
+    metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
+    facts = {str(one.get("type")): one for one in status.get("conditions") or ()}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    quota = facts.get("QuotaReserved") or {}
+    checks = [one for one in status.get("admissionChecks") or () if isinstance(one, Mapping)]
+    sets = [one for one in spec.get("podSets") or () if isinstance(one, Mapping)]
+    index = str(labels.get(SAMPLERS_LABEL, ""))
+    return Workload(
+        name=str(metadata["name"]),
+        uid=str(metadata.get("uid", "")),
+        queue=str(spec.get("queueName") or ""),
+        slice=int(index) if index.isascii() and index.isdigit() and len(index) < 6 else None,
+        created=parse_time(metadata.get("creationTimestamp")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        hash=str(annotations.get(HASH_ANNOTATION, "")),
+        priority=_whole(spec.get("priority")),
+        boost=_boost(annotations.get(BOOST_ANNOTATION)),
+        count=sum(_whole(one.get("count")) for one in sets),
+        active=spec.get("active") is not False,
+        reserved=quota.get("status") == "True",
+        admitted=(facts.get("Admitted") or {}).get("status") == "True",
+        ready=(facts.get("PodsReady") or {}).get("status") == "True",
+        evicted=_fact(facts.get("Evicted"), "True"),
+        finished=_fact(facts.get("Finished"), "True"),
+        waits=_fact(facts.get("QuotaReserved"), "False"),
+        since=parse_time(quota.get("lastTransitionTime")),
+        checks="; ".join(
+            f"{one.get('name')}: {one.get('message') or one.get('state')}"
+            for one in checks
+            if one.get("state") != "Ready"
+        )[:_LONGEST],
+        assigned=_assigned((status.get("admission") or {}).get("podSetAssignments") or (), checks),
+    )
+
+
+def parse_flavor(document: Mapping[str, Any]) -> Flavor:
+    """The view of a ResourceFlavor."""
+    spec = document.get("spec") or {}
+    return Flavor(
+        str(document["metadata"]["name"]),
+        {str(key): str(value) for key, value in (spec.get("nodeLabels") or {}).items()},
+        tuple(one for one in spec.get("tolerations") or () if isinstance(one, Mapping)),
+    )
+
+
+def placed(assignment: Assignment, flavors: Mapping[str, Flavor], workload: str) -> Placed:
+    """What the pods of a role get with this assignment; flavors that are not known give nothing."""
+    found = [flavors[name] for name in assignment.flavors if name in flavors]
+    labels: dict[str, str] = {}
+    for one in found:
+        labels |= one.labels
+    return Placed(
+        node_selector={**labels, **assignment.update.node_selector},
+        tolerations=(
+            *(toleration for one in found for toleration in one.tolerations),
+            *assignment.update.tolerations,
+        ),
+        labels=assignment.update.labels,
+        annotations=assignment.update.annotations,
+        workload=workload if assignment.by_topology else "",
+    )
+
+
+def _assigned(
+    assignments: Iterable[Mapping[str, Any]], checks: Iterable[Mapping[str, Any]]
+) -> dict[str, Assignment]:
+    updates: dict[str, Placed] = {}
+    for check in checks:
+        for one in check.get("podSetUpdates") or ():
+            name, before = str(one.get("name")), updates.get(str(one.get("name")), NOWHERE)
+            updates[name] = Placed(
+                node_selector={**before.node_selector, **(one.get("nodeSelector") or {})},
+                tolerations=(*before.tolerations, *(one.get("tolerations") or ())),
+                labels={**before.labels, **(one.get("labels") or {})},
+                annotations={**before.annotations, **(one.get("annotations") or {})},
+            )
+    return {
+        str(one.get("name")): Assignment(
+            count=_whole(one.get("count")),
+            flavors=tuple(sorted(set((one.get("flavors") or {}).values()))),
+            by_topology=bool(one.get("topologyAssignment") or one.get("delayedTopologyRequest")),
+            update=updates.get(str(one.get("name")), NOWHERE),
+        )
+        for one in assignments
+    }
+
+
+def _fact(condition: Manifest | None, status: str) -> Fact | None:
+    if condition is None or condition.get("status") != status:
+        return None
+    return Fact(
+        str(condition.get("reason") or ""),
+        str(condition.get("message") or "")[:_LONGEST],
+        parse_time(condition.get("lastTransitionTime")),
+    )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _boost(value: object) -> int | None:
+    """A boost that Kueue would take; None: there is none."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

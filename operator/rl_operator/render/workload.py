@@ -1,0 +1,121 @@
+"""Kueue's Workload of a run: what it asks its queue for, and, one by one, samplers above the fewest.
+
+Samplers above the fewest are Workloads of their own, of a priority below that of every run: the queue gives and takes them
+while the learner trains on. Kueue's other ways were tried: partial admission (`minCount`) chooses a number once, and never
+again while the run goes on; elastic slices replace a Workload by a larger one, and are evicted as a whole, learner and all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from rl_operator.model.names import (
+    SAMPLER,
+    SAMPLERS_LABEL,
+    Manifest,
+    labels_of,
+    owned,
+    samplers_workload_name,
+)
+from rl_operator.model.seen import QueuePriority
+from rl_operator.model.workload import Placed
+from rl_operator.plan.effective import Effective
+from rl_operator.plan.roles import Role
+from rl_operator.render.pods import pod_template
+
+MOST_PARTS: Final = 16
+"""Workloads at most for a run's samplers above the fewest: where there are more samplers, several share one."""
+
+BELOW: Final = 1_000_000_000
+"""What the priority of samplers above the fewest lies below that of their run: below all that runs cannot do without."""
+
+_LOWEST: Final = -(2**31)
+
+_OF_NODES: Final = (
+    *("nodeSelector", "affinity", "tolerations", "runtimeClassName", "priorityClassName"),
+    *("resourceClaims", "topologySpreadConstraints"),
+)
+"""Fields of a pod by which Kueue chooses a flavor, or counts what a pod takes."""
+
+_NOT_QUEUED: Final = "ephemeral-storage"
+"""Kueue admits nothing that asks for a resource of which its queue knows nothing, and queues know nothing of disks: what of
+these a run may have is for its profile to say."""
+
+
+def run_workload(effective: Effective, priority: QueuePriority) -> Manifest:
+    """The run with its fewest samplers: all of it is admitted at once, or nothing."""
+    roles = [(role, role.at_start) for role in effective.roles]
+    return _workload(effective, effective.name, {}, roles, priority)
+
+
+def sampler_workloads(effective: Effective, priority: QueuePriority, placed: Placed) -> list[Manifest]:
+    """Samplers above the fewest, of which the queue may give some and not others; on the flavor (`placed`) of those that the
+    run has: they are one worker group."""
+    if not effective.has(SAMPLER):
+        return []
+    role = effective.role(SAMPLER)
+    below = replace(priority, value=max(priority.value - BELOW, _LOWEST), reference=None)
+    role = replace(role, placed=placed)
+    return [
+        _workload(
+            effective,
+            samplers_workload_name(effective.name, part),
+            {SAMPLERS_LABEL: str(part)},
+            [(role, count)],
+            below,
+        )
+        for part, count in enumerate(parts(role.replicas - role.at_start))
+    ]
+
+
+def parts(count: int) -> list[int]:
+    """So many samplers in `MOST_PARTS` parts at most, the last of which may be the smallest."""
+    size = math.ceil(count / MOST_PARTS)
+    return [min(size, count - start) for start in range(0, count, size)] if count > 0 else []
+
+
+def _workload(
+    effective: Effective,
+    name: str,
+    labels: Mapping[str, str],
+    roles: list[tuple[Role, int]],
+    priority: QueuePriority,
+) -> Manifest:
+    spec: dict[str, Any] = {
+        "queueName": effective.queue,
+        "priority": priority.value,
+        "podSets": [_pod_set(effective, role, count) for role, count in roles],
+    }
+    if priority.reference is not None:
+        spec["priorityClassRef"] = dict(priority.reference)
+    all_labels = labels_of(effective.name) | dict(labels)
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": owned(effective.name, effective.namespace, effective.uid, name, all_labels),
+        "spec": spec,
+    }
+
+
+def _pod_set(effective: Effective, role: Role, count: int) -> Manifest:
+    pod = pod_template(effective, role, 1)["spec"]
+    spec = {key: pod[key] for key in _OF_NODES if key in pod}
+    for key in ("initContainers", "containers"):
+        if key in pod:
+            spec[key] = [{"name": one["name"], "resources": _counted(one)} for one in pod[key]]
+    return {"name": role.name, "count": count, "template": {"spec": spec}}
+
+
+def _counted(container: Mapping[str, Any]) -> Manifest:
+    resources = container.get("resources") or {}
+    found: Manifest = {
+        key: {name: amount for name, amount in (resources.get(key) or {}).items() if name != _NOT_QUEUED}
+        for key in ("requests", "limits")
+        if resources.get(key)
+    }
+    if claims := resources.get("claims"):
+        found["claims"] = claims
+    return found
