@@ -74,8 +74,7 @@ def begun(look: Look, attempt: Attempt, why: Fact) -> tuple[Look, Eviction]:
         time=look.now,
         step=progress.step if progress is not None else None,
     )
-    look = look.showing(evictions=[*look.status.evictions, eviction][-MOST_EVICTIONS:])
-    return look.note(Note("Warning", EVICTED, f"{why.message}; a checkpoint comes first")), eviction
+    return look.showing(evictions=[*look.status.evictions, eviction][-MOST_EVICTIONS:]), eviction
 
 
 def _with(look: Look, **fields: object) -> tuple[Look, Eviction]:
