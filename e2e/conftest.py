@@ -51,7 +51,10 @@ PROFILE = {
             },
         ],
         "images": {"cpu": TRAINER_IMAGE, "gpu": GPU_IMAGE},
-        "allow": {"egress": [{"pods": {"app.kubernetes.io/name": "objects"}, "ports": [7070]}]},
+        "allow": {
+            "workloadPriorityClasses": ["e2e-low", "e2e-high"],
+            "egress": [{"pods": {"app.kubernetes.io/name": "objects"}, "ports": [7070]}],
+        },
     },
 }
 

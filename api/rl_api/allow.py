@@ -144,6 +144,9 @@ class AllowSpec(Model):
     """Images that a run may name."""
     priority_classes: tuple[ObjectName, ...] = Field(default=(), strict=False)
     """PriorityClasses that a run may name; empty: none, as their pods may displace others'."""
+    workload_priority_classes: tuple[ObjectName, ...] = Field(default=(), strict=False)
+    """Kueue's WorkloadPriorityClasses that a run may name; empty: none, as they say who goes first in a
+    queue and who must go."""
     queues: tuple[ObjectName, ...] | None = Field(default=None, strict=False)
     """Queues that a run may name; null: any of its namespace; empty: none."""
     model_sources: tuple[Pattern, ...] | None = Field(default=None, strict=False)

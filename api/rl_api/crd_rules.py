@@ -20,7 +20,10 @@ from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
 from rl_api.trainer import OWN_VARIABLES
 from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
 
-MUTABLE: Final = ("suspend", "sampler.replicas", "stop", "cleanup", "scheduling.priorityClass")
+MUTABLE: Final = (
+    *("suspend", "sampler.replicas", "stop", "cleanup"),
+    *("scheduling.priorityClass", "scheduling.workloadPriorityClass"),
+)
 """What may be changed on a run that exists; everything else belongs to a new run."""
 
 _POSITIONS: Final = TinyModelSpec().max_positions

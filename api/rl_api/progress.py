@@ -155,8 +155,8 @@ class Eviction(StatusModel):
     time: Time | None = None
     """When it was noticed."""
     checkpoint: Literal["written", "none", "late"] | None = None
-    """Whether a checkpoint was written for it: written; none (nothing to save, or the driver refused); late (the grace period
-    was over first); null: not known yet."""
+    """Whether a checkpoint was written for it: written; none (nothing to save, or the driver refused); late (the grace
+    period was over first); null: not known yet."""
     stopped_time: Time | None = None
     """When the pods were told to stop."""
     released_time: Time | None = None
@@ -197,8 +197,8 @@ class QueueStatus(StatusModel):
 
 
 class Usage(StatusModel):
-    """What became of the accelerators that a run had, in accelerator seconds (of pods, where the run has no accelerators), and
-    how long it waited for them."""
+    """What became of the accelerators that a run had, in accelerator seconds (of pods, where the run has no accelerators),
+    and how long it waited for them."""
 
     trained: float = Field(default=0.0, ge=0.0)
     """While the driver trained, and what it did was kept."""

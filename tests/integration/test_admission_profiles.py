@@ -170,6 +170,10 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
             {"scheduling": {"priorityClass": "system-node-critical"}},
             "spec.scheduling.priorityClass: found 'system-node-critical', allowed by profile strict: research",
         ),
+        (
+            {"scheduling": {"workloadPriorityClass": "urgent"}},
+            "spec.scheduling.workloadPriorityClass: found 'urgent', allowed by profile strict: none",
+        ),
         ({"scheduling": {"queue": "team-b"}}, "spec.scheduling.queue: found 'team-b', allowed by profile strict: team-a"),
         (
             {"model": {"source": "other/model"}},

@@ -31,6 +31,12 @@ def not_allowed(
     scheduling = spec.scheduling
     for name, value, names, own in (
         ("priorityClass", scheduling.priority_class, allow.priority_classes, None),
+        (
+            "workloadPriorityClass",
+            scheduling.workload_priority_class,
+            allow.workload_priority_classes,
+            None,
+        ),
         ("queue", scheduling.queue, allow.queues, profile.queue),
     ):
         given = (own, _default(profile, "scheduling", name))

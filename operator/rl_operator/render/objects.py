@@ -6,12 +6,14 @@ import hashlib
 import json
 
 from rl_operator.model.names import HASH_ANNOTATION, Manifest
+from rl_operator.model.seen import QueuePriority
 from rl_operator.plan.effective import Effective
 from rl_operator.render.budget import disruption_budget
 from rl_operator.render.config import config_map, secret
 from rl_operator.render.network import network_policy
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
+from rl_operator.render.workload import run_workload
 
 
 def run_objects(effective: Effective) -> list[Manifest]:
@@ -28,8 +30,9 @@ def attempt_objects(effective: Effective, attempt: int, key: bytes) -> list[Mani
 
 
 def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
-    """What the operator creates for the first attempt of a run."""
-    return [*run_objects(effective), *attempt_objects(effective, attempt, key)]
+    """What the operator creates for the first attempt of a run; the first of it, where it has a queue, what that admits."""
+    queued = [hashed(run_workload(effective, QueuePriority()))] if effective.queued else []
+    return [*queued, *run_objects(effective), *attempt_objects(effective, attempt, key)]
 
 
 def hashed(manifest: Manifest) -> Manifest:

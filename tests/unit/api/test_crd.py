@@ -213,7 +213,11 @@ def test_what_may_change_on_a_run_that_exists() -> None:
     frozen = {rule["fieldPath"].removeprefix(".") for rule in frozen_rules()}
     whole = set(fields_of(RunSpec)) - {"suspend", "stop", "cleanup", "sampler", "scheduling"}
     sampler = {f"sampler.{name}" for name in fields_of(SamplerSpec)} - {"sampler.replicas"}
-    scheduling = {f"scheduling.{name}" for name in fields_of(SchedulingSpec) if name != "priorityClass"}
+    scheduling = {
+        f"scheduling.{name}"
+        for name in fields_of(SchedulingSpec)
+        if name not in ("priorityClass", "workloadPriorityClass")
+    }
     assert frozen == whole | sampler | scheduling
     for rule in frozen_rules():
         assert "oldSelf" in rule["rule"]
