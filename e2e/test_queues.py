@@ -99,7 +99,7 @@ def test_who_must_go_saves_first_and_ends_as_one_that_was_not_disturbed(
 
         # A driver that never answers has its grace, and no more.
         [head] = run.pods("head")
-        stop = "kill -STOP $(pgrep -f 'rltrain run')"
+        stop = "kill -STOP $(pgrep -f '[r]ltrain run')"
         cluster.kubectl(
             "exec", head["metadata"]["name"], "-n", namespace, "-c", "ray", "--", "bash", "-c", stop
         )
