@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_api.base import API_VERSION
+from rl_api.crd_gang_rules import GANG_CEL_RULES
 from rl_api.crd_rules import NAME_RULES, PROFILE_CEL_RULES, RUN_RULES
 from rl_api.crd_schema import Rule, Schema, SchemaWriter
 from rl_api.documents import dump_yaml
@@ -112,10 +113,11 @@ def profile_schema() -> Schema:
     writer = SchemaWriter(
         # `defaults` is itself a part of a run's spec: a default in there would change every run.
         lambda path: path.startswith("spec."),
-        PROFILE_CEL_RULES,
+        PROFILE_CEL_RULES | GANG_CEL_RULES,
         {"spec.pools": "name"},
     )
     spec = {"description": "Pools, images, queue, defaults and limits.", **writer.write(ProfileSpec, "spec")}
+    spec["x-kubernetes-validations"] = list(GANG_CEL_RULES["spec"])
     words = "What a platform offers to runs: node pools, images, queue, defaults and limits."
     part = SchemaWriter(partial=True)
     groups = {name: part.field(RunSpec, name, f"spec.{name}") for name in PROFILE_GROUPS}

@@ -22,6 +22,7 @@ from rl_api.base import (
     forget_server_fields,
 )
 from rl_api.egress import egress_problems
+from rl_api.gang import GangSpec, gang_problems
 from rl_api.paths import Path
 from rl_api.problems import Problem
 
@@ -162,6 +163,8 @@ class ProfileSpec(Model):
     """Images for runs that name none."""
     queue: ObjectName | None = None
     """Queue for runs that name none; null: none."""
+    gang: GangSpec | None = None
+    """Who places all pods with which an attempt begins together, or none; null: each is placed on its own."""
     defaults: dict[str, Any] = Field(default_factory=dict)
     """Values of RLTrainingRun.spec for runs that do not set them."""
     limits: ProfileLimitsSpec = ProfileLimitsSpec()
@@ -251,12 +254,18 @@ def _egress_as_networks_take_it(spec: ProfileSpec) -> Iterator[Problem]:
     yield from egress_problems(spec.allow.egress, ("spec", "allow", "egress"))
 
 
+def _gang_that_can_be(spec: ProfileSpec) -> Iterator[Problem]:
+    """A gang has a queue where its scheduler has queues, and then none of Kueue's."""
+    yield from gang_problems(spec.gang, spec.queue, ("spec",))
+
+
 PROFILE_RULES = (
     _one_name_each,
     _accelerators_have_a_resource,
     _tolerations_as_kubernetes_takes_them,
     _labels_as_kubernetes_compares_them,
     _egress_as_networks_take_it,
+    _gang_that_can_be,
 )
 """Rules across the fields of a profile."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rl_api.printable import printable
+from rl_operator.decide.shortage import short_of, short_role, waits_for_others
 from rl_operator.model.names import CODE_CONTAINER, HEAD
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import Effective
@@ -28,7 +29,6 @@ _TAKEN: Final = frozenset(
     }
 )
 _NODE_LOST: Final = frozenset({"NodeLost", "DeletionByTaintManager"})
-_SHORT: Final = re.compile(r"Insufficient ([\w.\-/]*\w)")
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _MISSING_OBJECT: Final = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _SERVICE_TAKEN: Final = re.compile(r'services "([^"]+)" already exists')
@@ -85,7 +85,7 @@ def diagnose(world: World, attempt: int, effective: Effective | None) -> list[Di
     ray = world.ray(attempt)
     if ray is not None:
         found += _of_ray(ray, world)
-    return sorted(found, key=_rank)
+    return ranked(found)
 
 
 class Around(Protocol):
@@ -103,7 +103,7 @@ class Around(Protocol):
 def pods_problems(pods: Sequence[Pod], around: Around, roles: Sequence[Role]) -> list[Diagnosis]:
     """What keeps each of these pods, which are of `roles`, from running, the most telling first."""
     found = [diagnosis for pod in pods if (diagnosis := _of_pod(pod, around, roles)) is not None]
-    return sorted(found, key=_rank)
+    return ranked(found)
 
 
 _ORDER: Final = (
@@ -119,13 +119,16 @@ _ORDER: Final = (
     "NameTaken",
     "Evicted",
     "VolumeNotMounted",
+    "NotInGang",
     "Unschedulable",
+    "GangWaits",
     "Queued",
 )
 
 
-def _rank(diagnosis: Diagnosis) -> int:
-    return _ORDER.index(diagnosis.reason)
+def ranked(found: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """The most telling first."""
+    return sorted(found, key=lambda one: _ORDER.index(one.reason))
 
 
 def _of_pod(pod: Pod, world: Around, roles: Sequence[Role]) -> Diagnosis | None:
@@ -282,13 +285,20 @@ def _unschedulable(pod: Pod, roles: Sequence[Role]) -> Diagnosis:
     claim = _MISSING_CLAIM.search(text)
     if claim:
         return missing_claim(claim.group(1), pod.role)
-    role = next((role for role in roles if role.name == pod.role), None)
+    said = one_line(text, 300)
+    if waits_for_others(text):
+        return _said(pod, "GangWaits", f"pod {pod.name} waits for the others [{said}]")
+    own = next((role for role in roles if role.name == pod.role), None)
+    role = short_role(text, own, roles)
+    if role is not None and role is not own:
+        lacking = f"too little {', '.join(short_of(text))} is free on {role.where}"
+        return Diagnosis("Unschedulable", f"{role.name}: {lacking} [{said}]", role.name)
     pool = f" of {role.where}" if role else ""
     reasons = []
-    short = sorted(set(_SHORT.findall(text)))
+    short = short_of(text)
     if short:
         asked = ""
-        if role is not None and role.accelerators and role.pool.accelerator_resource in short:
+        if role is not None and role.accelerators and {role.pool.accelerator_resource, "GPUs"} & set(short):
             asked = f" ({role.accelerators} asked for per pod)"
         reasons.append(f"too little {', '.join(short)} is free{asked}")
     if "node affinity/selector" in text or "node selector" in text:
@@ -301,7 +311,7 @@ def _unschedulable(pod: Pod, roles: Sequence[Role]) -> Diagnosis:
     if "unbound immediate PersistentVolumeClaims" in text:
         reasons.append("the checkpoint claim is not bound to a volume yet")
     why = ", ".join(reasons) or "the scheduler found none"
-    return _said(pod, "Unschedulable", f"no node{pool} takes the pod: {why} [{one_line(text, 300)}]")
+    return _said(pod, "Unschedulable", f"no node{pool} takes the pod: {why} [{said}]")
 
 
 def _of_ray(ray: Ray, world: World) -> Iterator[Diagnosis]:

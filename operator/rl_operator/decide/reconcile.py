@@ -16,13 +16,14 @@ from dataclasses import replace
 from datetime import datetime
 
 from rl_api.progress import Attempt, RoleStatus
-from rl_operator.decide.attempt.ending import close, finished, retry_later
+from rl_operator.decide.attempt.ending import close, finished, retry_later, without_gang
 from rl_operator.decide.attempt.evicting import evict, pending
 from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.decide.borrowing import allowed_samplers, borrowing
 from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
 from rl_operator.decide.drift import drift
+from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queued import admitted, enter, shown
 from rl_operator.decide.queueing import admission
@@ -49,7 +50,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
     if (wrong := wrong_status(world.run)) is not None:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
-    decision = borrowing(look, _decide(look))
+    decision = without_gang(look, borrowing(look, _decide(look)))
     wait = within_budget(look.old, decision.status, now)
     if wait is None:
         return decision
@@ -133,6 +134,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     if crowded and not look.world.scale_refusal:
         look = replace(look, world=replace(look.world, scale_refusal=crowded))
     found = diagnose(look.world, ray.attempt, look.effective)
+    found = with_gang(found, look.world, ray.attempt, look.effective)
     look = _admission(look.showing(roles=role_statuses(look, ray, found)), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
@@ -286,7 +288,10 @@ def _start(look: Look, number: int) -> Decision:
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     look = look.set("Training", "False", "Starting", "the pods are starting")
     missing, apply = _shared(look)
-    create = (*missing, *attempt_objects(effective, number, look.world.key))
+    create = (
+        *missing,
+        *attempt_objects(effective, number, look.world.key, look.world.pod_group or ""),
+    )
     decision = look.decide("Starting", QUICK, finalizer=look.finalizer(True))
     return replace(decision, create=create, apply=apply)
 
@@ -296,6 +301,8 @@ def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
     world = look.world
     if not world.kuberay:
         return missing_kuberay()
+    if (missing := missing_pod_group(effective, world.pod_group)) is not None:
+        return missing
     if effective.claim is not None and world.claim_exists is False:
         return missing_claim(effective.claim)
     if (

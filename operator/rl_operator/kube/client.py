@@ -20,6 +20,7 @@ from rl_operator.kube.wire import (
     PAGE,
     WATCH_SECONDS,
     ApiError,
+    kind_of,
     parsed,
     path,
     refusal,
@@ -205,9 +206,10 @@ class Api:
 
         Refused (`conflict`) where there is one of that name, whoever's it is.
         """
-        where = path(manifest["kind"], manifest["metadata"].get("namespace"))
+        kind = kind_of(manifest)
+        where = path(kind, manifest["metadata"].get("namespace"))
         query = {"fieldManager": FIELD_MANAGER}
-        return parsed(await self._request("create", where, manifest["kind"], query, manifest))
+        return parsed(await self._request("create", where, kind, query, manifest))
 
     async def apply(self, manifest: Manifest, subresource: str = "", *, new: bool = False) -> Manifest:
         """Server-side apply: the fields of `manifest` are ours, and those we no longer name are removed.
@@ -243,15 +245,16 @@ class Api:
                 raise ApiError(409, "Conflict", f"{kind} {name} is not what it was taken for") from error
             raise
 
-    async def has_group(self, group: str) -> bool:
-        """Whether the cluster serves an API group, in whichever version."""
+    async def has_group(self, group: str, version: str = "", plural: str = "") -> bool:
+        """Whether the cluster serves an API group, in whichever version; or, in this one, this resource."""
+        where = "/".join(part for part in ("/apis", group, version) if part)
         try:
-            await self._request("get", f"/apis/{group}", "APIGroup")
+            found = parsed(await self._request("get", where, "APIResourceList" if plural else "APIGroup"))
         except ApiError as error:
             if error.missing:
                 return False
             raise
-        return True
+        return not plural or any(one.get("name") == plural for one in found.get("resources") or ())
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Delete this very object, and in the background what it owns; nothing happens when it is gone already."""

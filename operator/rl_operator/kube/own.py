@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from rl_operator.kube.apply import bring
 from rl_operator.kube.client import Api
-from rl_operator.kube.wire import ApiError
+from rl_operator.kube.wire import ApiError, kind_of
 from rl_operator.model.decision import Target
+from rl_operator.model.gangs import POD_GROUPS
 from rl_operator.model.names import Manifest
 from rl_operator.model.parse import hash_of, is_owned
 
@@ -17,6 +18,9 @@ LOG = logging.getLogger("rl_operator")
 
 _BROUGHT: Final = frozenset({"NetworkPolicy", "PodDisruptionBudget", "RayService", "Workload"})
 """Kinds that are brought to what is rendered later on: their fields are ours by apply from birth."""
+
+_REMADE: Final = frozenset({"ConfigMap", *(kind for kinds in POD_GROUPS.values() for kind in kinds)})
+"""Kinds that are made anew where there is another one of ours: it is immutable, or pods are placed by it."""
 
 
 class NameTaken(Exception):
@@ -38,7 +42,7 @@ async def create_owned(api: Api, manifest: Manifest, uid: str, what: str = "run"
         ApiError: it was refused.
         NameTaken: its name is used by somebody else.
     """
-    kind, metadata = manifest["kind"], manifest["metadata"]
+    kind, metadata = kind_of(manifest), manifest["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     brought = kind in _BROUGHT
     while True:
@@ -56,7 +60,7 @@ async def create_owned(api: Api, manifest: Manifest, uid: str, what: str = "run"
                 f"the {what} needs the name {name} for a {kind}, and there is one in namespace {namespace} "
                 f"that is not its own; delete that, or give the {what} another name"
             )
-        if kind == "ConfigMap" and hash_of(made) != hash_of(manifest):
+        if kind in _REMADE and hash_of(made) != hash_of(manifest):
             # Of a begin that was cut short, and immutable.
             await api.delete(kind, namespace, name, made["metadata"]["uid"])
             continue

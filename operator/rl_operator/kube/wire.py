@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rl_api.errors import RLTrainError
+from rl_operator.model.gangs import POD_GROUPS, version_of_kind
 from rl_operator.model.names import Manifest
 from rl_operator.model.nesting import loads
 
@@ -47,8 +48,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
     "Namespace": Kind("", "v1", "namespaces", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
+    **{kind: Kind(*version_of_kind(kind), "podgroups") for kinds in POD_GROUPS.values() for kind in kinds},
 }
-"""The kinds that operator and command line deal with."""
+"""The kinds that operator and command line deal with. One of which there are several is called by version and group too."""
 
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
@@ -132,6 +134,13 @@ def retry_after(status: int, headers: Mapping[str, str]) -> float | None:
 def root(version: str) -> str:
     """Path of an `apiVersion`."""
     return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+def kind_of(manifest: Mapping[str, Any]) -> str:
+    """What the kind of an object is called in `KINDS`."""
+    kind = str(manifest["kind"])
+    group, _, version = str(manifest.get("apiVersion") or "").partition("/")
+    return kind if kind in KINDS else f"{kind}.{version}.{group}"
 
 
 def path(kind: str, namespace: str | None = None, name: str = "", subresource: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from rl_api.base import amount
 from rl_api.progress import STATUS_TOKEN_VARIABLE
+from rl_operator.model.gangs import GANG_ANNOTATION, POD_GROUPS
 from rl_operator.model.names import (
     ATTEMPT_LABEL,
     BEGAN_ANNOTATIONS,
@@ -28,6 +29,7 @@ from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
 from rl_operator.model.service import Gateway, RayService
 from rl_operator.model.times import parse_time
 
+_POD_GROUPS: Final = frozenset(kind for kinds in POD_GROUPS.values() for kind in kinds)
 _MOST_DIGITS: Final = 6
 _LONGEST: Final = 512
 """Of what an annotation says of an attempt: as long as the reference of an image may be."""
@@ -88,6 +90,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         secret=_token_secret(head),
         began={name: str(said[key])[:_LONGEST] for name, key in BEGAN_ANNOTATIONS.items() if said.get(key)},
         profile=str(said.get(PROFILE_ANNOTATION) or ""),
+        pod_group=str(said.get(GANG_ANNOTATION) or "") if said.get(GANG_ANNOTATION) in _POD_GROUPS else "",
         asked=_asked(rays),
         samplers=parse_group(document) if kind == "RayCluster" else None,
     )
@@ -179,6 +182,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
         unschedulable=(
             str(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else ""
         ),
+        gates=tuple(str(gate.get("name")) for gate in spec.get("schedulingGates") or ()),
         memory_limit=str(((first.get("resources") or {}).get("limits") or {}).get("memory", "")),
         containers=tuple(
             _parse_container(container)

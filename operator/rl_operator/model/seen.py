@@ -66,6 +66,8 @@ class Ray:
     """What its attempt began with, by fields of `Attempt`, as far as it says."""
     profile: str = ""
     """Profile under which its attempt has begun; empty: it does not say."""
+    pod_group: str = ""
+    """Kind of the PodGroup that its attempt was made with; empty: none."""
     asked: Asked = NOTHING_ASKED
     """What its pods take."""
     samplers: WorkerGroup | None = None
@@ -137,6 +139,8 @@ class Pod:
     message: str = ""
     unschedulable: str = ""
     """Message of the scheduler."""
+    gates: tuple[str, ...] = ()
+    """What keeps the scheduler from looking at it."""
     memory_limit: str = ""
     containers: tuple[Container, ...] = ()
 
@@ -229,6 +233,8 @@ class World:
     """Who goes first in the queue."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
     """Those that the run was admitted on, by name, as far as they could be read."""
+    pod_group: str | None = None
+    """Kind of PodGroup of the profile's gang scheduler that the cluster knows; empty: none; None: not asked for."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""

@@ -28,6 +28,7 @@ from rl_operator.model.settings import Settings
 from rl_operator.model.workload import Placed
 from rl_operator.plan.allowed import ask, idle_on_accelerators, names_image, not_allowed, wrong_claim
 from rl_operator.plan.backends import Backend, backend_of
+from rl_operator.plan.gangs import queue_beside_gang
 from rl_operator.plan.limits import misplaced, over_limits
 from rl_operator.plan.pools import pools_of_roles
 from rl_operator.plan.profile import as_written, choose_profile, title
@@ -196,6 +197,8 @@ def _plan(
     spec = resource.spec
     if problems := list(not_allowed(called, profile, spec, namespace, labels)):
         return Refused.because("NotAllowed", problems, ask=ask(profile))
+    if problems := list(queue_beside_gang(called, profile, spec)):
+        return Refused.because("InvalidSpec", problems)
     backend = backend_of(spec)
     if spec.workload == "Service":
         allowed = "allowed: Job or Cluster; to serve a policy, apply an RLPolicyService"

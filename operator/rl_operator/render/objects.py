@@ -10,6 +10,7 @@ from rl_operator.model.seen import QueuePriority
 from rl_operator.plan.effective import Effective
 from rl_operator.render.budget import disruption_budget
 from rl_operator.render.config import config_map, secret
+from rl_operator.render.gang.gang import as_gang
 from rl_operator.render.network import network_policy
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
@@ -21,12 +22,13 @@ def run_objects(effective: Effective) -> list[Manifest]:
     return [hashed(network_policy(effective)), hashed(disruption_budget(effective))]
 
 
-def attempt_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:
+def attempt_objects(effective: Effective, attempt: int, key: bytes, pod_group: str = "") -> list[Manifest]:
     """Objects of one attempt, with tokens of the operator's `key`. The RayJob or RayCluster last: its pods need the
-    others."""
+    others. `pod_group`: the kind of PodGroup that the cluster knows, see `as_gang`."""
     ray = ray_cluster if effective.spec.workload == "Cluster" else ray_job
     config = hashed(config_map(effective, attempt))
-    return [secret(effective, attempt, key), config, hashed(ray(effective, attempt))]
+    gang = map(hashed, as_gang(effective, attempt, ray(effective, attempt), pod_group))
+    return [secret(effective, attempt, key), config, *gang]
 
 
 def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest]:

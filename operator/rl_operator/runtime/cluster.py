@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from rl_api.base import API_VERSION
@@ -17,12 +18,13 @@ from rl_operator.decide.look import attributed, known_status
 from rl_operator.decide.queueing import STOPPED
 from rl_operator.decide.unreadable import condition_patch
 from rl_operator.kube.apply import bring
-from rl_operator.kube.cache import Store, place_of
+from rl_operator.kube.cache import WATCHED, Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.own import create_owned, delete_owned, every, write_event
-from rl_operator.kube.wire import ApiError, version_of
+from rl_operator.kube.wire import KINDS, ApiError, version_of
 from rl_operator.kube.workloads import tell_queue
 from rl_operator.model.decision import Decision, Scale
+from rl_operator.model.gangs import POD_GROUPS, pod_group_name, version_of_kind
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
 from rl_operator.model.parse import parse_event
 from rl_operator.model.seen import Event, Live, Pod, Ray, WorkerGroup, World
@@ -47,6 +49,7 @@ _PLANS_KEPT: Final = 1 << 13
 _EVENTS_SECONDS: Final = 5.0
 _CLAIM_SECONDS: Final = 4.0
 _KUEUE_SECONDS: Final = 10.0
+_GANG_SECONDS: Final = 10.0
 _LABELS_SECONDS: Final = 30.0
 _SECRET_SECONDS: Final = 60.0
 _SCALE_SECONDS: Final = 20.0
@@ -91,6 +94,9 @@ class Cluster:
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
             changes |= await self._claim(key[0], current.claim)
+        begins = open_attempt is None or not world.rays
+        if begins and isinstance(current, Effective) and current.profile.gang is not None:
+            changes["pod_group"] = await self._pod_group(POD_GROUPS.get(current.profile.gang.scheduler, ()))
         if isinstance(current, Effective) and current.queued:
             changes |= await self._queues.of_run(key, current, world)
         if any(ray.held and ray.labelled for ray in world.rays):
@@ -178,6 +184,15 @@ class Cluster:
 
         return await self._known.lately(("claim", namespace, claim), _CLAIM_SECONDS, ask)
 
+    async def _pod_group(self, kinds: tuple[str, ...]) -> str:
+        """The first of these kinds of PodGroup that the cluster knows; empty: none."""
+        for kind in kinds:
+            group, version = version_of_kind(kind)
+            ask = partial(self.api.has_group, group, version, KINDS[kind].plural)
+            if await self._known.lately(("gang", kind), _GANG_SECONDS, ask):
+                return kind
+        return ""
+
     async def labels(self, namespace: str) -> dict[str, str] | None:
         """Labels of a namespace, which are asked for where a profile goes by them."""
         if not goes_by_labels(self.store.profiles()):
@@ -196,6 +211,7 @@ class Cluster:
             found = [*found, *await self.events(key[0], f"reason={STOPPED}")]
         names = {ray.name for ray in world.rays} | {ray.cluster for ray in world.rays}
         names |= {pod.name for pod in world.pods}
+        names |= {pod_group_name(ray.pod_group, ray.name) for ray in world.rays if ray.pod_group}
         return tuple(event for event in found if event.name in names)
 
     async def events(self, namespace: str, fields: str) -> list[Event]:
@@ -274,7 +290,7 @@ class Cluster:
 
     async def _create(self, manifest: Manifest, memory: Memory) -> None:
         made = await create_owned(self.api, manifest, memory.uid)
-        if made is not None and manifest["kind"] not in ("Secret", "ConfigMap"):
+        if made is not None and manifest["kind"] in WATCHED:
             self.store.put({**made, "kind": manifest["kind"]})
 
     async def _scale(self, namespace: str, wanted: Scale, memory: Memory) -> None:

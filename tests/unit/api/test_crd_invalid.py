@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_api.crd_gang_rules import GANG_CEL_RULES
 from rl_api.crd_rules import PROFILE_CEL_RULES, RUN_RULES
 from rl_api.rules import CLUSTER_RULES, RULES
 from rl_api.service_rules import SERVICE_CEL_RULES
@@ -48,7 +49,7 @@ def test_every_rule_of_the_api_server_has_its_manifest() -> None:
     broken = {re.sub(r"\[\d+\]", "[]", path) for path in first}
     rules = [
         (path, rule)
-        for table in (RUN_RULES, PROFILE_CEL_RULES, SERVICE_CEL_RULES)
+        for table in (RUN_RULES, PROFILE_CEL_RULES, GANG_CEL_RULES, SERVICE_CEL_RULES)
         for path, them in table.items()
         for rule in them
     ]

@@ -18,6 +18,7 @@ from rl_operator.decide.attempt.outcome import (
 from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal
 from rl_operator.decide.status import last_figures
 from rl_operator.model.decision import Decision, Note, Target, WorkloadChange
+from rl_operator.model.gangs import POD_GROUPS, pod_group_name
 from rl_operator.model.names import attempt_name
 
 _UNREAD = "nobody was there to read its last figures: they are in summary.json of its folder"
@@ -119,3 +120,22 @@ def _time_to_live(look: Look) -> float | None:
         return Duration.parse(own.get("ttlAfterFinished") if isinstance(own, dict) else None).seconds
     except ValueError:
         return None
+
+
+def without_gang(look: Look, decision: Decision) -> Decision:
+    """A decision by which an attempt ends, with the end of its PodGroup: Volcano keeps room for one without pods."""
+    attempt, status = look.open, decision.status
+    if attempt is None or not any(
+        one.number == attempt.number and one.end_time is not None for one in status.attempts
+    ):
+        return decision
+    ray, effective = look.world.ray(attempt.number), look.effective
+    gang = effective.profile.gang if effective is not None else None
+    kinds = POD_GROUPS.get(gang.scheduler, ()) if gang is not None else ()
+    if ray is not None:
+        kinds = (ray.pod_group,) if ray.pod_group else ()
+    elif look.world.pod_group in kinds:
+        kinds = (str(look.world.pod_group),)
+    name = attempt.ray_job or attempt_name(str(look.world.metadata["name"]), attempt.number)
+    gone = tuple(Target(kind, pod_group_name(kind, name)) for kind in kinds[:1])
+    return replace(decision, delete=(*decision.delete, *gone))

@@ -15,7 +15,10 @@ SUSPENDED: Final = "Suspended"
 SUCCEEDED: Final = "Succeeded"
 QUOTA_TAKEN: Final = "QuotaTaken"
 """The queue of the run took its quota back, and the job did not live to be started again. No failure."""
+NO_ROOM: Final = "NoRoomForGang"
+"""YuniKorn found no room for all pods for as long as it waits for some. No failure: another attempt waits again."""
 
+_RESERVATION_OVER: Final = "ResourceReservationTimeout"
 _INVALID_INPUT: Final = 2
 _REWARD_FAILED: Final = 3
 _INTERRUPTED: Final = frozenset({130, 143})
@@ -44,6 +47,13 @@ def outcome(world: World, attempt: int) -> Outcome | None:
         return Outcome("Lost", "its RayJob or RayCluster was deleted by somebody")
     if ray.kind == "RayCluster" or ray.deleting:
         return None
+    if not ray.submitted and any(
+        pod.reason == _RESERVATION_OVER for pod in world.pods if pod.attempt == attempt
+    ):
+        # KubeRay would make pods for an application that YuniKorn has ended for good.
+        return Outcome(
+            NO_ROOM, "its scheduler found no room for all of its pods in time and gave back what it held"
+        )
     if ray.deployment_status == "ValidationFailed":
         return Outcome("Refused", f"KubeRay refuses the RayJob: {one_line(ray.message)}", mendable=False)
     if ray.deployment_status == "Complete":
@@ -101,7 +111,8 @@ def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [
         attempt
         for attempt in attempts
-        if attempt.end_time is not None and code_of(attempt) not in (SUSPENDED, SUCCEEDED, QUOTA_TAKEN)
+        if attempt.end_time is not None
+        and code_of(attempt) not in (SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM)
     ]
 
 

@@ -1,0 +1,1 @@
+"""Gang scheduling: one file for each scheduler, and what picks one (`gang.py`)."""
