@@ -258,7 +258,8 @@ def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
         why = one_line(event.message, 300)
         return _said(pod, "VolumeNotMounted", f"a volume of pod {pod.name} cannot be used ({why})")
     if event.reason == "FailedScheduling":
-        return _said(pod, "Unschedulable", one_line(event.message, 400))
+        reason = "GangWaits" if waits_for_others(event.message) else "Unschedulable"
+        return _said(pod, reason, one_line(event.message, 400))
     return None
 
 

@@ -130,12 +130,12 @@ def without_gang(look: Look, decision: Decision) -> Decision:
     ):
         return decision
     ray, effective = look.world.ray(attempt.number), look.effective
-    gang = effective.profile.gang if effective is not None else None
-    kinds = POD_GROUPS.get(gang.scheduler, ()) if gang is not None else ()
     if ray is not None:
         kinds = (ray.pod_group,) if ray.pod_group else ()
-    elif look.world.pod_group in kinds:
-        kinds = (str(look.world.pod_group),)
+    else:
+        # What its RayJob said is gone with that; a kind that the cluster does not know has no objects.
+        gang = effective.profile.gang if effective is not None else None
+        kinds = POD_GROUPS.get(gang.scheduler, ()) if gang is not None else ()
     name = attempt.ray_job or attempt_name(str(look.world.metadata["name"]), attempt.number)
-    gone = tuple(Target(kind, pod_group_name(kind, name)) for kind in kinds[:1])
+    gone = tuple(Target(kind, pod_group_name(kind, name)) for kind in kinds)
     return replace(decision, delete=(*decision.delete, *gone))
