@@ -39,18 +39,24 @@ JSON = dict[str, Any]
 class FleetCluster:
     """An API server, Kueue and nodes; with a queue in each namespace, which has its share of the accelerators."""
 
-    def __init__(self, folder: Path, binary: Path, namespaces: int, nodes: int) -> None:
+    def __init__(
+        self, folder: Path, binary: Path, namespaces: int, nodes: int, gates: dict[str, bool] | None = None
+    ) -> None:
         """Prepare; used as a context, which starts and stops it."""
         folder.mkdir()
         self.folder, self.count = folder, nodes
         self.namespaces = [f"team-{number:02d}" for number in range(namespaces)]
-        self._cluster = QueuedCluster(folder, binary)
+        self._cluster = QueuedCluster(folder, binary, gates)
         self.kube = self._cluster.kube
         stages = (ROOT / "e2e" / "cluster" / "kwok.yaml").read_text()
         # A driver is asked where its pod is: here all are behind one port, wherever they are.
         file = folder / "kwok.yaml"
         file.write_text(stages.replace("      startTime:", "      podIP: 10.0.0.1\n      startTime:"))
-        command = [str(binary.parent / "kwok"), f"--kubeconfig={self.kube.kubeconfig}", "--manage-all-nodes=false"]
+        command = [
+            str(binary.parent / "kwok"),
+            f"--kubeconfig={self.kube.kubeconfig}",
+            "--manage-all-nodes=false",
+        ]
         command += [f"--manage-nodes-with-annotation-selector={_FAKE}=fake", f"--config={file}"]
         # Nobody here looks whether a node is alive.
         command += ["--node-lease-duration-seconds=0"]
@@ -88,7 +94,13 @@ class FleetCluster:
 
     async def add_nodes(self, client: Client) -> list[str]:
         """All nodes, when they are ready."""
-        room = {"cpu": "192", "memory": "2Ti", "pods": "110", "ephemeral-storage": "8Ti", ACCELERATOR: str(PER_NODE)}
+        room = {
+            "cpu": "192",
+            "memory": "2Ti",
+            "pods": "110",
+            "ephemeral-storage": "8Ti",
+            ACCELERATOR: str(PER_NODE),
+        }
         names = [f"node-{number:04d}" for number in range(self.count)]
         ready: set[str] = set()
 
@@ -107,6 +119,7 @@ class FleetCluster:
         async with asyncio.timeout(NODES_SECONDS):
             while len(ready) < len(names):
                 await asyncio.sleep(0.2)
+        client.watches.remove(watch)
         watch.cancel()
         return names
 
@@ -128,26 +141,38 @@ class FleetCluster:
             documents.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
             documents.append(kueue("ClusterQueue", name, spec=spec))
             documents.append(kueue("LocalQueue", QUEUE, name, spec={"clusterQueue": name}))
-        about = {"apiVersion": "rltrain.dev/v1alpha1", "kind": "RLTrainingProfile", "metadata": {"name": "fleet"}}
+        about = {
+            "apiVersion": "rltrain.dev/v1alpha1",
+            "kind": "RLTrainingProfile",
+            "metadata": {"name": "fleet"},
+        }
         return [*documents, {**about, "spec": profile}]
 
 
 class Rays:
-    """KubeRay as it is played: a RayJob that may run gets its RayCluster and pods, and says so; one that may not loses them."""
+    """KubeRay as it is played: a RayJob that may run gets its RayCluster and pods; one that may not loses them."""
 
-    def __init__(self, client: Client, nodes: list[str], begun: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        nodes: list[str],
+        begun: Callable[[str, str], None],
+        ended: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
         """Prepare.
 
         Args:
             client: what it writes with.
             nodes: where pods may be.
             begun: hears of each RayJob that runs, when all of its pods are made.
+            ended: hears of each whose pods are told to go.
         """
-        self._client, self._begun = client, begun
-        self._room = {name: PER_NODE for name in nodes}
+        self._client, self._begun, self._ended = client, begun, ended
+        self._room = dict.fromkeys(nodes, PER_NODE)
         self._nodes = deque(nodes)
         self._held: dict[tuple[str, str], list[tuple[str, int]]] = {}
         self._wanted: dict[tuple[str, str], JSON | None] = {}
+        self._playing: dict[tuple[str, str], str] = {}
         self._stopped: dict[tuple[str, str], JSON] = {}
         self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._busy: set[tuple[str, str]] = set()
@@ -158,8 +183,7 @@ class Rays:
         place = job["metadata"]["namespace"], job["metadata"]["name"]
         runs = change != "DELETED" and not job["spec"].get("suspend")
         wanted = job if runs else None
-        known = self._wanted.get(place)
-        if (known or {}).get("metadata", {}).get("uid") == (wanted or {}).get("metadata", {}).get("uid"):
+        if _uid(self._wanted.get(place)) == _uid(wanted):
             return
         self._wanted[place] = wanted
         if wanted is None and change != "DELETED":
@@ -174,35 +198,44 @@ class Rays:
                 continue
             self._busy.add(place)
             try:
-                while (place in self._held) != (self._wanted.get(place) is not None):
-                    job = self._wanted.get(place)
-                    await (self._run(place, job) if job is not None else self._stop(place))
+                while _uid(job := self._wanted.get(place)) != self._playing.get(place, ""):
+                    await (
+                        self._stop(place) if place in self._playing or job is None else self._run(place, job)
+                    )
             finally:
                 self._busy.discard(place)
 
+    async def succeed(self, place: tuple[str, str]) -> None:
+        """The program of a RayJob has ended well: its cluster goes, and it says so."""
+        uid = self._playing[place]
+        await self._stop(place)
+        self._playing[place] = uid  # it is not run again
+        await self._say(place, {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
+
     async def _run(self, place: tuple[str, str], job: JSON) -> None:
         namespace, name = place
+        self._playing[place] = _uid(job)
         spec, cluster = job["spec"]["rayClusterSpec"], f"{name}-cluster"
         labels = job["metadata"].get("labels", {}) | {"ray.io/cluster": cluster}
         labels = {key: value for key, value in labels.items() if not key.startswith("kueue.")}
-        held = self._held[place] = []
+        groups = [(spec["headGroupSpec"], 1)]
+        groups += [(group, group["replicas"]) for group in spec.get("workerGroupSpecs", ())]
+        pods = [
+            (group["template"], index) for index, (group, count) in enumerate(groups) for _ in range(count)
+        ]
+        # All at once: pods of two runs would leave no node with room for a large one.
+        held = self._held[place] = [self._node(_accelerators(template["spec"])) for template, _ in pods]
         about = {"apiVersion": "ray.io/v1", "kind": "RayCluster"}
         made = await self._make(
             f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters",
             {**about, "metadata": _metadata(cluster, labels, job), "spec": spec},
         )
-        groups = [(spec["headGroupSpec"], 1)]
-        groups += [(group, group["replicas"]) for group in spec.get("workerGroupSpecs", ())]
-        for index, (group, replicas) in enumerate(groups):
-            for replica in range(replicas):
-                template = group["template"]
-                metadata = _metadata(f"{cluster}-{index}-{replica}", labels, made)
-                metadata["labels"] = metadata["labels"] | template.get("metadata", {}).get("labels", {})
-                node = self._node(_accelerators(template["spec"]))
-                held.append(node)
-                pod = {"metadata": metadata, "spec": template["spec"] | {"nodeName": node[0]}}
-                await self._make(f"/api/v1/namespaces/{namespace}/pods", pod)
-        self.pods += len(held)
+        for number, ((template, index), (node, _)) in enumerate(zip(pods, held, strict=True)):
+            metadata = _metadata(f"{cluster}-{index}-{number}", labels, made)
+            metadata["labels"] = metadata["labels"] | template.get("metadata", {}).get("labels", {})
+            pod = {"metadata": metadata, "spec": template["spec"] | {"nodeName": node}}
+            await self._make(f"/api/v1/namespaces/{namespace}/pods", pod)
+        self.pods += len(pods)
         head = {"state": "ready", "head": {"serviceName": f"{name}-head-svc"}}
         await self._say(
             place,
@@ -217,27 +250,28 @@ class Rays:
 
     async def _stop(self, place: tuple[str, str]) -> None:
         namespace, name = place
+        self._ended(namespace, name)
         cluster = f"{name}-cluster"
         selector = f"labelSelector=ray.io/cluster={cluster}"
         await self._client.send("DELETE", f"/api/v1/namespaces/{namespace}/pods?{selector}")
+        self._playing.pop(place, None)
+        for node, accelerators in self._held.pop(place, ()):
+            self._room[node] += accelerators
         where = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster}"
         await self._client.send("DELETE", where, expected=False)
-        for node, accelerators in self._held.pop(place):
-            self._room[node] += accelerators
-            self._nodes.appendleft(node)
         if self._stopped.pop(place, None) is not None:
-            await self._say(place, {"jobDeploymentStatus": "Suspended", "jobStatus": "", "rayClusterName": ""})
+            await self._say(
+                place, {"jobDeploymentStatus": "Suspended", "jobStatus": "", "rayClusterName": ""}
+            )
 
     def _node(self, accelerators: int) -> tuple[str, int]:
         """A node with so many accelerators free, and how many of them are taken now."""
         for _ in range(len(self._nodes)):
             node = self._nodes[0]
-            if self._room[node] >= max(accelerators, 1):
+            if self._room[node] >= accelerators:
                 self._room[node] -= accelerators
                 return node, accelerators
-            self._nodes.rotate(-1) if self._room[node] else self._nodes.popleft()
-        if not accelerators:
-            return next(iter(self._room)), 0
+            self._nodes.rotate(-1)
         raise RuntimeError(f"no node has {accelerators} accelerators free: Kueue admitted more than there is")
 
     async def _make(self, where: str, manifest: JSON) -> JSON:
@@ -255,6 +289,10 @@ def _metadata(name: str, labels: dict[str, str], owner: JSON) -> JSON:
     reference = {"apiVersion": "ray.io/v1", "kind": owner["kind"], "name": owner["metadata"]["name"]}
     reference |= {"uid": owner["metadata"]["uid"], "controller": True}
     return {"name": name, "labels": dict(labels), "ownerReferences": [reference]}
+
+
+def _uid(job: JSON | None) -> str:
+    return str(job["metadata"]["uid"]) if job is not None else ""
 
 
 def _accelerators(pod: JSON) -> int:

@@ -73,7 +73,7 @@ class Client:
     async def watch(
         self, path: str, saw: Callable[[str, dict[str, Any]], None], whole: bool = False
     ) -> asyncio.Task[None]:
-        """Call `saw` with type and metadata, or the `whole` object, of each change from now on; returns when it has begun."""
+        """Call `saw` with type and metadata, or the `whole` object, of each change from now on; returns when that began."""
         listed = json.loads(await self.send("GET", f"{path}?limit=1"))
         since = listed["metadata"]["resourceVersion"]
         begun = asyncio.Event()
