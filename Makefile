@@ -103,3 +103,7 @@ clean: ## remove run folders, benchmark environments and caches (the installatio
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok
 	@$(BIN)/python bench/fleet.py $(ARGS)
+
+bench-arrivals: $(INSTALLED) ## what training 50 urgent runs cost three long ones under Kueue, with the priority boost and without (ARGS="--arrivals 10 --seed 2" for fewer)
+	@scripts/tools apiserver kueue-crds kueue kwok
+	@$(BIN)/python bench/arrivals.py $(ARGS)

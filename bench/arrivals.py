@@ -28,8 +28,8 @@ from typing import Final
 
 import table
 from aiohttp import web
-from fleet import manifests, until
-from fleet_cluster import JSON, LONG, PLAYERS, URGENT, FleetCluster, Rays
+from fleet import manifests
+from fleet_cluster import JSON, LONG, PLAYERS, URGENT, FleetCluster, Rays, until
 from kube_load import RUNS
 from kueue_process import find_kueue
 from operator_load import binaries_and_run, patience

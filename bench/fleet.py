@@ -32,7 +32,7 @@ from typing import Final
 import kube_load
 import table
 from aiohttp import web
-from fleet_cluster import CONNECTIONS, JSON, LONG, PLAYERS, QUEUE, ROOT, URGENT, FleetCluster, Rays
+from fleet_cluster import CONNECTIONS, JSON, LONG, PLAYERS, QUEUE, ROOT, URGENT, FleetCluster, Rays, until
 from kube_load import RUNS, Client, cpu_seconds, peak_megabytes
 from operator_load import WRITES, binaries_and_run, patience, percentile
 from operator_process import OperatorProcess
@@ -135,27 +135,6 @@ class Fleet:
 def _run_of(job: str) -> str:
     """Name of the run that a RayJob is an attempt of; a plain RayJob is its own."""
     return re.sub(r"-1$", "", job) if re.match(r"(run|urgent)-\d+-1$|warm-up-1$", job) else job
-
-
-async def until(
-    done: Callable[[], bool], what: Callable[[], str], seconds: float, watched: list[asyncio.Task[None]]
-) -> None:
-    """Wait for something, and say now and then how it goes.
-
-    Raises:
-        RuntimeError: it took too long, or who plays KubeRay or watches has failed.
-    """
-    deadline, said = time.monotonic() + seconds, 0.0
-    while not done():
-        broken = next((one for one in watched if one.done()), None)
-        if broken is not None:
-            await broken
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not within {seconds:.0f} s: {what()}")
-        if time.monotonic() - said > 5.0:
-            said = time.monotonic()
-            print(f"  {what()}", file=sys.stderr, flush=True)
-        await asyncio.sleep(0.05)
 
 
 def manifests(mode: str, run: JSON, job: JSON | None) -> Callable[[str, str], JSON]:
@@ -274,14 +253,13 @@ async def _all(
 
 async def _until_trains(client: Client, runs: int, mode: str) -> None:
     """Wait until the operator has heard of all drivers: of one that does not train it asks for no checkpoint."""
-    trains = 0
-    async with asyncio.timeout(patience(runs)):
-        while trains < runs:
-            await asyncio.sleep(2.0)
-            items = json.loads(await client.send("GET", f"{RUNS}/rltrainingruns"))["items"]
-            phases = [item.get("status", {}).get("phase") for item in items]
-            trains = phases.count("Training")
-            print(f"  {mode}: {trains} train, as their status has it", file=sys.stderr, flush=True)
+    deadline, trains = time.monotonic() + patience(runs), 0
+    while trains < runs:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{mode}: by their status {trains} of {runs} runs train")
+        await asyncio.sleep(2.0)
+        items = json.loads(await client.send("GET", f"{RUNS}/rltrainingruns"))["items"]
+        trains = [item.get("status", {}).get("phase") for item in items].count("Training")
 
 
 async def _warm_up(
@@ -300,18 +278,22 @@ async def _warm_up(
     jobs = json.loads(await client.send("GET", RAY_JOBS))["items"]
     kept["job"] = jobs[0]
     # Nobody collects here what belongs to something that is gone.
-    for kind in (
-        f"{RUNS}/namespaces/{namespace}/rltrainingruns",
-        RAY_JOBS.replace("v1/", f"v1/namespaces/{namespace}/"),
-    ):
-        await client.send("DELETE", kind)
-    async with asyncio.timeout(patience(1)):
-        while json.loads(await client.send("GET", f"{RUNS}/namespaces/{namespace}/rltrainingruns"))["items"]:
-            await asyncio.sleep(0.2)
-        workloads = WORKLOADS.replace("v1beta2/", f"v1beta2/namespaces/{namespace}/")
-        while json.loads(await client.send("GET", workloads))["items"]:
+    jobs_there = RAY_JOBS.replace("v1/", f"v1/namespaces/{namespace}/")
+    workloads = WORKLOADS.replace("v1beta2/", f"v1beta2/namespaces/{namespace}/")
+    runs = f"{RUNS}/namespaces/{namespace}/rltrainingruns"
+    await client.send("DELETE", runs)
+    await client.send("DELETE", jobs_there)
+    left = ["the first run"]
+    deadline = time.monotonic() + patience(1)
+    while left:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not gone after {patience(1):.0f} s: {', '.join(left)}")
+        await asyncio.sleep(0.2)
+        left = []
+        for path in (runs, workloads):
+            left += [one["metadata"]["name"] for one in json.loads(await client.send("GET", path))["items"]]
+        if left:
             await client.send("DELETE", workloads)
-            await asyncio.sleep(0.2)
     for seen in (fleet.created, fleet.admitted, fleet.jobs, fleet.evicted, drivers.born, drivers.asked):
         seen.pop(place, None)
 
@@ -422,6 +404,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the namespaces in which they do")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["plain", "workload"])
     args = parser.parse_args()
+    if set(args.modes) == {"plain"}:
+        parser.error("--modes: found plain alone, allowed: beside label or workload, whose RayJob it takes")
     found = binaries_and_run("fleet")
     if found is None:
         return 2

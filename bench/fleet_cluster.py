@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,30 @@ _FAKE: Final = "kwok.x-k8s.io/node"
 _PLENTY: Final = {"cpu": "1M", "memory": "1000Ti", "ephemeral-storage": "1000Ti"}
 
 JSON = dict[str, Any]
+
+
+async def until(
+    done: Callable[[], bool],
+    what: Callable[[], str],
+    seconds: float,
+    watched: Sequence[asyncio.Task[None]] = (),
+) -> None:
+    """Wait for something, and say now and then how it goes.
+
+    Raises:
+        RuntimeError: it took too long, or who plays KubeRay or watches has failed.
+    """
+    deadline, said = time.monotonic() + seconds, 0.0
+    while not done():
+        broken = next((one for one in watched if one.done()), None)
+        if broken is not None:
+            await broken
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {seconds:.0f} s: {what()}")
+        if time.monotonic() - said > 5.0:
+            said = time.monotonic()
+            print(f"  {what()}", file=sys.stderr, flush=True)
+        await asyncio.sleep(0.05)
 
 
 class FleetCluster:
@@ -116,9 +141,11 @@ class FleetCluster:
 
         watch = await client.watch("/api/v1/nodes", saw, whole=True)
         await kube_load.bounded(CONNECTIONS, [lambda name=name: add(name) for name in names])
-        async with asyncio.timeout(NODES_SECONDS):
-            while len(ready) < len(names):
-                await asyncio.sleep(0.2)
+        await until(
+            lambda: len(ready) == len(names),
+            lambda: f"{len(ready)} of {len(names)} nodes are ready",
+            NODES_SECONDS,
+        )
         client.watches.remove(watch)
         watch.cancel()
         return names
