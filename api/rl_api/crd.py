@@ -113,7 +113,7 @@ def profile_schema() -> Schema:
         # `defaults` is itself a part of a run's spec: a default in there would change every run.
         lambda path: path.startswith("spec."),
         PROFILE_CEL_RULES,
-        {"spec.pools": "name"},
+        {"spec.pools": "name", "spec.pools[].topology": "name"},
     )
     spec = {"description": "Pools, images, queue, defaults and limits.", **writer.write(ProfileSpec, "spec")}
     words = "What a platform offers to runs: node pools, images, queue, defaults and limits."
