@@ -92,8 +92,8 @@ def test_a_full_profile_is_valid() -> None:
             {"pools": [{"name": "a", "gpus": 1}]},
             [
                 "spec.pools[0].gpus: unknown field, allowed: name, nodeSelector, tolerations, "
-                "acceleratorResource, deviceClass, acceleratorsPerNode, spot, runtimeClass, ephemeralStorage, withoutAccelerators, "
-                "topology, limits"
+                "acceleratorResource, deviceClass, acceleratorsPerNode, spot, runtimeClass, ephemeralStorage, "
+                "withoutAccelerators, topology, limits"
             ],
         ),
         (

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from operator_worlds import groups, make_plan, make_profile
 
+from rl_operator.model.seen import QueuePriority
+from rl_operator.model.workload import Placed
 from rl_operator.plan.effective import Effective
-from rl_operator.render.topology import placed_by_kueue, pod_set_topology
+from rl_operator.render.topology import pod_set_topology
+from rl_operator.render.workload import run_workload
 
 LABELS = {"zone": "topology.kubernetes.io/zone", "rack": "example.com/rack"}
 LEVELS = [{"name": name, "label": label} for name, label in LABELS.items()]
@@ -18,7 +21,9 @@ POOLS: list[dict[str, Any]] = [
 KUEUE = "kueue.x-k8s.io"
 
 
-def planned(topology: dict[str, str], queue: str | None = None, integration: str = "workload") -> Effective:
+def planned(
+    topology: dict[str, str] | None, queue: str | None = None, integration: str = "workload"
+) -> Effective:
     spec = {
         "learner": {"topology": topology, "pools": ["spot", "owned"]},
         "scheduling": {"queue": queue, "integration": integration},
@@ -91,26 +96,50 @@ def test_with_a_queue_kueue_finds_the_request(how: str, integration: str) -> Non
     [
         ({"required": "rack"}, {"required": "example.com/rack"}, ("required", "example.com/rack")),
         ({"preferred": "zone"}, {"preferred": LABELS["zone"]}, ("preferred", LABELS["zone"])),
-        ({"spread": "zone"}, {}, ("unconstrained", "true")),
+        ({"spread": "zone"}, None, ("unconstrained", "true")),
+        (None, None, ("unconstrained", "true")),
     ],
 )
 def test_a_pod_set_and_its_pods_ask_for_the_same(
-    topology: dict[str, str], request_: dict[str, str], annotation: tuple[str, str]
+    topology: dict[str, str] | None, request_: dict[str, str] | None, annotation: tuple[str, str]
 ) -> None:
-    role = planned(topology, queue="team-a").role("learner")
-    assert pod_set_topology(role) == request_
-    how, label = annotation
-    assert placed_by_kueue(role, "sums-1", "learner") == {
-        "metadata": {
-            "labels": {f"{KUEUE}/podset": "learner"},
-            "annotations": {f"{KUEUE}/workload": "sums-1", f"{KUEUE}/podset-{how}-topology": label},
-        },
-        "spec": {"schedulingGates": [{"name": f"{KUEUE}/topology"}]},
+    effective = planned(topology, queue="team-a")
+    assert pod_set_topology(effective.role("learner")) == (request_ or {})
+    sets = run_workload(effective, QueuePriority())["spec"]["podSets"]
+    assert {one["name"]: one.get("topologyRequest") for one in sets} == {
+        "head": None,
+        "learner": request_,
+        "sampler": None,
     }
+    found = groups(effective.placed({"learner": Placed(workload="sums", labels={"of": "a check"})}))
+    pod, (how, label) = found["learner"]["template"], annotation
+    assert pod["metadata"]["annotations"] == {
+        f"{KUEUE}/workload": "sums",
+        f"{KUEUE}/podset-{how}-topology": label,
+    }
+    assert pod["metadata"]["labels"].items() >= {f"{KUEUE}/podset": "learner", "of": "a check"}.items()
+    assert pod["spec"]["schedulingGates"] == [{"name": f"{KUEUE}/topology"}]
+    assert "schedulingGates" not in found["sampler"]["template"]["spec"], "of another pod set"
 
 
-def test_a_role_of_no_topology_asks_for_nothing() -> None:
-    role = planned({"required": "rack"}).role("sampler")
-    assert pod_set_topology(role) == {}
-    annotations = placed_by_kueue(role, "sums-1", "sampler")["metadata"]["annotations"]
-    assert annotations[f"{KUEUE}/podset-unconstrained-topology"] == "true"
+def test_samplers_of_whom_some_come_later_are_placed_by_the_scheduler() -> None:
+    """They are in several Workloads and made of one template: Kueue would hold some of them back for ever."""
+    spec = {
+        "sampler": {"replicas": 3, "minReplicas": 1, "topology": {"required": "rack"}},
+        "scheduling": {"queue": "team-a"},
+    }
+    effective = make_plan(spec, make_profile(default=True, pools=POOLS))
+    there = effective.placed({"sampler": Placed(workload="sums")})
+    assert pod_set_topology(effective.role("sampler")) == {}
+    pod = groups(there)["sampler"]["template"]
+    assert "schedulingGates" not in pod["spec"]
+    assert "annotations" not in pod["metadata"]
+    (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "example.com/rack"
+    all_at_once = make_plan(
+        {"sampler": {**spec["sampler"], "minReplicas": 3}, "scheduling": spec["scheduling"]},
+        make_profile(default=True, pools=POOLS),
+    )
+    pod = groups(all_at_once.placed({"sampler": Placed(workload="sums")}))["sampler"]["template"]
+    assert pod["spec"]["schedulingGates"] == [{"name": f"{KUEUE}/topology"}]
+    assert pod_set_topology(all_at_once.role("sampler")) == {"required": "example.com/rack"}
