@@ -114,7 +114,7 @@ def profile_schema() -> Schema:
         # `defaults` is itself a part of a run's spec: a default in there would change every run.
         lambda path: path.startswith("spec."),
         PROFILE_CEL_RULES | GANG_CEL_RULES,
-        {"spec.pools": "name"},
+        {"spec.pools": "name", "spec.pools[].topology": "name"},
     )
     spec = {"description": "Pools, images, queue, defaults and limits.", **writer.write(ProfileSpec, "spec")}
     spec["x-kubernetes-validations"] = list(GANG_CEL_RULES["spec"])

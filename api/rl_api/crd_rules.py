@@ -11,6 +11,7 @@ from typing import Final
 
 from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.base import RunName
+from rl_api.crd_placement import POOL_RULES, TOPOLOGY_RULES
 from rl_api.crd_places import FILE_RULE, PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import Type, fields_of
@@ -101,6 +102,7 @@ SPEC_RULES: Final[list[Rule]] = [
         )
         for role in ("sampler", "learner", "trainer")
     ),
+    *TOPOLOGY_RULES,
     _loop_rule(
         f"{_SOURCE} != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",
@@ -365,13 +367,7 @@ SELECTOR_RULES: Final[list[Rule]] = [
 """Rules of an expression of a label selector."""
 
 PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
-    "spec.pools[]": [
-        cel_rule(
-            "!has(self.acceleratorsPerNode) || has(self.acceleratorResource)",
-            ".acceleratorResource",
-            "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
-        ),
-    ],
+    "spec.pools[]": POOL_RULES,
     "spec.pools[].tolerations[]": [
         cel_rule(
             "has(self.key) || self.operator == 'Exists'",

@@ -24,6 +24,7 @@ from rl_api.base import (
 from rl_api.egress import egress_problems
 from rl_api.gang import GangSpec, gang_problems
 from rl_api.paths import Path
+from rl_api.placement import DeviceClassSpec, TopologyLevelSpec
 from rl_api.problems import Problem
 
 PROFILE_GROUPS: Final = (
@@ -44,11 +45,11 @@ PROFILE_GROUPS: Final = (
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`: objects are merged field by field, anything else is replaced as a whole.
 
-    So is `storage`, of which exactly one field is set: another place is not a second one.
+    So are `storage` and `topology`, of which exactly one field is set: another place is not a second one.
     """
     merged = dict(base)
     for key, value in over.items():
-        below = None if key == "storage" else merged.get(key)
+        below = None if key in ("storage", "topology") else merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 
@@ -87,7 +88,9 @@ class PoolSpec(Model):
     tolerations: tuple[TolerationSpec, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Taints of the nodes."""
     accelerator_resource: ResourceName | None = None
-    """Resource that counts accelerators, such as nvidia.com/gpu; null: a CPU pool."""
+    """Resource that counts accelerators, such as nvidia.com/gpu; null: a CPU pool, unless there is deviceClass."""
+    device_class: DeviceClassSpec | None = None
+    """Class of devices that pods claim, one for each accelerator, in place of acceleratorResource; null: none."""
     accelerators_per_node: int | None = Field(default=None, ge=1, le=1024)
     """Accelerators of one node; null: not known."""
     spot: bool = False
@@ -98,8 +101,16 @@ class PoolSpec(Model):
     """Most that a pod keeps on its node's disk, where the run does not say; null: 20Gi, with accelerators 100Gi."""
     without_accelerators: bool = False
     """true: pods that ask for no accelerator may run on nodes that have some, such as heads where all nodes have."""
+    topology: tuple[TopologyLevelSpec, ...] = Field(default=(), max_length=16, strict=False)
+    """Levels of the nodes' topology that runs may name, the widest first."""
     limits: PoolLimitsSpec = PoolLimitsSpec()
     """Most that one run may take."""
+
+    @property
+    def accelerator(self) -> str | None:
+        """What counts accelerators, for people; None: the pool has none."""
+        claimed = f"devices of class {self.device_class.name}" if self.device_class is not None else None
+        return self.accelerator_resource or claimed
 
 
 class ImagesSpec(Model):
@@ -217,14 +228,35 @@ def _one_name_each(spec: ProfileSpec) -> Iterator[Problem]:
 
 
 def _accelerators_have_a_resource(spec: ProfileSpec) -> Iterator[Problem]:
-    """`acceleratorsPerNode` is set only with `acceleratorResource`."""
+    """`acceleratorsPerNode` is set only with `acceleratorResource` or `deviceClass`, and of these at most one is."""
     for index, pool in enumerate(spec.pools):
-        if pool.accelerators_per_node is not None and pool.accelerator_resource is None:
+        path: Path = ("spec", "pools", index)
+        if pool.accelerators_per_node is not None and pool.accelerator is None:
             yield Problem(
-                ("spec", "pools", index, "acceleratorResource"),
-                "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu",
-                (("spec", "pools", index, "acceleratorsPerNode"),),
+                (*path, "acceleratorResource"),
+                "missing, required with acceleratorsPerNode: a resource such as nvidia.com/gpu, or a deviceClass",
+                ((*path, "acceleratorsPerNode"),),
             )
+        if pool.accelerator_resource is not None and pool.device_class is not None:
+            yield Problem(
+                (*path, "deviceClass"),
+                f"found an object, allowed: null with acceleratorResource {pool.accelerator_resource}, as pods ask for "
+                "accelerators in one way",
+                ((*path, "acceleratorResource"),),
+            )
+
+
+def _one_label_for_each_level(spec: ProfileSpec) -> Iterator[Problem]:
+    """Every level of a pool's topology has a name and a label of its own."""
+    for index, pool in enumerate(spec.pools):
+        path: Path = ("spec", "pools", index, "topology")
+        names = [level.name for level in pool.topology]
+        for position, name in enumerate(names):
+            if (first := names.index(name)) < position:
+                sentence = f"found {name!r}, which spec.pools[{index}].topology[{first}] has already"
+                yield Problem((*path, position, "name"), sentence)
+        if len({level.label for level in pool.topology}) < len(names):
+            yield Problem(path, "found a label twice, allowed: each at most once")
 
 
 def _tolerations_as_kubernetes_takes_them(spec: ProfileSpec) -> Iterator[Problem]:
@@ -262,6 +294,7 @@ def _gang_that_can_be(spec: ProfileSpec) -> Iterator[Problem]:
 PROFILE_RULES = (
     _one_name_each,
     _accelerators_have_a_resource,
+    _one_label_for_each_level,
     _tolerations_as_kubernetes_takes_them,
     _labels_as_kubernetes_compares_them,
     _egress_as_networks_take_it,

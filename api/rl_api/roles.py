@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rl_api.base import MOST, MOST_ITEMS, Duration, Model, ObjectName, PositiveDuration, Quantity, Text, Word
+from rl_api.placement import TopologySpec
 
 
 class ResourcesSpec(Model):
@@ -32,6 +33,8 @@ class SamplerSpec(Model):
     runs."""
     pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Pools of the profile, the most wanted first; empty: the profile's first alone."""
+    topology: TopologySpec | None = None
+    """How samplers lie to each other on a cluster; null: anyhow."""
     engine: Literal["torch", "vllm"] = "torch"
     """Inference engine: torch (plain PyTorch, also without GPU) or vllm."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
@@ -77,6 +80,8 @@ class LearnerSpec(Model):
     """Data-parallel learners."""
     pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Pools of the profile, the most wanted first; empty: the profile's first alone."""
+    topology: TopologySpec | None = None
+    """How learners lie to each other on a cluster; null: anyhow."""
     parallelism: Literal["ddp"] = "ddp"
     """How learners share the work: ddp (whole model each)."""
     tokens_per_micro_batch: int = Field(default=16_384, ge=1, le=MOST)

@@ -22,6 +22,7 @@ from rl_api.place_rules import (
     storage_folder,
     task_address,
 )
+from rl_api.placement_rules import one_topology
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.task import RewardRule
@@ -347,6 +348,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *TRAINER_RULES,
     fewer_samplers_to_start,
     pools_once,
+    one_topology,
     tiny_only_with_tiny,
     tiny_shape,
     model_address,

@@ -212,6 +212,7 @@ def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_grante
     a_cluster_to_work_in(cluster)
     a_conflict(cluster)
     a_service(cluster)
+    devices_that_are_claimed(cluster)
     cluster.operator.kill()
     cluster.operator.start()  # finds lease and key
     cluster.operator.until_works()
@@ -391,6 +392,51 @@ def a_run_whose_time_has_come(cluster: Cluster) -> None:
         ("pdb", "short"),
     ):
         cluster.until(lambda what=what, name=name: not cluster.there(what, name), f"{what} {name} goes")
+
+
+def devices_that_are_claimed(cluster: Cluster) -> None:
+    """Templates of claims are made, put right, found to be another run's, and go with theirs."""
+    pools = [{"name": "cpu"}, {"name": "mig", "deviceClass": {"name": "mig.nvidia.com"}}]
+    profile = {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingProfile",
+        "metadata": {"name": "devices"},
+        "spec": {"pools": pools},
+    }
+    cluster.kube.apply(profile)
+    kind = "resourceclaimtemplates"
+
+    def templates() -> list[str]:
+        found = cluster.kube.get(kind, "-n", cluster.namespace)["items"]
+        return [one["metadata"]["name"] for one in found]
+
+    def train(**spec: Any) -> None:
+        with contextlib.suppress(AssertionError):  # while the first one is not gone yet
+            cluster.train("claims", profile="devices", sampler={"pools": ["mig"]}, **spec)
+
+    train(cleanup={"ttlAfterFinished": "1s"})
+    (name,) = cluster.until(templates, "its devices can be claimed")
+    mark = "rltrain.dev/manifest"
+    cluster.change(kind, name, {"metadata": {"annotations": {mark: "other"}}})
+
+    def right() -> bool:
+        return bool(cluster.there(kind, name)["metadata"]["annotations"][mark] != "other")
+
+    cluster.until(right, "it is put right")
+    cluster.status("rayjob", "claims-1", jobStatus="SUCCEEDED", jobDeploymentStatus="Complete")
+    cluster.until(lambda: not templates(), "it goes")
+    cluster.delete("rlrun", "claims")
+    taken = {"devices": {"requests": [{"name": "one", "exactly": {"deviceClassName": "of-somebody"}}]}}
+    api = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    cluster.apply(api | {"metadata": {"name": name}, "spec": {"spec": taken}})
+
+    def refused() -> bool:
+        train()
+        return "ObjectRefused" in cluster.reasons("claims")
+
+    cluster.until(refused, "a name that is taken is said")
+    cluster.delete("rlrun", "claims")
+    cluster.kube.kubectl("delete", "rlprofile", "devices")
 
 
 def a_cluster_to_work_in(cluster: Cluster) -> None:

@@ -271,6 +271,19 @@ def missing_kuberay(kind: str = "RayJob") -> Diagnosis:
     )
 
 
+def missing_dra(roles: Iterable[Role]) -> Diagnosis | None:
+    """Nobody makes the claims of these roles on a cluster without DRA; None: none of them has any."""
+    for role in roles:
+        if role.accelerators and role.pool.device_class is not None:
+            return Diagnosis(
+                "DRAMissing",
+                f"this cluster has no resource.k8s.io/v1 (Kubernetes 1.34), by which pods of the {role.name} claim devices "
+                f"of class {role.pool.device_class.name} in {role.where}: name pools with an acceleratorResource",
+                role.name,
+            )
+    return None
+
+
 def missing_claim(name: str, role: str = "") -> Diagnosis:
     """The checkpoint claim is not there."""
     return Diagnosis(
@@ -302,6 +315,14 @@ def _unschedulable(pod: Pod, roles: Sequence[Role]) -> Diagnosis:
         if role is not None and role.accelerators and {role.pool.accelerator_resource, "GPUs"} & set(short):
             asked = f" ({role.accelerators} asked for per pod)"
         reasons.append(f"too little {', '.join(short)} is free{asked}")
+    if role is not None and role.pool.device_class is not None and "cannot allocate all claims" in text:
+        claimed = f"{role.accelerators} of class {role.pool.device_class.name}"
+        reasons.append(f"too few devices are free ({claimed} asked for per pod)")
+    if role is not None and role.topology is not None and "match pod affinity" in text:
+        reasons.append(
+            f"the {role.topology.level} in which others of the {role.name} are is full, or nodes lack its label "
+            f"{role.topology.label}"
+        )
     if "node affinity/selector" in text or "node selector" in text:
         labels = [sorted(one.node_selector.items()) for one in role.pools] if role else []
         shown = " or ".join(", ".join(f"{key}={value}" for key, value in pairs) for pairs in labels)

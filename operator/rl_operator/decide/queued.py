@@ -13,10 +13,13 @@ from typing import Final
 
 from rl_api.progress import QueueStatus
 from rl_operator.decide.diagnose import one_line
+from rl_operator.decide.drift import drift
 from rl_operator.decide.look import QUICK, SLOW, Look
 from rl_operator.model.decision import Decision, Target, WorkloadChange
+from rl_operator.model.names import Manifest
 from rl_operator.model.workload import Workload, placed
 from rl_operator.plan.effective import Effective
+from rl_operator.render.claims import claim_templates
 from rl_operator.render.objects import hashed
 from rl_operator.render.workload import run_workload
 
@@ -46,7 +49,7 @@ def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision
             return _waiting(look, effective, QUEUED, "its Workload is being made anew", QUICK)
         look = shown(look, effective, None)
         decision = _waiting(look, effective, QUEUED, f"given to queue {effective.queue}", QUICK)
-        return replace(decision, create=(wanted,), finalizer=look.finalizer(True))
+        return replace(decision, create=(*_claims(look, effective), wanted), finalizer=look.finalizer(True))
     look = shown(look, effective, main)
     if main.taken:
         fact = main.evicted
@@ -62,13 +65,20 @@ def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision
         return replace(decision, delete=(Target("Workload", main.name, main.uid),))
     if not main.runs:
         decision = _waiting(look, effective, *why(look, effective, main))
-        return replace(decision, apply=(wanted,) if changed else ())
+        return replace(decision, create=_claims(look, effective), apply=(wanted,) if changed else ())
     unknown = sorted(set(main.flavors) - set(world.flavors))
     if unknown:
         missing = f"admitted, and what flavor {unknown[0]} is cannot be read: is there a ResourceFlavor of that name?"
         return _waiting(look, effective, "FlavorMissing", missing)
     roles = {name: placed(one, world.flavors, main.name) for name, one in main.assigned.items()}
     return admitted(look, main), effective.placed(roles)
+
+
+def _claims(look: Look, effective: Effective) -> tuple[Manifest, ...]:
+    """Templates of claims that are missing: Kueue counts the devices of a Workload by them."""
+    wanted = claim_templates(effective.name, effective.roles, effective.metadata)
+    missing, _ = drift([hashed(one) for one in wanted], look.world.live)
+    return missing
 
 
 def released(main: Workload) -> WorkloadChange:

@@ -21,7 +21,14 @@ from rl_operator.decide.attempt.evicting import evict, pending
 from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.decide.borrowing import allowed_samplers, borrowing
-from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
+from rl_operator.decide.diagnose import (
+    Diagnosis,
+    diagnose,
+    missing_claim,
+    missing_dra,
+    missing_kuberay,
+    no_quota,
+)
 from rl_operator.decide.drift import drift
 from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
@@ -303,6 +310,8 @@ def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
         return missing_kuberay()
     if (missing := missing_pod_group(effective, world.pod_group)) is not None:
         return missing
+    if not world.dra and (without := missing_dra(effective.roles)) is not None:
+        return without
     if effective.claim is not None and world.claim_exists is False:
         return missing_claim(effective.claim)
     if (

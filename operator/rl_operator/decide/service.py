@@ -12,7 +12,14 @@ from pydantic import ValidationError
 
 from rl_api.service_status import ReplicasStatus, ServicePhase, ServiceStatus, Traffic
 from rl_operator.decide.conditions import Conditions, State
-from rl_operator.decide.diagnose import Diagnosis, missing_kuberay, no_quota, one_line, pods_problems
+from rl_operator.decide.diagnose import (
+    Diagnosis,
+    missing_dra,
+    missing_kuberay,
+    no_quota,
+    one_line,
+    pods_problems,
+)
 from rl_operator.decide.drift import drift
 from rl_operator.decide.look import IDLE, QUICK, SLOW, SOON, TURN
 from rl_operator.decide.promotion import Promoting, Second
@@ -113,6 +120,8 @@ def _serve(look: _Look, service: EffectiveService) -> ServiceDecision:
     if not world.kuberay:
         found = missing_kuberay("RayService")
         return look.set("ClusterReady", "False", found.reason, found.message).decide("Pending", SLOW)
+    if not world.dra and world.ray is None and (without := missing_dra(service.roles)) is not None:
+        return look.set("ClusterReady", "False", without.reason, without.message).decide("Pending", SLOW)
     if service.spec.source.run is not None and world.followed is None and world.ray is None:
         # It may have waited for room before, which it does no longer.
         look = replace(look, conditions=look.conditions.clear("ClusterReady"))

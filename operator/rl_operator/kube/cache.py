@@ -25,11 +25,13 @@ WATCHED: Final = (
     "NetworkPolicy",
     "PodDisruptionBudget",
     "Pod",
+    "ResourceClaimTemplate",
     "RayJob",
     "RayCluster",
     "Workload",
 )
-"""Kinds that are watched. RayJobs and RayClusters exist only where KubeRay is installed, Workloads only where Kueue is."""
+"""Kinds that are watched. RayJobs and RayClusters exist only where KubeRay is installed, Workloads only where
+Kueue is, ResourceClaimTemplates since Kubernetes 1.34."""
 
 UNLABELLED: Final = frozenset({"Workload"})
 """Kinds of which others' objects are looked at too: who waits in a queue before a run."""
@@ -271,7 +273,7 @@ def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Workload
         return parse_group(document) if kind == "RayCluster" else None
     if kind == "Pod":
         return parse_pod(document)
-    if kind in ("NetworkPolicy", "PodDisruptionBudget"):
+    if kind in ("NetworkPolicy", "PodDisruptionBudget", "ResourceClaimTemplate"):
         return parse_live(document) if _owner(document) else None
     metadata = dict(document["metadata"])
     metadata.pop("managedFields", None)

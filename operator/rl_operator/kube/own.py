@@ -16,7 +16,9 @@ from rl_operator.model.parse import hash_of, is_owned
 
 LOG = logging.getLogger("rl_operator")
 
-_BROUGHT: Final = frozenset({"NetworkPolicy", "PodDisruptionBudget", "RayService", "Workload"})
+_BROUGHT: Final = frozenset(
+    {"NetworkPolicy", "PodDisruptionBudget", "RayService", "ResourceClaimTemplate", "Workload"}
+)
 """Kinds that are brought to what is rendered later on: their fields are ours by apply from birth."""
 
 _REMADE: Final = frozenset({"ConfigMap", *(kind for kinds in POD_GROUPS.values() for kind in kinds)})

@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "PersistentVolumeClaim": Kind("", "v1", "persistentvolumeclaims"),
     "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
+    "ResourceClaimTemplate": Kind("resource.k8s.io", "v1", "resourceclaimtemplates"),
     "Namespace": Kind("", "v1", "namespaces", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
     **{kind: Kind(*version_of_kind(kind), "podgroups") for kinds in POD_GROUPS.values() for kind in kinds},

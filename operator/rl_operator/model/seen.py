@@ -221,6 +221,8 @@ class World:
     """Why the driver is not asked though it is there; empty: it is."""
     kuberay: bool = True
     """Whether the cluster knows RayJob and RayCluster."""
+    dra: bool = True
+    """Whether the cluster knows ResourceClaimTemplate, by which pods claim devices."""
     kueue: bool = True
     """Whether the cluster has Kueue, which admits runs to their queues."""
     workloads: tuple[Workload, ...] = ()

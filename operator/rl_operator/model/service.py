@@ -155,6 +155,8 @@ class ServiceWorld:
     gateway: Gateway | None = None
     """What brings requests to both clusters, with strategy incremental; None: there is none."""
     key: bytes = field(default=b"", repr=False)
+    dra: bool = True
+    """Whether the cluster knows ResourceClaimTemplate, by which pods claim devices."""
     kuberay: bool = True
     """Whether the cluster knows RayService."""
     refusal: str = ""

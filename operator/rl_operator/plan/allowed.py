@@ -139,12 +139,12 @@ def idle_on_accelerators(roles: Sequence[Role]) -> Iterator[Problem]:
     """Roles whose pods ask for no accelerator in pools that have some: they would use nodes that others wait for."""
     for role in roles:
         for pool in role.pools if not role.accelerators else ():
-            if pool.accelerator_resource is not None and not pool.without_accelerators:
+            if pool.accelerator is not None and not pool.without_accelerators:
                 part = "trainer" if role.name == "head" else role.name
                 yield Problem(
                     ("spec", part, "pools"),
                     f"found pool {pool.name} for pods of the {role.name} that ask for no accelerator, allowed there: "
-                    f"pods with 1 or more {pool.accelerator_resource}, as the pool does not say withoutAccelerators",
+                    f"pods with 1 or more {pool.accelerator}, as the pool does not say withoutAccelerators",
                 )
 
 

@@ -65,13 +65,23 @@ class Verl(Backend):
         return pool.accelerators_per_node or 1
 
     def misplaced(self, pools: Mapping[str, Sequence[PoolSpec]]) -> Iterator[Problem]:
-        """It trains on GPUs only."""
-        if pools[LEARNER][0].accelerator_resource is None:
+        """It trains on GPUs only, and a learner's pod has as many as a node of the first pool."""
+        first, *others = pools[LEARNER]
+        if first.accelerator is None:
             yield Problem(
                 ("spec", "learner", "pools"),
                 f"found {where(pools[LEARNER])}, without accelerators, allowed with trainer.kind verl: pools with "
                 "accelerators, as verl trains on GPUs only",
             )
+        all_of_a_node = self.learner_accelerators(first)
+        for pool in others:
+            if pool.accelerators_per_node is not None and pool.accelerators_per_node < all_of_a_node:
+                yield Problem(
+                    ("spec", "learner", "pools"),
+                    f"found pool {pool.name}, whose nodes have {pool.accelerators_per_node} accelerators, allowed beside "
+                    f"{first.name} with trainer.kind verl: pools whose nodes have {all_of_a_node} or more, as a pod takes "
+                    f"all of a node of {first.name}",
+                )
 
     def environment(self, learner_accelerators: int) -> dict[str, str]:
         """How many accelerators a node has."""

@@ -149,11 +149,16 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
         **{"secrets": [], "isolation": "shared", "resources": None},
     },
+    ("sampler",): {"topology": None},
+    ("learner",): {"topology": None},
     ("sampler", "resources"): {"ephemeralStorage": None},
     ("trainer", "resources"): {"ephemeralStorage": None},
     ("scheduling",): {"encryption": False, "integration": "workload", "workloadPriorityClass": None},
 }
 """Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
+
+_LATER_OF_POOLS: Final[Mapping[str, object]] = {"deviceClass": None, "topology": []}
+"""The same of a profile's pools."""
 
 
 def plan(
@@ -223,7 +228,7 @@ def _plan(
         spec=effective.spec,
         document=effective.model_dump(mode="json", by_alias=True, exclude={"status"}),
         digest=spec_digest(effective.spec),
-        profile_digest=_digest([profile_name, profile.to_document()]),
+        profile_digest=_profile_digest(profile_name, profile),
         roles=roles,
         settings=settings,
         profile=profile,
@@ -245,10 +250,23 @@ def spec_digest(spec: RunSpec) -> str:
         part: Any = document
         for name in path:
             part = (part or {}).get(name)
-        for name, unsaid in fields.items():
-            if part is not None and part[name] == unsaid:
-                del part[name]
+        if part is not None:
+            _drop_unsaid(part, fields)
     return _digest(document)
+
+
+def _profile_digest(name: str | None, profile: ProfileSpec) -> str:
+    """Hash of a profile, which is what it was before there were later fields, where it says nothing of them."""
+    document = profile.to_document()
+    for pool in document["pools"]:
+        _drop_unsaid(pool, _LATER_OF_POOLS)
+    return _digest([name, document])
+
+
+def _drop_unsaid(part: dict[str, Any], later: Mapping[str, object]) -> None:
+    for name, unsaid in later.items():
+        if part[name] == unsaid:
+            del part[name]
 
 
 def _digest(document: object) -> str:

@@ -30,13 +30,13 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
         *(("resources", "accelerators") if explicit else ("tensorParallelSize",)),
     )
     yield from _no_room(path, sampler)
-    if spec.sampler.engine == "vllm" and not sampler.accelerators and sampler.pool.accelerator_resource:
+    if spec.sampler.engine == "vllm" and not sampler.accelerators and sampler.pool.accelerator:
         yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
 
 
 def _no_room(path: Path, role: Role) -> Iterator[Problem]:
     """More accelerators per pod than the nodes of its pools have."""
-    if role.accelerators and role.pool.accelerator_resource is None:
+    if role.accelerators and role.pool.accelerator is None:
         yield Problem(path, f"found {role.accelerators}, allowed: 0 on {role.where}, without accelerators")
     for pool in role.pools:
         per_node = pool.accelerators_per_node

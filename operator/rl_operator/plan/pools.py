@@ -10,6 +10,7 @@ from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import RunSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.workload import NOWHERE, Placed
+from rl_operator.plan.topology import wrong_topology
 
 # A pod on a node that stopped answering is given up after half a minute instead of Kubernetes' five: its run waits.
 _LOST_NODE_SECONDS = 30
@@ -27,7 +28,7 @@ def pools_of_roles(
     """Where the head and each of `workers` may go, and what keeps them from the pools of the profile that they name."""
     by_name = {pool.name: pool for pool in profile.pools}
     # The head: where are no accelerators, which it would waste, and not on spot nodes, as its loss ends the attempt.
-    least = min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
+    least = min(profile.pools, key=lambda pool: (pool.accelerator is not None, pool.spot))
     pools, problems = {}, list[Problem]()
     for role, part, names, default in (
         (HEAD, "trainer", spec.trainer.pools, least),
@@ -37,6 +38,9 @@ def pools_of_roles(
         if role == HEAD or role in workers:
             problems += wrong_pools(by_name, title, part, names)
             pools[role] = tuple(by_name[name] for name in names if name in by_name) if names else (default,)
+    for role, group in ((LEARNER, spec.learner), (SAMPLER, spec.sampler)):
+        if pools.get(role):
+            problems += wrong_topology(role, group.topology, pools[role])
     return pools, problems
 
 
@@ -67,8 +71,10 @@ def wrong_pools(
 
 def _pods_of(pool: PoolSpec) -> str:
     """What of a pool is part of a pod wherever it runs."""
-    resource = pool.accelerator_resource or "none"
-    return f"acceleratorResource {resource}, runtimeClass {pool.runtime_class or 'none'}"
+    asked = f"acceleratorResource {pool.accelerator_resource or 'none'}"
+    if pool.device_class is not None:
+        asked = f"deviceClass {' where '.join((pool.device_class.name, *pool.device_class.selectors))}"
+    return f"{asked}, runtimeClass {pool.runtime_class or 'none'}"
 
 
 def pod_placement(pools: Sequence[PoolSpec], placed: Placed = NOWHERE) -> dict[str, Any]:

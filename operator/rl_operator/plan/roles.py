@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
@@ -17,6 +17,7 @@ from rl_operator.model.settings import Settings
 from rl_operator.model.workload import NOWHERE, Placed
 from rl_operator.plan.backends import backend_of
 from rl_operator.plan.pools import where
+from rl_operator.plan.topology import Topology, topology_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Role:
     """What the container for code of the user's has in each pod; None: there is none."""
     placed: Placed = NOWHERE
     """Where a queue has put its pods."""
+    topology: Topology | None = None
+    """How its pods lie to each other; None: anyhow."""
 
     @property
     def pool(self) -> PoolSpec:
@@ -87,13 +90,15 @@ def make_roles(
     yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
     if LEARNER in pools:
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
-        yield maker.role(LEARNER, learner.replicas, learner.threads, per_pod)
+        role = maker.role(LEARNER, learner.replicas, learner.threads, per_pod)
+        yield replace(role, topology=topology_of(learner.topology, role.pools))
     if SAMPLER in pools:
         sampler, least = spec.sampler, None if labelled else spec.sampler.min_replicas
         per_pod = sampler.tensor_parallel_size
-        yield maker.role(
+        role = maker.role(
             SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least, code=code
         )
+        yield replace(role, topology=topology_of(sampler.topology, role.pools))
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class RoleMaker:
         `large_head`."""
         asked, pool = asked or ResourcesSpec(), self.pools[name][0]
         settings, images = self.settings, self.profile.images
-        if pool.accelerator_resource is None:
+        if pool.accelerator is None:
             image, memory = images.cpu or settings.image_cpu, settings.worker_memory
             cpu, accelerators = settings.worker_cpu, 0
         else:
@@ -151,5 +156,5 @@ class RoleMaker:
     @property
     def _disk(self) -> str:
         """The head handles checkpoints of the models that others have accelerators for."""
-        large = any(some[0].accelerator_resource is not None for some in self.pools.values())
+        large = any(some[0].accelerator is not None for some in self.pools.values())
         return self.settings.accelerator_ephemeral_storage if large else self.settings.ephemeral_storage

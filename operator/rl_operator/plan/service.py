@@ -147,7 +147,7 @@ def _roles(
     spec: ServiceSpec, profile: ProfileSpec, by_name: Mapping[str, PoolSpec], settings: Settings
 ) -> tuple[Role, ...]:
     """The head, where are no accelerators if there is such a place, the replicas, and those for prompts."""
-    least = min(profile.pools, key=lambda pool: (pool.accelerator_resource is not None, pool.spot))
+    least = min(profile.pools, key=lambda pool: (pool.accelerator is not None, pool.spot))
     here = tuple(by_name[name] for name in spec.pools) or (profile.pools[0],)
     there = tuple(by_name[name] for name in spec.head.pools) or (least,)
     pools, prefill = {HEAD: there, REPLICA: here}, spec.prefill
@@ -171,7 +171,7 @@ def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -
     if head.accelerators:
         where_ = ("spec", "head", "resources", "accelerators")
         yield Problem(where_, f"found {head.accelerators}, allowed: 0, as candidates are measured on its CPU")
-    path, bare = ("spec", "resources", "accelerators"), role.pool.accelerator_resource is None
+    path, bare = ("spec", "resources", "accelerators"), role.pool.accelerator is None
     if bare and role.accelerators:
         yield Problem(
             path, f"found {role.accelerators}, allowed: 0 on {where(role.pools)}, without accelerators"
@@ -187,7 +187,7 @@ def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -
     elif role.accelerators > 1:
         yield Problem(path, f"found {role.accelerators}, allowed: 0 or 1, as a copy of engine torch uses one")
     for other in prefill:
-        if other.pool.accelerator_resource != role.pool.accelerator_resource:
+        if _kind(other) != _kind(role):
             yield Problem(
                 ("spec", "prefill", "pools"),
                 f"found {where(other.pools)}, with {_kind(other)}, allowed: pools with {_kind(role)} as those of the copies "
@@ -198,7 +198,7 @@ def _misplaced(spec: ServiceSpec, profile: ProfileSpec, roles: Sequence[Role]) -
 
 
 def _kind(role: Role) -> str:
-    return role.pool.accelerator_resource or "no accelerators"
+    return role.pool.accelerator or "no accelerators"
 
 
 def _unlike_its_parts(path: Path, spec: ServiceSpec, role: Role) -> Iterator[Problem]:

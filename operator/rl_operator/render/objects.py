@@ -9,6 +9,7 @@ from rl_operator.model.names import HASH_ANNOTATION, Manifest
 from rl_operator.model.seen import QueuePriority
 from rl_operator.plan.effective import Effective
 from rl_operator.render.budget import disruption_budget
+from rl_operator.render.claims import claim_templates
 from rl_operator.render.config import config_map, secret
 from rl_operator.render.gang.gang import as_gang
 from rl_operator.render.network import network_policy
@@ -19,7 +20,8 @@ from rl_operator.render.workload import run_workload
 
 def run_objects(effective: Effective) -> list[Manifest]:
     """Objects that all attempts share and that follow the run as it changes."""
-    return [hashed(network_policy(effective)), hashed(disruption_budget(effective))]
+    claims = claim_templates(effective.name, effective.roles, effective.metadata)
+    return [hashed(network_policy(effective)), hashed(disruption_budget(effective)), *map(hashed, claims)]
 
 
 def attempt_objects(effective: Effective, attempt: int, key: bytes, pod_group: str = "") -> list[Manifest]:

@@ -21,10 +21,12 @@ from rl_operator.model.names import (
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.pools import pod_placement
 from rl_operator.plan.roles import Role
+from rl_operator.render.claims import add_claim
 from rl_operator.render.code_container import add_code_container
 from rl_operator.render.config import CONFIG_KEY, RAY_TOKEN_KEY, TOKEN_KEY
 from rl_operator.render.encryption import add_encryption
 from rl_operator.render.secrets import add_secrets
+from rl_operator.render.topology import add_topology
 
 CONTAINER: Final = "ray"
 """KubeRay takes the first one for that of Ray; there may be one for the user's code behind it."""
@@ -59,6 +61,9 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         _environment(effective, role, attempt),
         effective.spec.scheduling.priority_class,
     )
+    metadata = _pod_metadata(effective, role, attempt)
+    add_claim(effective.name, role, spec, container)
+    add_topology(role, effective.queue is not None, metadata, spec)
     add_secrets(_secrets(effective, role), spec, container)
     add_encryption(effective, role, attempt, spec, NO_DEVICES)
     if role.name == HEAD:
@@ -67,7 +72,7 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
         _add_storage(effective, role, spec, container)
     add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
-    return {"metadata": _pod_metadata(effective, role, attempt), "spec": spec}
+    return {"metadata": metadata, "spec": spec}
 
 
 def _pod_metadata(effective: Effective, role: Role, attempt: int) -> Manifest:
@@ -191,7 +196,7 @@ def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifes
         # Without the token no process of Ray answers: dashboard, jobs, clients, other nodes.
         "RAY_AUTH_MODE": "token",
     }
-    if not role.accelerators:
+    if counts_no_devices(role):
         values |= NO_DEVICES
     ray_token = {"name": "RAY_AUTH_TOKEN", "valueFrom": _secret_key(effective, attempt, RAY_TOKEN_KEY)}
     if role.name != HEAD:
@@ -210,6 +215,12 @@ def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifes
         *({"name": name, "value": value} for name, value in values.items()),
         ray_token,
     ]
+
+
+def counts_no_devices(role: Role) -> bool:
+    """Whether a pod of this role asks for no counted resource, whose device plug-in says which devices it gets. Those of a
+    claim come by the container's device interface (CDI), and by no variable."""
+    return not role.accelerators or role.pool.device_class is not None
 
 
 def _secret_key(effective: Effective, attempt: int, key: str) -> Manifest:

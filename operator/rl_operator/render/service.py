@@ -23,10 +23,11 @@ from rl_operator.model.tokens import CONTROL, RAY, derive_token
 from rl_operator.plan.roles import Role
 from rl_operator.plan.service import EffectiveService
 from rl_operator.render.autoscaler import idle_autoscaler
+from rl_operator.render.claims import add_claim, claim_templates
 from rl_operator.render.config import RAY_TOKEN_KEY, TOKEN_KEY
 from rl_operator.render.network import isolated, pods_of, port
 from rl_operator.render.objects import hashed
-from rl_operator.render.pods import NO_DEVICES, TOKEN_FOLDER, restricted_pod
+from rl_operator.render.pods import NO_DEVICES, TOKEN_FOLDER, counts_no_devices, restricted_pod
 from rl_operator.render.raycluster import guarded_cluster, start_params, worker_group
 from rl_operator.render.secrets import add_secrets
 from rl_operator.render.service_config import (
@@ -54,7 +55,8 @@ of that (`rl_serve.proxy`)."""
 
 def service_objects(service: EffectiveService) -> list[Manifest]:
     """What follows the service as it changes, but for its RayService."""
-    return [hashed(_network_policy(service)), hashed(_disruption_budget(service))]
+    claims = claim_templates(service.object_name, service.roles, service.metadata)
+    return [hashed(_network_policy(service)), hashed(_disruption_budget(service)), *map(hashed, claims)]
 
 
 def service_secret(service: EffectiveService, key: bytes) -> Manifest:
@@ -148,6 +150,7 @@ def _upgrade(steps: IncrementalSpec | None, hurried: bool) -> Manifest:
 
 def _pod(service: EffectiveService, role: Role, followed: FollowedRun | None) -> Manifest:
     spec, container = restricted_pod(role, service.image_pull_policy, _environment(service, role))
+    add_claim(service.object_name, role, spec, container)
     ports = {"serve": SERVE_PORT, "metrics": _METRICS_PORT} | (RAY_PORTS if role.name == HEAD else {})
     container["ports"] = [{"name": name, "containerPort": number} for name, number in ports.items()]
     if role.name == HEAD:
@@ -184,7 +187,7 @@ def _environment(service: EffectiveService, role: Role) -> list[Manifest]:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
         # Every pod has a proxy: with the copy beside it first, copies would be as busy as connections happen to fall.
         "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
-        **({} if role.accelerators else NO_DEVICES),
+        **(NO_DEVICES if counts_no_devices(role) else {}),
     }
     secret = {"secretKeyRef": {"name": service.secret, "key": RAY_TOKEN_KEY}}
     return [

@@ -25,6 +25,7 @@ from rl_operator.model.workload import Placed
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.roles import Role
 from rl_operator.render.pods import pod_template
+from rl_operator.render.topology import pod_set_topology
 
 MOST_PARTS: Final = 16
 """Workloads at most for a run's samplers above the fewest: where there are more samplers, several share one."""
@@ -106,7 +107,13 @@ def _pod_set(effective: Effective, role: Role, count: int) -> Manifest:
     for key in ("initContainers", "containers"):
         if key in pod:
             spec[key] = [{"name": one["name"], "resources": _counted(one)} for one in pod[key]]
-    return {"name": role.name, "count": count, "template": {"spec": spec}}
+    topology = pod_set_topology(role)
+    return {
+        "name": role.name,
+        "count": count,
+        "template": {"spec": spec},
+        **({"topologyRequest": topology} if topology else {}),
+    }
 
 
 def _counted(container: Mapping[str, Any]) -> Manifest:

@@ -89,7 +89,10 @@ class Cluster:
         over = {condition.type for condition in status.conditions if condition.status == "True"}
         if over & {"Succeeded", "Failed"}:
             return world
-        changes: dict[str, Any] = {"kuberay": self.store.serves("RayJob")}
+        changes: dict[str, Any] = {
+            "kuberay": self.store.serves("RayJob"),
+            "dra": self.store.serves("ResourceClaimTemplate"),
+        }
         memory.token, changes["unasked"] = await self._token(key, world, memory.uid)
         current = self.plan(run, memory)
         if open_attempt is None and isinstance(current, Effective) and current.claim is not None:

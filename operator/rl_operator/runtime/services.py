@@ -284,6 +284,7 @@ class Services:
             groups=self.store.groups(key, ray.uid) if ray is not None else {},
             live=dict(self.store.live(key, uid)),
             key=self.cluster.key,
+            dra=self.store.serves("ResourceClaimTemplate"),
             kuberay=self.store.serves("RayService"),
             followed=known_service_status(service).followed,
             asked=self.store.asked(key, ray.uid) if ray is not None else (),

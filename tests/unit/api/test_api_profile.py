@@ -67,7 +67,7 @@ def test_a_full_profile_is_valid() -> None:
             {"pools": [{"name": "a", "acceleratorsPerNode": 8}]},
             [
                 "spec.pools[0].acceleratorResource: missing, required with acceleratorsPerNode: "
-                "a resource such as nvidia.com/gpu"
+                "a resource such as nvidia.com/gpu, or a deviceClass"
             ],
         ),
         (
@@ -92,7 +92,8 @@ def test_a_full_profile_is_valid() -> None:
             {"pools": [{"name": "a", "gpus": 1}]},
             [
                 "spec.pools[0].gpus: unknown field, allowed: name, nodeSelector, tolerations, "
-                "acceleratorResource, acceleratorsPerNode, spot, runtimeClass, ephemeralStorage, withoutAccelerators, limits"
+                "acceleratorResource, deviceClass, acceleratorsPerNode, spot, runtimeClass, ephemeralStorage, "
+                "withoutAccelerators, topology, limits"
             ],
         ),
         (
@@ -104,7 +105,7 @@ def test_a_full_profile_is_valid() -> None:
             [
                 "spec.pools[0].nodeSelector.a b: found this key, allowed: a Kubernetes name such as nvidia.com/gpu",
                 "spec.pools[0].acceleratorResource: missing, required with acceleratorsPerNode: "
-                "a resource such as nvidia.com/gpu",
+                "a resource such as nvidia.com/gpu, or a deviceClass",
             ],
         ),
         (

@@ -23,6 +23,7 @@ RUN_VERBS = {
     "gateway.networking.k8s.io/gateways": "get",
     "networking.k8s.io/networkpolicies": CREATED,
     "policy/poddisruptionbudgets": CREATED,
+    "resource.k8s.io/resourceclaimtemplates": CREATED,
     "/configmaps": "get create delete",
     "/secrets": "create",
     "/pods": "list watch",

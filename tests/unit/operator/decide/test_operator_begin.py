@@ -110,6 +110,24 @@ def test_what_keeps_a_run_from_its_beginning(spec: dict[str, Any], seen: dict[st
     assert bool(decision.create) is (reason == "Starting")
 
 
+@pytest.mark.parametrize(("pool", "reason"), [("gpus", "DRAMissing"), ("cpu", "Starting")])
+def test_devices_are_claimed_only_where_the_cluster_can(pool: str, reason: str) -> None:
+    pools = [{"name": "gpus", "deviceClass": {"name": "gpu.nvidia.com"}}, {"name": "cpu"}]
+    run = make_run({"sampler": {"pools": [pool]}, "learner": {"pools": ["cpu"]}})
+    planned = plan(run, [make_profile(default=True, pools=pools)], Settings())
+    found = condition(reconcile(World(run=run, dra=False), NOW, planned), "ClusterReady")
+    assert found is not None
+    assert found[1] == reason
+    if reason == "DRAMissing":
+        assert found[2] == (
+            "this cluster has no resource.k8s.io/v1 (Kubernetes 1.34), by which pods of the sampler claim devices of "
+            "class gpu.nvidia.com in pool gpus: name pools with an acceleratorResource"
+        )
+    begun = condition(reconcile(World(run=run), NOW, planned), "ClusterReady")
+    assert begun is not None
+    assert begun[1] == "Starting"
+
+
 @pytest.mark.parametrize(
     ("pod", "waits"),
     [

@@ -34,6 +34,19 @@ SPILLING_PLAN = make_plan(
         ],
     ),
 )
+CLAIMING_PLAN = make_plan(
+    {
+        "sampler": {"pools": ["mig"], "tensorParallelSize": 2},
+        "learner": {"pools": ["cpu"], "topology": {"required": "rack"}},
+    },
+    make_profile(
+        default=True,
+        pools=[
+            {"name": "mig", "deviceClass": {"name": "mig.nvidia.com"}},
+            {"name": "cpu", "topology": [{"name": "rack", "label": "example.com/rack"}]},
+        ],
+    ),
+)
 
 
 def waiting(role: str, reason: str, message: str = "", **container: Any) -> Pod:
@@ -92,6 +105,32 @@ TABLE: list[tuple[str, list[Pod], list[Event], Ray | None, Effective, str, str, 
         "Unschedulable",
         "sampler",
         "no node of pools a, b takes the pod: too few nodes have the pools' labels (capacity=spot or capacity=owned)",
+    ),
+    (
+        "too few devices of a class",
+        [unschedulable("sampler", "0/3 nodes are available: 3 cannot allocate all claims.")],
+        [],
+        None,
+        CLAIMING_PLAN,
+        "Unschedulable",
+        "sampler",
+        "no node of pool mig takes the pod: too few devices are free (2 of class mig.nvidia.com asked for per pod)",
+    ),
+    (
+        "a rack that is full",
+        [
+            unschedulable(
+                "learner",
+                "0/3 nodes are available: 3 node(s) didn't match pod affinity rules, 1 Insufficient cpu.",
+            )
+        ],
+        [],
+        None,
+        CLAIMING_PLAN,
+        "Unschedulable",
+        "learner",
+        "too little cpu is free, the rack in which others of the learner are is full, or nodes lack its label "
+        "example.com/rack",
     ),
     (
         "taints",

@@ -121,6 +121,17 @@ def test_a_run_asks_its_queue_before_anything_of_it_is_made() -> None:
     assert decision.finalizer is True
 
 
+def test_what_kueue_counts_devices_by_is_there_before_the_workload() -> None:
+    pools = [{"name": "gpus", "deviceClass": {"name": "gpu.nvidia.com"}}, {"name": "cpu"}]
+    story = Story(QUEUED, [make_profile(default=True, pools=pools)])
+    decision = story.look()
+    assert kinds(decision) == ["ResourceClaimTemplate", "ResourceClaimTemplate", "Workload"]
+    named = {one["metadata"]["name"] for one in decision.create[:2]}
+    specs = [one["template"]["spec"] for one in decision.create[2]["spec"]["podSets"]]
+    claims = [claim for pod in specs for claim in pod.get("resourceClaims", ())]
+    assert {claim["resourceClaimTemplateName"] for claim in claims} == named
+
+
 def test_its_place_is_told_while_it_waits(run: Queued) -> None:
     said = "couldn't assign flavors: insufficient unused quota for cpu in flavor default, 200m more needed"
     decision = run.queue(waits=Fact("Pending", said), line=Line(3, 7))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from operator_worlds import make_profile
 from service_worlds import CLUSTER, NOW, ServiceStory, checkpoint, make_service, make_service_plan
 
 from rl_operator.decide.service import reconcile_service
@@ -65,6 +66,16 @@ def test_without_kuberay_it_says_so() -> None:
     story = ServiceStory(kuberay=False)
     story.look()
     assert story.condition("ClusterReady")[:2] == ("False", "KubeRayMissing")
+
+
+def test_without_dra_no_devices_are_claimed() -> None:
+    pools = [{"name": "gpus", "deviceClass": {"name": "gpu.nvidia.com"}}, {"name": "cpu"}]
+    for dra, reason in ((False, "DRAMissing"), (True, "Starting")):
+        story = ServiceStory(dra=dra)
+        story.profiles = [make_profile(default=True, pools=pools)]
+        decision = story.look()
+        assert story.condition("ClusterReady")[:2] == ("False", reason)
+        assert bool(decision.create) is dra
 
 
 def test_a_deleted_service_is_left_to_the_garbage_collector() -> None:

@@ -138,6 +138,15 @@ def test_what_an_attempt_takes(render: Any) -> None:
     assert replace(taken, storage=0) == Needs(runs=1, samplers=3, learners=1, accelerators=7)
 
 
+def test_claimed_devices_are_accelerators_like_others() -> None:
+    pools = [{"name": "gpus", "deviceClass": {"name": "gpu.nvidia.com"}}, {"name": "cpu"}]
+    plan = make_plan(
+        {"sampler": {"replicas": 3, "tensorParallelSize": 2}}, make_profile(pools=pools, default=True)
+    )
+    asked = parse_ray(ray_job(plan, 1)).asked
+    assert asked.with_samplers(asked.most).accelerators == needs_of(plan.roles).accelerators == 7
+
+
 def test_the_disk_of_all_its_containers_is_taken() -> None:
     plan = make_plan({"task": {"isolation": "strict"}})
     ray = parse_ray(ray_job(plan, 1))
