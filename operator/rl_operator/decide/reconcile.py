@@ -22,6 +22,7 @@ from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
 from rl_operator.decide.borrowing import allowed_samplers, borrowing
 from rl_operator.decide.diagnose import Diagnosis, diagnose, missing_claim, missing_kuberay, no_quota
+from rl_operator.decide.draining import samplers_to_move
 from rl_operator.decide.drift import drift
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queued import admitted, enter, shown
@@ -174,7 +175,11 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
     given = allowed_samplers(look.world, ray, may)
     if given < may:
         crowded = f"{wanted} samplers are wanted, and the queue gives {given} now"
-    return scale(ray.samplers, given, look.world.pods_of(ray.attempt)), crowded
+    wish = scale(ray.samplers, given, look.world.pods_of(ray.attempt))
+    if wish is None and effective is not None:
+        away = samplers_to_move(look, ray, effective.role(SAMPLER).at_start)
+        wish = Scale(ray.samplers, ray.samplers.replicas, away) if away else None
+    return wish, crowded
 
 
 def _read(look: Look, attempt: int) -> Look:

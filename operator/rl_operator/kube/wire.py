@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
     "Namespace": Kind("", "v1", "namespaces", namespaced=False),
+    "Node": Kind("", "v1", "nodes", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
 }
 """The kinds that operator and command line deal with."""
@@ -76,6 +77,11 @@ class ApiError(RLTrainError):
     def missing(self) -> bool:
         """Whether the object, or its kind, is not there."""
         return self.status == 404
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether nobody has given the right to it."""
+        return self.status == 403
 
     @property
     def conflict(self) -> bool:

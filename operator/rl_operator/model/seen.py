@@ -137,6 +137,8 @@ class Pod:
     message: str = ""
     unschedulable: str = ""
     """Message of the scheduler."""
+    stays: bool = False
+    """Whether it may be put on a node that is cordoned, and so is not moved away from one."""
     memory_limit: str = ""
     containers: tuple[Container, ...] = ()
 
@@ -229,6 +231,8 @@ class World:
     """Who goes first in the queue."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
     """Those that the run was admitted on, by name, as far as they could be read."""
+    cordoned: Mapping[str, str] = field(default_factory=dict)
+    """Nodes with pods of the run on which no more are put, and why."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""
