@@ -126,10 +126,10 @@ def leave(at: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def hold_up(files: RunFiles, process: Process, sampler: int, samplers: int) -> int:
-    """A prompt that this sampler has begun and does not end; on-policy nothing is trained on without it."""
+def hold_up(files: RunFiles, process: Process, sampler: int) -> int:
+    """A prompt that this sampler, of three, has begun and does not end; on-policy nothing is trained on without it."""
     prompts = range((len(files.steps) + 3) * PROMPTS, 10**6)
-    prompt = next(prompt for prompt in prompts if prompt % samplers == sampler)
+    prompt = next(prompt for prompt in prompts if prompt % 3 == sampler)
     files.feel({prompt: "holdFirst"})
     process.wait_for(lambda: (files.folder / f"held-{prompt}").exists())
     return prompt
@@ -161,7 +161,7 @@ def test_a_sampler_that_is_told_to_go_gives_its_groups_back_at_once(tmp_path: Pa
             training.hears(f"sampler {number} joined: {number + 1} samplers now")
             process.wait_for(lambda: files.steps[-1].samplers == len(nodes))
 
-        prompt = hold_up(files, process, sampler=2, samplers=3)
+        prompt = hold_up(files, process, sampler=2)
         told = time.time()
         unfinished = int(leave(at[2]).split()[0])
         assert unfinished >= 1
@@ -175,7 +175,7 @@ def test_a_sampler_that_is_told_to_go_gives_its_groups_back_at_once(tmp_path: Pa
         cluster.remove_node(nodes[2], allow_graceful=False)
         training.hears("sampler 2 has gone with its node, 2 left")
 
-        prompt = hold_up(files, process, sampler=1, samplers=2)
+        prompt = hold_up(files, process, sampler=1)
         killed = time.time()
         cluster.remove_node(nodes[1], allow_graceful=False)
         lost = trained_at(files, process, prompt) - killed
