@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from rl_api.base import MOST, MOST_ITEMS, Duration, Model, ObjectName, PositiveDuration, Quantity, Text, Word
 from rl_api.placement import TopologySpec
+
+LEAVE_VARIABLE: Final = "RLTRAIN_LEAVE_SOCKET"
+"""Environment variable of a sampler's pod: the socket at which the sampler hears that the pod is told to go."""
 
 
 class ResourcesSpec(Model):

@@ -6,6 +6,9 @@ The nodes are processes of this machine (`ray.cluster_utils`), marked for their 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from training_runs import PROMPTS, Process, RunFiles, actors
 
+from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 
 # Enough steps that no run ends before it is told to.
@@ -114,6 +118,77 @@ def test_samplers_join_leave_and_are_replaced_while_training_goes_on(tmp_path: P
     assert max(record.staleness_max for record in files.steps) <= 1
     counts = [record.samplers for record in files.steps]
     assert (counts[0], {*counts} >= {1, 2}) == (1, True)
+
+
+def leave(at: Path) -> str:
+    """What the kubelet does before it ends a sampler's pod; what the sampler says to it."""
+    command = [sys.executable, "-m", "rl_trainer.rollout.leaving", str(at), "20"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def hold_up(files: RunFiles, process: Process, sampler: int) -> int:
+    """A prompt that this sampler, of three, has begun and does not end; on-policy nothing is trained on without it."""
+    prompts = range((len(files.steps) + 3) * PROMPTS, 10**6)
+    prompt = next(prompt for prompt in prompts if prompt % 3 == sampler)
+    files.feel({prompt: "holdFirst"})
+    process.wait_for(lambda: (files.folder / f"held-{prompt}").exists())
+    return prompt
+
+
+def trained_at(files: RunFiles, process: Process, prompt: int) -> float:
+    """When the step with this prompt ended, once it has."""
+
+    def times() -> list[float]:
+        return [record.time for record in files.steps if prompt in record.prompts]
+
+    process.wait_for(lambda: bool(times()))
+    return times()[0]
+
+
+def test_a_sampler_that_is_told_to_go_gives_its_groups_back_at_once(tmp_path: Path, cluster: Cluster):
+    reward = {"rule": "function", "function": "moody_reward:reward", "timeout": "2m"}
+    files = RunFiles(
+        tmp_path, sampler={"replicas": 3, "minReplicas": 1}, task={"rewards": [reward]}, stop=ENDLESS
+    )
+    at = [tmp_path / f"leave-{number}" for number in range(3)]
+    nodes = [cluster.add_node(**node("sampler"), env_vars={LEAVE_VARIABLE: str(at[0])})]
+    cluster.wait_for_nodes()
+    with files.start(RAY_ADDRESS=cluster.address) as process:
+        training = Training(files, process)
+        training.goes_on(1)
+        for number in (1, 2):
+            nodes.append(cluster.add_node(**node("sampler"), env_vars={LEAVE_VARIABLE: str(at[number])}))
+            training.hears(f"sampler {number} joined: {number + 1} samplers now")
+            process.wait_for(lambda: files.steps[-1].samplers == len(nodes))
+
+        prompt = hold_up(files, process, sampler=2)
+        told = time.time()
+        unfinished = int(leave(at[2]).split()[0])
+        assert unfinished >= 1
+        given_back = trained_at(files, process, prompt) - told
+        # Its node still lives, and so does it: what it ends now has been sampled by others.
+        (files.folder / "let-go").touch()
+        training.hears(f"sampler 2 is told to go with its pod and has given {unfinished} unfinished group")
+        training.goes_on()
+        assert leave(at[2]).startswith(f"{unfinished} "), "nothing was begun there since"
+        (files.folder / "let-go").unlink()
+        cluster.remove_node(nodes[2], allow_graceful=False)
+        training.hears("sampler 2 has gone with its node, 2 left")
+
+        prompt = hold_up(files, process, sampler=1)
+        killed = time.time()
+        cluster.remove_node(nodes[1], allow_graceful=False)
+        lost = trained_at(files, process, prompt) - killed
+        training.hears("sampler 1 has gone with its node, 1 left; its ")
+        training.goes_on()
+        process.send(signal.SIGTERM)
+        outcome = process.finish()
+    assert outcome.code == 143, outcome
+    assert "replaced" not in outcome.out
+    trained = [prompt for record in files.steps for prompt in record.prompts]
+    assert trained == list(range(len(files.steps) * PROMPTS)), "every prompt once, in order"
+    print(f"others had trained on it {given_back:.1f} s after a notice, {lost:.1f} s after a kill")
+    assert given_back < lost
 
 
 def test_on_policy_with_other_samplers_than_at_the_start_until_too_few_are_left(

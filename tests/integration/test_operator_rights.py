@@ -211,6 +211,7 @@ def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_grante
     a_run_whose_time_has_come(cluster)
     a_cluster_to_work_in(cluster)
     a_conflict(cluster)
+    a_run_whose_node_is_drained(cluster)
     a_service(cluster)
     devices_that_are_claimed(cluster)
     cluster.operator.kill()
@@ -446,6 +447,38 @@ def a_cluster_to_work_in(cluster: Cluster) -> None:
     cluster.until(lambda: not cluster.there("raycluster", "hand-1"), "its RayCluster is deleted")
 
 
+def a_run_whose_node_is_drained(cluster: Cluster) -> None:
+    """It is moved: its RayJob goes, and when its pods are gone another one of this attempt is made."""
+    cluster.train("moved")
+    name = cluster.cluster_of("moved-1")
+    first = cluster.there("rayjob", "moved-1")["metadata"]["uid"]
+    cluster.kube.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "drained"}})
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": f"{name}-head"}}
+    binding["target"] = {"apiVersion": "v1", "kind": "Node", "name": "drained"}
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/{name}-head/binding"
+    cluster.kube.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+    cluster.kube.kubectl("cordon", "drained")
+    cluster.until(lambda: not cluster.there("rayjob", "moved-1"), "its RayJob is deleted")
+    cluster.delete("raycluster", name)
+    cluster.kube.kubectl(
+        "delete", "pod", f"{name}-head", "-n", cluster.namespace, "--grace-period=0", "--force"
+    )
+    again = cluster.until(lambda: cluster.there("rayjob", "moved-1"), "it is made again")
+    assert again["metadata"]["uid"] != first
+
+    def moved() -> dict[str, Any]:
+        status: dict[str, Any] = cluster.there("rlrun", "moved")["status"]
+        return status if status["attempts"][0].get("preemptions") else {}
+
+    status = cluster.until(moved, "it is counted")
+    [eviction], [attempt] = status["evictions"], status["attempts"]
+    assert (eviction["reason"], eviction["checkpoint"]) == ("NodeDrained", "none")
+    assert eviction["message"] == "node drained is cordoned: head must go elsewhere"
+    assert (attempt["number"], attempt["preemptions"]) == (1, 1)
+    cluster.kube.kubectl("delete", "node", "drained")
+    cluster.delete("rlrun", "moved")
+
+
 def a_conflict(cluster: Cluster) -> None:
     """After one the run is read as it is."""
     right: Right = ("runs", "rltrain.dev", "rltrainingruns", "", "get")
@@ -485,3 +518,27 @@ def test_owner_references_that_block_need_the_right_to_finalizers(cluster: Clust
     assert cluster.kube.kubectl(*create, f"--as={ACCOUNT}", stdin=copy).returncode == 0
     refused = cluster.kube.kubectl(*create, "--as=fewer", stdin=copy, check=False)
     assert "cannot set blockOwnerDeletion" in refused.stderr
+
+
+def test_without_the_right_to_see_nodes_an_operator_works_and_says_so_once(cluster: Cluster) -> None:
+    role = cluster.kube.get("clusterrole", "rltrain-cluster")
+    fewer = [rule for rule in role["rules"] if "nodes" not in rule["resources"]]
+    assert len(fewer) == len(role["rules"]) - 1
+
+    def give(rules: list[dict[str, Any]], may: str) -> None:
+        patch = json.dumps([{"op": "replace", "path": "/rules", "value": rules}])
+        cluster.kube.kubectl("patch", "clusterrole", "rltrain-cluster", "--type=json", "-p", patch)
+        asked = ("auth", "can-i", "list", "nodes", f"--as={ACCOUNT}")
+        cluster.until(lambda: cluster.kube.kubectl(*asked, check=False).stdout.strip() == may, "it is known")
+
+    cluster.operator.kill()
+    give(fewer, "no")
+    try:
+        cluster.operator.start()
+        cluster.operator.until_works()
+        cluster.train("blind")
+        cluster.until(lambda: cluster.there("rayjob", "blind-1"), "runs are kept going")
+    finally:
+        give(role["rules"], "yes")
+    sentence = "runs are not moved away from nodes that are drained: "
+    assert cluster.operator.log.read_text().count(sentence) == 1

@@ -66,9 +66,19 @@ def reward(prompt, completion, answer):
         time.sleep(3600)
     if mood == "nan":
         return math.nan
+    if mood == "holdFirst" and first(f"held-{prompt['index']}"):
+        while not (Path(__file__).parent / "let-go").exists():
+            time.sleep(0.02)
     if mood == "huge":
         return 1e36 * (sum(map(ord, completion)) % 97)
     return len(set(completion)) / 6
+
+def first(name):
+    try:
+        (Path(__file__).parent / name).mkdir()
+    except FileExistsError:
+        return False
+    return True
 """
 
 
@@ -110,7 +120,8 @@ class RunFiles:
         self.file.write_text(yaml.safe_dump(document))
 
     def feel(self, moods: dict[int, str] | None = None, *, delay: float = 0.0) -> None:
-        """The reward from now on: prompt index -> raise, hang, nan or huge; `delay`: seconds that every call takes."""
+        """The reward from now on: prompt index -> raise, hang, nan, huge, or holdFirst (whoever asks first is not answered
+        before there is a file `let-go`); `delay`: seconds that every call takes."""
         temporary = self.folder / "moods.new"
         temporary.write_text(json.dumps({**(moods or {}), "delay": delay}))
         temporary.replace(self.folder / "moods.json")

@@ -29,6 +29,7 @@ from rl_operator.decide.diagnose import (
     missing_kuberay,
     no_quota,
 )
+from rl_operator.decide.draining import samplers_to_move
 from rl_operator.decide.drift import drift
 from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
@@ -183,7 +184,11 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
     given = allowed_samplers(look.world, ray, may)
     if given < may:
         crowded = f"{wanted} samplers are wanted, and the queue gives {given} now"
-    return scale(ray.samplers, given, look.world.pods_of(ray.attempt)), crowded
+    wish = scale(ray.samplers, given, look.world.pods_of(ray.attempt))
+    if wish is None and effective is not None:
+        away = samplers_to_move(look, ray, effective.role(SAMPLER).at_start)
+        wish = Scale(ray.samplers, ray.samplers.replicas, away) if away else None
+    return wish, crowded
 
 
 def _read(look: Look, attempt: int) -> Look:

@@ -15,7 +15,14 @@ from rl_operator.kube.wire import version_of
 from rl_operator.model.figures import Figures, figures_of
 from rl_operator.model.names import KIND, RUN_LABEL, Key, Manifest
 from rl_operator.model.nesting import shallow
-from rl_operator.model.parse import controller_of, parse_group, parse_live, parse_pod, parse_ray
+from rl_operator.model.parse import (
+    controller_of,
+    parse_group,
+    parse_live,
+    parse_node,
+    parse_pod,
+    parse_ray,
+)
 from rl_operator.model.seen import Live, Pod, Ray, WorkerGroup
 from rl_operator.model.workload import Workload, parse_workload
 
@@ -29,12 +36,13 @@ WATCHED: Final = (
     "RayJob",
     "RayCluster",
     "Workload",
+    "Node",
 )
 """Kinds that are watched. RayJobs and RayClusters exist only where KubeRay is installed, Workloads only where
 Kueue is, ResourceClaimTemplates since Kubernetes 1.34."""
 
-UNLABELLED: Final = frozenset({"Workload"})
-"""Kinds of which others' objects are looked at too: who waits in a queue before a run."""
+UNLABELLED: Final = frozenset({"Workload", "Node"})
+"""Kinds of which others' objects are looked at too: who waits in a queue before a run, and which nodes are cordoned."""
 
 _OF_RUN: Final = (
     "name",
@@ -69,8 +77,8 @@ class Seen:
     kind: str
     uid: str
     version: int
-    view: Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | None
-    """None: it is no object of a run; only its version is known."""
+    view: Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | str | None
+    """None: it is no object of a run; only its version is known. Text: of a node, why it is cordoned; empty: it is not."""
     owner: str = ""
     """Uid of the run that owns it, or of the RayJob that controls a RayCluster; empty for pods, whose view says it."""
 
@@ -97,6 +105,10 @@ class Store:
         if known is not None and known.version >= version:  # also of an older object of this name
             return []
         view = _view(document)
+        if kind == "Node":
+            self._objects[kind][place] = Seen(kind, uid, version, view)
+            before = known.view if known is not None else ""
+            return self._with_pods_on(place[1]) if view != before else []
         self._objects[kind][place] = Seen(
             kind, uid, version, view, _owner(document) or controller_of(document, "RayJob")
         )
@@ -192,6 +204,17 @@ class Store:
         seen = self._objects[kind].get(place)
         return seen.uid if seen is not None and seen.owner == owner else ""
 
+    def cordoned(self, node: str) -> str:
+        """Why no more pods are put on a node; empty: they are, as far as is known."""
+        seen = self._objects["Node"].get(("", node))
+        return seen.view if seen is not None and isinstance(seen.view, str) else ""
+
+    def _with_pods_on(self, node: str) -> list[Key]:
+        """The runs that have pods there."""
+        pods = self._objects["Pod"].items()
+        places = [place for place, seen in pods if isinstance(seen.view, Pod) and seen.view.node == node]
+        return sorted({key for place in places if (key := self._run_of.get(("Pod", place)))})
+
     def waiting(self, namespace: str, queue: str) -> Iterator[Workload]:
         """What stands in a queue of a namespace, whoever's it is."""
         for place, seen in self._objects["Workload"].items():
@@ -262,8 +285,10 @@ def _owner(document: Manifest) -> str:
     return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
 
 
-def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | None:
+def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Workload | Manifest | str | None:
     kind = document["kind"]
+    if kind == "Node":
+        return parse_node(document)
     if kind == "Workload":
         return parse_workload(document)
     if kind in ("RayJob", "RayCluster"):

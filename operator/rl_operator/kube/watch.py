@@ -40,7 +40,7 @@ class Watch:
     def __init__(
         self, api: Api, sink: Sink, kind: str, namespace: str | None = None, labels: str = ""
     ) -> None:
-        self._api, self._sink, self._kind, self._namespace = api, sink, kind, namespace
+        self._api, self._sink, self.kind, self._namespace = api, sink, kind, namespace
         self._labels = labels
         self._version = ""
         self._moved = math.inf
@@ -49,7 +49,7 @@ class Watch:
     def problem(self) -> str:
         """What is wrong, for the liveness probe: nothing was heard, not even an error, though every wait has an end."""
         silent = time.monotonic() - self._moved
-        return f"the watch of {self._kind}s hangs for {silent:.0f} s" if silent > _STUCK_SECONDS else ""
+        return f"the watch of {self.kind}s hangs for {silent:.0f} s" if silent > _STUCK_SECONDS else ""
 
     async def run(self) -> None:
         """List, unless that was done, and watch until cancelled."""
@@ -71,7 +71,7 @@ class Watch:
                 LOG.log(
                     logging.WARNING if failures == 3 else logging.INFO,
                     "%ss cannot be watched: %s",
-                    self._kind,
+                    self.kind,
                     error,
                 )
             pause = min(0.25 * 2 ** min(failures, 9), _LONGEST_PAUSE) if failures else BREATH_SECONDS
@@ -86,23 +86,23 @@ class Watch:
         there: set[str] = set()
         version = ""
         try:
-            async for items, at in self._api.pages(self._kind, self._namespace, labels=self._labels):
+            async for items, at in self._api.pages(self.kind, self._namespace, labels=self._labels):
                 version = at
                 for item in items:
                     there.add(str(item["metadata"].get("uid", "")))
-                    self._sink.seen(self._kind, "LISTED", item)
+                    self._sink.seen(self.kind, "LISTED", item)
         except ApiError as error:
             if not error.missing:
                 raise
-            self._sink.listed(self._kind, self._namespace, None, 0)
+            self._sink.listed(self.kind, self._namespace, None, 0)
             return
-        self._sink.listed(self._kind, self._namespace, there, int(version) if version.isdigit() else 0)
+        self._sink.listed(self.kind, self._namespace, there, int(version) if version.isdigit() else 0)
         self._version = version
 
     async def _follow(self) -> None:
-        events = self._api.watch(self._kind, self._namespace, self._version, labels=self._labels)
+        events = self._api.watch(self.kind, self._namespace, self._version, labels=self._labels)
         async for change, document in events:
             self._moved = time.monotonic()
             self._version = str(document["metadata"].get("resourceVersion") or self._version)
             if change != "BOOKMARK":
-                self._sink.seen(self._kind, change, document)
+                self._sink.seen(self.kind, change, document)

@@ -48,6 +48,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
     "ResourceClaimTemplate": Kind("resource.k8s.io", "v1", "resourceclaimtemplates"),
     "Namespace": Kind("", "v1", "namespaces", namespaced=False),
+    "Node": Kind("", "v1", "nodes", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
     **{kind: Kind(*version_of_kind(kind), "podgroups") for kinds in POD_GROUPS.values() for kind in kinds},
 }
@@ -79,6 +80,11 @@ class ApiError(RLTrainError):
     def missing(self) -> bool:
         """Whether the object, or its kind, is not there."""
         return self.status == 404
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether nobody has given the right to it."""
+        return self.status == 403
 
     @property
     def conflict(self) -> bool:

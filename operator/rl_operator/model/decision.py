@@ -46,7 +46,7 @@ class Scale:
     group: WorkerGroup
     replicas: int
     remove: tuple[str, ...] = ()
-    """Pods to take away, where there are to be fewer."""
+    """Pods to take away: where there are to be fewer, or others in their place."""
     bound: bool = False
     """Whether there are to be no more later on, so that what is not asked for is free for others."""
 
@@ -72,6 +72,10 @@ class Scale:
     @property
     def sentence(self) -> str:
         """For people."""
+        if self.replicas == self.group.replicas:
+            return (
+                f"samplers {', '.join(self.remove)} go from nodes that are drained, and others come for them"
+            )
         return f"{self.replicas} instead of {self.group.replicas} samplers are wanted in {self.group.cluster}"
 
 

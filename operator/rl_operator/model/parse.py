@@ -152,6 +152,19 @@ def _token_secret(container: Mapping[str, Any]) -> str:
     return ""
 
 
+UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+_REMOVED: Final = "ToBeDeletedByClusterAutoscaler"
+
+
+def parse_node(document: Mapping[str, Any]) -> str:
+    """Why no more pods are put on a node that is to be emptied; empty: they are."""
+    spec = document.get("spec") or {}
+    taints = {taint.get("key") for taint in spec.get("taints") or ()}
+    if _REMOVED in taints:
+        return "is about to be removed by the cluster autoscaler"
+    return "is cordoned" if spec.get("unschedulable") is True or UNSCHEDULABLE in taints else ""
+
+
 def parse_pod(document: Mapping[str, Any]) -> Pod:
     """The view of a pod."""
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
@@ -183,6 +196,10 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
             str(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else ""
         ),
         gates=tuple(str(gate.get("name")) for gate in spec.get("schedulingGates") or ()),
+        stays=any(
+            one.get("key") == UNSCHEDULABLE or (one.get("operator") == "Exists" and not one.get("key"))
+            for one in spec.get("tolerations") or ()
+        ),
         memory_limit=str(((first.get("resources") or {}).get("limits") or {}).get("memory", "")),
         containers=tuple(
             _parse_container(container)

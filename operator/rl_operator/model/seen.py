@@ -141,6 +141,8 @@ class Pod:
     """Message of the scheduler."""
     gates: tuple[str, ...] = ()
     """What keeps the scheduler from looking at it."""
+    stays: bool = False
+    """Whether it may be put on a node that is cordoned, and so is not moved away from one."""
     memory_limit: str = ""
     containers: tuple[Container, ...] = ()
 
@@ -237,6 +239,8 @@ class World:
     """Those that the run was admitted on, by name, as far as they could be read."""
     pod_group: str | None = None
     """Kind of PodGroup of the profile's gang scheduler that the cluster knows; empty: none; None: not asked for."""
+    cordoned: Mapping[str, str] = field(default_factory=dict)
+    """Nodes with pods of the run on which no more are put, and why."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""

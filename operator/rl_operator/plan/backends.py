@@ -22,6 +22,9 @@ class Backend:
     workers_need_secrets = False
     """Whether workers get the Secrets of the run: they read models, data and object stores themselves."""
 
+    samplers_leave = True
+    """Whether a sampler gives its work back when its pod is told to go."""
+
     def workers(self, spec: RunSpec) -> tuple[str, ...]:
         """The roles besides the head."""
         return (LEARNER, SAMPLER)
@@ -44,6 +47,7 @@ class Command(Backend):
 
     follows_stop = False
     workers_need_secrets = True
+    samplers_leave = False
 
     def workers(self, spec: RunSpec) -> tuple[str, ...]:
         """Those that it names."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from rl_api.base import amount
 from rl_api.progress import STATUS_TOKEN_FILE_VARIABLE
+from rl_api.roles import LEAVE_VARIABLE
 from rl_operator.model.names import (
     HEAD,
     LEARNER,
@@ -49,6 +50,12 @@ NO_DEVICES: Final = {
 }
 """What container runtimes hand out devices by, in a pod that has asked for none: images for GPUs say `all`."""
 
+_LEAVE_SOCKET: Final = "/tmp/rltrain-leave"
+_GRACE_SECONDS: Final = 30
+"""Of a sampler's pod that is told to go. No more than a spot node has that is reclaimed, or a kubelet that shuts down."""
+_LEAVE_SECONDS: Final = 20
+"""How much of that a sampler may take to give its groups back; it takes a second. The rest is for Ray's own end."""
+
 _AGENT_PORT: Final = 52365
 """Where each Ray node answers whether it is well."""
 
@@ -68,6 +75,8 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
     add_encryption(effective, role, attempt, spec, NO_DEVICES)
     if role.name == HEAD:
         _add_head_parts(effective, attempt, spec, container)
+    if role.name == SAMPLER and effective.backend.samplers_leave:
+        _add_leaving(spec, container)
     # Where workers write too, the claim must be one that several nodes can mount.
     if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
         _add_storage(effective, role, spec, container)
@@ -186,6 +195,14 @@ def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, containe
             },
         }
     )
+
+
+def _add_leaving(spec: Manifest, container: Manifest) -> None:
+    """A sampler whose pod is told to go gives its unfinished groups back before Ray's processes are ended."""
+    container["env"].append({"name": LEAVE_VARIABLE, "value": _LEAVE_SOCKET})
+    command = ["python", "-m", "rl_trainer.rollout.leaving", _LEAVE_SOCKET, str(_LEAVE_SECONDS)]
+    container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+    spec["terminationGracePeriodSeconds"] = _GRACE_SECONDS
 
 
 def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifest]:

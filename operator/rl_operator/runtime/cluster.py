@@ -141,12 +141,14 @@ class Cluster:
             for ray in rays
         ]
         born = parse_time(run["metadata"].get("creationTimestamp"))
+        cordoned = {pod.node: why for pod in pods if (why := self.store.cordoned(pod.node))}
         return World(
             run=run,
             rays=tuple(rays),
             pods=attributed(pods, rays, born),
             live=live,
             workloads=tuple(workloads),
+            cordoned=cordoned,
             reading=memory.reading,
             reading_error=memory.reading_error,
             key=self.key,

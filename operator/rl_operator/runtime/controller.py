@@ -23,7 +23,7 @@ from rl_operator.kube.client import Api
 from rl_operator.kube.own import NameTaken, refusal_of
 from rl_operator.kube.services import SERVICE_KINDS, concerns_services
 from rl_operator.kube.watch import Watch
-from rl_operator.kube.wire import ApiError
+from rl_operator.kube.wire import KINDS, ApiError
 from rl_operator.model.decision import Decision
 from rl_operator.model.names import KIND, MANAGED_SELECTOR, Key, Manifest
 from rl_operator.model.seen import World
@@ -64,7 +64,7 @@ class Controller:
         self.watches = [
             Watch(api, self, kind, scope, "" if kind in UNLABELLED or kind in _OURS else MANAGED_SELECTOR)
             for kind in (*WATCHED, *SERVICE_KINDS)
-            for scope in ((None,) if kind == "RLTrainingProfile" else self.namespaces or (None,))
+            for scope in (self.namespaces if KINDS[kind].namespaced else ()) or (None,)
         ]
         self.finished_at = time.monotonic()
         self.ledger = Ledger()
@@ -80,12 +80,16 @@ class Controller:
             ApiError: something could not be read in time.
         """
         deadline = time.monotonic() + _PRIME_SECONDS
-        for watch in self.watches:
+        for watch in list(self.watches):
             while True:
                 try:
                     await watch.list()
                     break
                 except ApiError as error:
+                    if watch.kind == "Node" and error.forbidden:
+                        LOG.warning("runs are not moved away from nodes that are drained: %s", error)
+                        self.watches.remove(watch)
+                        break
                     if not error.passing or time.monotonic() > deadline:
                         raise
                     LOG.info("the cluster cannot be read yet: %s", error)

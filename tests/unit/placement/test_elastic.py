@@ -37,6 +37,13 @@ def test_a_dead_process_is_replaced_where_it_was_when_its_node_is_known_to_live(
     assert patience(2000) == 60.0
 
 
+def test_a_sampler_that_left_is_not_replaced_while_its_node_goes():
+    left = Seat(0, "a", "a", died=100.0, left=True)
+    assert changes([left, Seat(1)], 159.9) == Changes()
+    assert changes([left, Seat(1)], 160.0) == Changes(crashed=(0,)), "its node has stayed after all"
+    assert changes([Seat(0, None, "a", died=100.0, left=True)], 101.0) == Changes(lost=(0,))
+
+
 def test_ranks_are_used_again():
     assert free_rank([]) == 0
     assert free_rank([1, 0, 3]) == 2

@@ -23,7 +23,8 @@ class Seat:
     """The place of one sampler, and what is known of the sampler.
 
     `node`: node that holds the place now; None: none does. `sampler`: node on which its sampler was started; None: there
-    is none. `died`: when its process was seen to be gone. `failures`: starts in a row that came to nothing.
+    is none. `died`: when its process was seen to be gone. `failures`: starts in a row that came to nothing. `left`: it went
+    because its pod is told to go.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Seat:
     sampler: str | None = None
     died: float | None = None
     failures: int = 0
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def changes(seats: Sequence[Seat], now: float, most: int | None = None) -> Chang
         crashed=tuple(
             s.rank
             for s in seated
-            if s.node == s.sampler and s.died is not None and now - s.died >= patience(s.failures)
+            if s.node == s.sampler and s.died is not None and now - s.died >= patience(s.failures, s.left)
         ),
         start=tuple(s.rank for s in seated if s.node != s.sampler),
         give_back=tuple(waiting[kept:]),
@@ -70,9 +72,10 @@ def changes(seats: Sequence[Seat], now: float, most: int | None = None) -> Chang
     )
 
 
-def patience(failures: int) -> float:
-    """Seconds from a sampler's death to the next try at its place; longer where the last ones came to nothing."""
-    return min(NODE_DEATH_SECONDS * 2.0 ** min(failures, 10), LONGEST_PATIENCE)
+def patience(failures: int, left: bool = False) -> float:
+    """Seconds from a sampler's death to the next try at its place; longer where the last ones came to nothing, and where it
+    left: its node lives until the pod's grace is over."""
+    return LONGEST_PATIENCE if left else min(NODE_DEATH_SECONDS * 2.0 ** min(failures, 10), LONGEST_PATIENCE)
 
 
 def free_rank(ranks: Sequence[int]) -> int:

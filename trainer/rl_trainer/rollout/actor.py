@@ -1,15 +1,17 @@
 """The Ray actor around one engine: takes tickets, rolls groups out, scores them, puts them into the buffer.
 
 One thread (`run`) owns the engine. Evaluations come in through another thread and are handed over as jobs; both kinds of
-sequences share the engine's batch.
+sequences share the engine's batch. A third one hears that the pod is told to go (`leaving.py`), and gives its groups back
+whatever the first one does meanwhile.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +20,9 @@ import ray
 import torch
 
 from rl_api import RunSpec
-from rl_api.errors import DeadlineExceeded
-from rl_trainer.buffer.actor import Acquired, Buffer
+from rl_api.errors import ActorDied, DeadlineExceeded
+from rl_api.roles import LEAVE_VARIABLE
+from rl_trainer.buffer.actor import ANSWER_SECONDS, Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
@@ -27,6 +30,7 @@ from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_tokens
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
@@ -37,6 +41,12 @@ from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 POLL_SECONDS = 5.0
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
+# How long a sampler that leaves waits for the buffer to take what is finished. What comes later is sampled again.
+PUT_SECONDS = 5.0
+
+
+class SamplerLeft(ActorDied):
+    """A sampler was told to go, and has given its groups back: it has not failed."""
 
 
 @dataclass
@@ -94,6 +104,10 @@ class SamplerActor:
         self._loaded: int | None = None
         self._busy_since: float | None = None
         self._score_seconds = 0.0
+        self._leaving, self._given_back = threading.Event(), threading.Event()
+        self._unfinished = 0
+        if at := os.environ.get(LEAVE_VARIABLE):
+            Door(Path(at), self.leave)
 
     def ready(self) -> int:
         """Answers once the model and the task are loaded; the rank."""
@@ -123,6 +137,8 @@ class SamplerActor:
             return []
         self._jobs.append(job)
         self._wake.set()
+        if self._leaving.is_set():  # `run` may have looked at its jobs for the last time
+            raise self._left()
         if not job.done.wait(timeout):
             raise DeadlineExceeded(
                 f"sampler {self.rank}: {len(job.answers)} of {len(prompts)} held-out prompts answered after "
@@ -134,6 +150,8 @@ class SamplerActor:
 
     def begin(self) -> None:
         """Weights are published: from now on tickets are taken."""
+        if self._leaving.is_set():
+            return
         self.buffer.register(self.rank)
         self._sampling = True
         self._wake.set()
@@ -143,17 +161,15 @@ class SamplerActor:
 
         Raises:
             RewardError: a reward failed and `task.onRewardError` is stop.
+            SamplerLeft: it was told to leave.
             TaskError: a prompt does not fit the model.
         """
         work: Future[Acquired] | None = None
         watch: Future[Acquired] | None = None
         while True:
-            if self._sampling:
-                wanted = self._groups_wanted()
-                if work is None and wanted > 0:
-                    work = self._acquire(wanted)
-                elif watch is None and wanted == 0:
-                    watch = self._acquire(0)
+            if self._leaving.is_set():
+                self._close_span()
+                raise self._end_jobs(self._left())
             for future in [future for future in (work, watch) if future is not None and future.done()]:
                 work = None if future is work else work
                 watch = None if future is watch else watch
@@ -163,6 +179,13 @@ class SamplerActor:
                     return
                 self._held.append(acquired)
             self._start_what_may_start()
+            # Last of all before it waits: an answer that brought nothing to do must not be waited on.
+            if self._sampling:
+                wanted = self._groups_wanted()
+                if work is None and wanted > 0:
+                    work = self._acquire(wanted)
+                elif watch is None and wanted == 0:
+                    watch = self._acquire(0)
             if self.rollouts.members_in_engine or self.rollouts.reply_is_due:
                 self._advance()
             else:
@@ -171,6 +194,31 @@ class SamplerActor:
                 self._wake.wait(POLL_SECONDS if delay is None else min(delay, POLL_SECONDS))
             self._wake.clear()
             self._check_puts()
+
+    def leave(self) -> int:
+        """The pod is told to go: nothing is begun here any more, and what is unfinished goes back at once, to be sampled by
+        others. How many groups these are."""
+        self._leaving.set()
+        self._wake.set()
+        try:
+            wait(list(self._puts), PUT_SECONDS)
+            self._unfinished += len(self.buffer.release(self.rank))
+        finally:
+            self._given_back.set()
+        return self._unfinished
+
+    def _left(self) -> SamplerLeft:
+        self._given_back.wait(PUT_SECONDS + ANSWER_SECONDS)
+        groups = f"{self._unfinished} unfinished group{'' if self._unfinished == 1 else 's'}"
+        return SamplerLeft(f"sampler {self.rank} is told to go with its pod and has given {groups} back")
+
+    def _end_jobs(self, error: Exception) -> Exception:
+        """Evaluations are for others now; `error` says why."""
+        jobs = [*self._jobs] if self._evaluation is None else [self._evaluation, *self._jobs]
+        for job in jobs:
+            job.error = error
+            job.done.set()
+        return error
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
 

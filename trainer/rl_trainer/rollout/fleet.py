@@ -19,7 +19,7 @@ from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
-from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.weights.payload import WeightsPayload
 
@@ -220,8 +220,10 @@ class Samplers:
         one.died, one.error = time.monotonic(), error
         if self._elasticity is None:
             self._replace(rank, None)
-        else:
-            one.unfinished += len(self._buffer.release(rank))
+            return
+        one.unfinished += len(self._buffer.release(rank))
+        if isinstance(error, SamplerLeft):
+            self._warn(f"{error}: others sample them again")
 
     def _replace(self, rank: int, node: str | None) -> None:
         """Starts a dead sampler anew in its place."""
@@ -261,11 +263,9 @@ class Samplers:
         nodes = nodes_of(self._places)
         plan = changes([self._seat(rank, node) for rank, node in nodes.items()], now, self._elasticity.most)
         for rank in plan.lost:
-            unfinished = self._end(rank)
-            self._warn(
-                f"sampler {rank} has gone with its node, {len(self._samplers)} left; its {unfinished} unfinished groups "
-                "are sampled again"
-            )
+            left, unfinished = isinstance(self._samplers[rank].error, SamplerLeft), self._end(rank)
+            rest = "" if left else f"; its {unfinished} unfinished groups are sampled again"
+            self._warn(f"sampler {rank} has gone with its node, {len(self._samplers)} left{rest}")
         for rank in plan.crashed:
             self._replace(rank, nodes[rank])
         if plan.start:
@@ -284,7 +284,8 @@ class Samplers:
         one = self._samplers.get(rank)
         if one is None:
             return Seat(rank, node)
-        return Seat(rank, node, one.node, one.died, self._failures.get(rank, 0))
+        left = isinstance(one.error, SamplerLeft)
+        return Seat(rank, node, one.node, one.died, self._failures.get(rank, 0), left)
 
     def _join(self, rank: int, one: _Sampler) -> None:
         """Lets a sampler that has loaded everything take part."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
 from rl_operator.decide.attempt.stopping import Wait, ready_to_stop, stuck, wishing
+from rl_operator.decide.draining import NODE_DRAINED, drained
 from rl_operator.decide.look import QUICK, Look, removal
 from rl_operator.decide.queued import by_whom, enter, released, shown
 from rl_operator.model.decision import Decision, Note
@@ -33,8 +34,14 @@ def pending(look: Look, attempt: Attempt) -> Eviction | None:
 
 def demanded(look: Look, ray: Ray | None) -> Fact | None:
     """Why the pods of the attempt must go; None: they need not."""
+    if ray is None:
+        return None
+    return _by_the_queue(look, ray) or drained(look, ray)
+
+
+def _by_the_queue(look: Look, ray: Ray) -> Fact | None:
     main, queue = look.world.workload, look.status.queue
-    if queue is None or queue.workload is None or ray is None or ray.labelled or not look.world.kueue:
+    if queue is None or queue.workload is None or ray.labelled or not look.world.kueue:
         return None
     if main is None:
         return Fact("WorkloadDeleted", f"Workload {queue.workload} was deleted by somebody")
@@ -144,12 +151,18 @@ def _resumed(look: Look) -> Look:
 def _goes_on(look: Look) -> str:
     checkpoint = look.status.checkpoint
     goes = f"goes on from step {checkpoint.step}" if checkpoint is not None else "begins anew"
-    return f"the run {goes} when it is admitted again"
+    return f"the run {goes} {'on other nodes' if _moved(look) else 'when it is admitted again'}"
+
+
+def _moved(look: Look) -> bool:
+    """Whether only the nodes are to be others: what a queue has admitted stays so."""
+    return look.status.evictions[-1].reason == NODE_DRAINED
 
 
 def _said(look: Look, message: str) -> Look:
     if look.effective is not None and look.effective.queued and look.status.queue is not None:
         look = shown(look, look.effective, look.world.workload)
-    for kind in ("Admitted", "ClusterReady", "Training"):
+    kinds = ("ClusterReady", "Training") if _moved(look) else ("Admitted", "ClusterReady", "Training")
+    for kind in kinds:
         look = look.set(kind, "False", EVICTED, message)
     return look.showing(dashboard_url=None)

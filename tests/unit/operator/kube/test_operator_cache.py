@@ -29,6 +29,29 @@ class TestStore:
         assert [profile["metadata"]["name"] for profile in store.profiles()] == ["shared"]
         assert store.phases() == {"Pending": 1}
 
+    def test_of_a_node_it_is_kept_whether_it_is_drained_and_only_its_runs_hear_of_it(self) -> None:
+        def node(version: int, **spec: Any) -> dict[str, Any]:
+            metadata = {"name": "n", "uid": "node", "resourceVersion": str(version)}
+            return {"kind": "Node", "metadata": metadata, "spec": spec, "status": {"images": ["large"] * 50}}
+
+        store = Store()
+        store.put(make_run())
+        store.put(stored("Pod", "p", 5, spec={"nodeName": "n"}))
+        assert store.put(node(6)) == []
+        assert store.put(node(7, unschedulable=True)) == [KEY]
+        assert store.cordoned("n") == "is cordoned"
+        assert store.put(node(8, unschedulable=True, podCIDR="10.0.0.0/24")) == [], "nothing new"
+        removed = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
+        assert store.put(node(9, taints=removed)) == [KEY]
+        assert store.cordoned("n") == "is about to be removed by the cluster autoscaler"
+        assert store.put(node(8, unschedulable=True)) == [], "older"
+        assert store.put(node(10)) == [KEY]
+        assert (store.cordoned("n"), store.cordoned("another")) == ("", "")
+        store.put(node(11, taints=[{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]))
+        assert store.cordoned("n") == "is cordoned"
+        store.drop(node(12))
+        assert store.cordoned("n") == ""
+
     def test_older_news_is_dropped(self) -> None:
         store = Store()
         store.put(stored("Pod", "p", 5, status={"phase": "Running"}))

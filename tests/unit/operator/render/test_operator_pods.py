@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -45,6 +46,21 @@ class TestPods:
             names = [variable["name"] for variable in container(found[role])["env"]]
             assert not any(name.startswith("RLTRAIN_STATUS_TOKEN") for name in names)
             assert "RLTRAIN_FENCE" not in names, "only the driver writes"
+
+    def test_a_sampler_that_is_told_to_go_gives_its_groups_back_within_the_grace(self) -> None:
+        found = groups(make_plan())
+        sampler = container(found["sampler"])
+        module, at, seconds = sampler["lifecycle"]["preStop"]["exec"]["command"][2:]
+        assert find_spec(module) is not None
+        assert {"name": "RLTRAIN_LEAVE_SOCKET", "value": at} in sampler["env"]
+        assert float(seconds) < found["sampler"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        for role in ("head", "learner"):
+            assert "lifecycle" not in container(found[role])
+
+    def test_a_program_of_the_users_is_not_asked_to_give_anything_back(self) -> None:
+        trainer = {"kind": "command", "command": ["python", "train.py"], "workers": ["sampler"]}
+        sampler = container(groups(make_plan({"trainer": trainer}))["sampler"])
+        assert "lifecycle" not in sampler
 
     def test_the_token_is_a_file_as_every_process_of_ray_shows_its_environment(self) -> None:
         head = groups(make_plan())["head"]
