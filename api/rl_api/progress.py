@@ -195,7 +195,7 @@ class QueueStatus(StatusModel):
     boost: int | None = None
     """What the operator adds to the priority, so that the run that loses least is evicted first; null: nothing."""
     boost_off: Literal["GateOff", "OtherWriter"] | None = None
-    """Why it adds nothing: Kueue's gate PriorityBoost is off, or somebody else writes the boost; null: it may add something."""
+    """Why it adds nothing: Kueue's gate PriorityBoost is off, or somebody else writes the boost; null: it may."""
     flavors: list[str] = Field(default_factory=list)
     """Flavors on which the run was admitted."""
 

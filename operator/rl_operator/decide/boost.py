@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
-from rl_api.progress import QueueStatus, RunStatus
-from rl_operator.decide.eviction_cost import measured, predicted_seconds
-from rl_operator.model.decision import Note
+from rl_api.progress import MOST_EVICTIONS, RunStatus
+from rl_operator.decide.eviction_cost import measured, predicted_seconds, with_costs
+from rl_operator.decide.look import Look
+from rl_operator.model.decision import Boost, Decision, Note
+from rl_operator.model.workload import BOOST_ANNOTATION, Boosts, Workload
 
 MOST: Final = 99
 """The largest boost: classes of priority are usually 100 apart or more."""
@@ -45,46 +47,49 @@ PAUSE: Final = timedelta(minutes=1)
 """Between two writes for a run that goes on."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of a run's Workload, and of the queues around it."""
+def boosting(look: Look, decision: Decision) -> Decision:
+    """With the boost that the run's Workload is to have after this decision, and with what evictions did cost."""
+    evictions = with_costs(decision.status, look.now)
+    status = decision.status.model_copy(update={"evictions": evictions})
+    main, queue, boosts = look.world.workload, status.queue, look.world.boosts
+    if main is None or queue is None or status.phase in ("Succeeded", "Failed"):
+        return replace(decision, status=status)
+    value = wanted(main, boosts, status, _accelerators(look), look.now)
+    before = look.old.queue.boost_off if look.old.queue is not None else None
+    off, sentence = unused(main, boosts) if main.runs and boosts.gate is not None else (before, "")
+    written = main.boost if value is None else value
+    shown = queue.model_copy(update={"boost": written or None, "boost_off": off})
+    told = off is None or off == before
+    return replace(
+        decision,
+        status=status.model_copy(update={"queue": shown}),
+        boost=Boost(main.name, main.uid, value) if value is not None else None,
+        notes=decision.notes if told else (*decision.notes, Note("Warning", f"Boost{off}", sentence)),
+    )
 
-    runs: bool
-    """Whether it is admitted and not evicted."""
-    boost: int | None = None
-    """What is written now; None: nothing is."""
-    written: datetime | None = None
-    """When we wrote last; None: we did not."""
-    others: tuple[str, ...] = ()
-    """Others than us that wrote what is there."""
-    gate: bool | None = None
-    """Whether Kueue minds boosts; None: not known."""
-    priority: int = 0
-    """Without the boost."""
-    priorities: tuple[int, ...] = ()
-    """Of all classes; of what is borrowed up to a priority, the one above it."""
 
-
-def wanted(known: Known, status: RunStatus, accelerators: int, now: datetime) -> int | None:
-    """The boost to be written now; None: what is there is left alone.
+def wanted(
+    workload: Workload, boosts: Boosts, status: RunStatus, accelerators: int | None, now: datetime
+) -> int | None:
+    """The boost to be written now; None: what is there is left alone. `accelerators`: None where they are not known now.
 
     What a run loses is shown on a scale of `LEVELS` for each doubling, from 0 to as much as is allowed. A new value is
     written when it differs by `STEP` and the last write is `PAUSE` ago; the end of a boost, for a run that is evicted or
     waits, is written at once: its quota is not given back before.
     """
-    if known.others:
+    before = workload.boost or 0
+    if _others(workload, boosts):
         return None
-    if not known.runs or known.gate is False:
-        return 0 if known.boost else None
-    if known.gate is None:
+    if not workload.runs or boosts.gate is False:
+        return 0 if before else None
+    if boosts.gate is None or accelerators is None:
         return None
-    most = ceiling(known.priority, known.priorities)
-    level = LEVELS * math.log2(1 + loss(status, accelerators, now)) * most / MOST
-    level, before = min(level, float(most)), known.boost or 0
+    most = ceiling(workload.priority, boosts.levels)
+    level = min(LEVELS * math.log2(1 + loss(status, accelerators, now)) * most / MOST, float(most))
     if 0 <= before <= most and abs(level - before) < STEP:
         return None
-    recent = known.written is not None and now - known.written < PAUSE
-    return None if recent else round(level)
+    written = workload.boost_writers.get(boosts.manager)
+    return None if written is not None and now - written < PAUSE else round(level)
 
 
 def loss(status: RunStatus, accelerators: int, now: datetime) -> float:
@@ -92,9 +97,11 @@ def loss(status: RunStatus, accelerators: int, now: datetime) -> float:
 
     Seconds of training that it would cost (`predicted_seconds`), times the accelerators that would do it again (pods, where
     a run has none), over the cube of the share of its time that evictions have left it of late. Without the last the
-    smallest run, or the one that has just come back, would lose least again and again, and never train.
+    smallest run, or the one that has just come back, would lose least again and again, and never train. With it one whose
+    eviction costs a thousandth of any other's still has a tenth of its time, and one of an eighth has half.
     """
-    return predicted_seconds(status, now) * accelerators / (1 - taken_of_late(status, now)) ** SPARING
+    left = math.pow(1 - taken_of_late(status, now), SPARING)
+    return predicted_seconds(status, now) * accelerators / left
 
 
 def taken_of_late(status: RunStatus, now: datetime) -> float:
@@ -103,15 +110,19 @@ def taken_of_late(status: RunStatus, now: datetime) -> float:
     for one in status.evictions:
         if one.time is None:
             continue
-        lost = measured(one, status, now)
-        end = one.resumed_time + timedelta(seconds=lost) if one.resumed_time and lost is not None else now
+        resumed, lost = one.resumed_time, measured(one, status, now)
+        end = now if resumed is None or lost is None else resumed + timedelta(seconds=lost)
         taken += _weight(now - end) - _weight(now - one.time)
-    return min(max(taken, 0.0), 0.999)
+    first = status.evictions[0].time if len(status.evictions) == MOST_EVICTIONS else None
+    known = (
+        1 - _weight(now - first) if first is not None else 1.0
+    )  # of those before the first nothing is known
+    return min(max(taken / known, 0.0), 0.999) if known > 0 else 0.0
 
 
 def _weight(age: timedelta) -> float:
     """What all time before this age weighs, in all time; the older the less."""
-    return 2.0 ** (-age / HALF_LIFE)
+    return math.exp2(-age / HALF_LIFE)
 
 
 def ceiling(priority: int, priorities: Iterable[int]) -> int:
@@ -119,30 +130,29 @@ def ceiling(priority: int, priorities: Iterable[int]) -> int:
     return min(MOST, min((one - priority for one in priorities if one > priority), default=MOST + 1) - 1)
 
 
-def shown(queue: QueueStatus, known: Known, written: int | None) -> tuple[QueueStatus, tuple[Note, ...]]:
-    """The run's place with the boost as it is after `written`, and an event when it turns out that there will be none."""
-    boost = known.boost if written is None else written
-    off = queue.boost_off
-    if known.others:
-        off = "OtherWriter"
-    elif known.gate is not None:
-        off = None if known.gate else "GateOff"
-    said = queue.model_copy(update={"boost": boost or None, "boost_off": off})
-    if off is None or off == queue.boost_off:
-        return said, ()
-    if off == "OtherWriter":
-        return said, (Note("Warning", "PriorityBoostTaken", _taken(known)),)
-    return said, (Note("Normal", "PriorityBoostOff", _GATE_OFF),)
+def unused(workload: Workload, boosts: Boosts) -> tuple[Literal["GateOff", "OtherWriter"] | None, str]:
+    """Why no boost is written for a run that has its quota, in a word and a sentence; None: one is, or it is not known."""
+    if others := _others(workload, boosts):
+        return "OtherWriter", (
+            f"{', '.join(others)} has written {BOOST_ANNOTATION} of Workload {workload.name}, and the operator writes it no "
+            "more: one writer in a cluster decides whom a queue evicts"
+        )
+    if boosts.gate is False:
+        return "GateOff", (
+            "the queue evicts this run without regard to what it loses: Kueue's feature gate PriorityBoost is off, or Kueue "
+            "is older than 0.17"
+        )
+    return None, ""
 
 
-_GATE_OFF: Final = (
-    "Kueue does not mind what an eviction would cost this run: its feature gate PriorityBoost is off, or older than 0.17"
-)
+def _others(workload: Workload, boosts: Boosts) -> list[str]:
+    """Who else wrote the boost that is there."""
+    return sorted(set(workload.boost_writers) - {boosts.manager}) if boosts.manager else []
 
 
-def _taken(known: Known) -> str:
-    by = ", ".join(known.others)
-    return (
-        f"{by} writes {'priority-boost'} of this run's Workload as well ({known.boost}): the operator leaves it to them; "
-        "there should be one writer in a cluster"
-    )
+def _accelerators(look: Look) -> int | None:
+    """Those that an eviction takes, or pods of a run that has none; None: not known now."""
+    if look.effective is None:
+        return None
+    roles = look.effective.roles
+    return sum(role.accelerators * role.at_start for role in roles) or sum(role.at_start for role in roles)

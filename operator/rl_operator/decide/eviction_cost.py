@@ -36,6 +36,16 @@ def measured(eviction: Eviction, status: RunStatus, now: datetime) -> float | No
     return _seconds(eviction.resumed_time, _recovered(eviction, status, now))
 
 
+def with_costs(status: RunStatus, now: datetime) -> list[Eviction]:
+    """The evictions, each with what it did cost, once that is known."""
+    return [
+        one.model_copy(update={"lost_seconds": cost})
+        if one.lost_seconds is None and (cost := measured(one, status, now)) is not None
+        else one
+        for one in status.evictions
+    ]
+
+
 def unsaved_seconds(status: RunStatus, now: datetime) -> float:
     """Seconds of training since the last checkpoint, with the pods that the run has."""
     attempt = _open(status)
@@ -67,7 +77,7 @@ def share_lost(status: RunStatus) -> float:
 
 
 def trains(attempt: Attempt, status: RunStatus, said: datetime) -> bool:
-    """Whether a driver that trained at the time `said` is the first that is known to do so with the attempt's present pods."""
+    """Whether that a driver trained at the time `said` is the first that is known of it with the attempt's present pods."""
     if _is_evicted(attempt, status) or _trains_since(attempt, status) is not None:
         return False
     return all(said > time for time in _begins(attempt, status))

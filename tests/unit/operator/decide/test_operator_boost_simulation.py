@@ -13,12 +13,14 @@ import pytest
 from rl_api.progress import MOST_EVICTIONS, Attempt, CheckpointStatus, Eviction, Progress, RunStatus
 from rl_operator.decide import boost
 from rl_operator.decide.eviction_cost import measured, predicted_seconds, trains
+from rl_operator.model.workload import Boosts, Workload
 
 BORN = datetime(2026, 7, 1, tzinfo=UTC)
 TICK = 30
 """Seconds between two looks at a run."""
 ARRIVALS, STEP_SECONDS, ACCELERATORS, PLACES = 50, 30, 8, 3
 
+KUEUE = Boosts(gate=True, levels=(0, 1000), manager="us")
 KINDS = {"often": (300, 60), "hourly": (3600, 600), "large": (3600, 600)}
 """Seconds of training between two checkpoints, and of a restart."""
 
@@ -56,14 +58,10 @@ class Long:
             self.train(now)
         if not boosted:
             return
-        known = boost.Known(
-            runs=self.admitted is not None,
-            boost=self.boost,
-            written=self.written,
-            gate=True,
-            priorities=(0, 1000),
+        workload = Workload(
+            "run", admitted=self.admitted is not None, boost=self.boost, boost_writers={"us": self.written}
         )
-        wanted = boost.wanted(known, self.status, ACCELERATORS, now)
+        wanted = boost.wanted(workload, KUEUE, self.status, ACCELERATORS, now)
         if wanted is not None:
             assert wanted == 0 or self.written is None or now - self.written >= boost.PAUSE
             self.boost, self.written = wanted, now
@@ -147,7 +145,7 @@ def victim(runs: list[Long], now: datetime) -> Long:
 
 def test_half_as_much_is_lost_with_boosts_and_no_run_starves() -> None:
     lost, shares, checked = {True: 0, False: 0}, {True: 1.0, False: 1.0}, 0
-    # Without boosts the run that was admitted last is the victim for ever: each of them once, so that none is picked by luck.
+    # Without boosts the run that was admitted last is the victim for ever: each of them once, none by luck.
     for seed, order in enumerate(permutations(KINDS)):
         for boosted in (True, False):
             runs, seconds = simulate(order, seed, boosted)
