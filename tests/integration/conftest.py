@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from cluster_runs import file, kubeconfig, namespace, run
 from kube import kube
+from kueue_process import queued
 
 from rl_trainer.run.ray_session import ray_session
 
-__all__ = ["file", "kube", "kubeconfig", "local_ray", "namespace", "run"]
+__all__ = ["file", "kube", "kubeconfig", "local_ray", "namespace", "queued", "run"]
 
 
 def pytest_configure() -> None:

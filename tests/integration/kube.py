@@ -184,7 +184,7 @@ class KubeApi:
             "--unsafe-no-fsync",
             "--log-level=warn",
         )
-        self._until("etcd", lambda: _status(f"{client}/health") == 200)
+        self._until("etcd", lambda: http_status(f"{client}/health") == 200)
 
     def _run(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -214,7 +214,7 @@ class KubeApi:
         if not self.certificate.exists():
             return 0
         context = ssl.create_default_context(cafile=str(self.certificate))
-        return _status(f"{self.server}{path}", {"Authorization": f"Bearer {self.token}"}, context)
+        return http_status(f"{self.server}{path}", {"Authorization": f"Bearer {self.token}"}, context)
 
     def _write_kubeconfig(self) -> None:
         document = {
@@ -284,7 +284,9 @@ def _spawn(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*guard, *command], stdout=log, stderr=log, start_new_session=True)
 
 
-def _status(url: str, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None) -> int:
+def http_status(
+    url: str, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None
+) -> int:
     """HTTP status of a GET; 0 where nobody answers."""
     try:
         request = urllib.request.Request(url, headers=headers or {})
