@@ -125,6 +125,8 @@ class Attempt(StatusModel):
     """When it began."""
     ready_time: Time | None = None
     """When all pods that it begins with were there; null: not yet."""
+    trained_time: Time | None = None
+    """When it was first seen to train with the pods that it has, or had last; null: it never was."""
     end_time: Time | None = None
     """When it ended; null: not yet."""
     reason: str | None = None
@@ -192,6 +194,8 @@ class QueueStatus(StatusModel):
     """Priority in the queue, without the boost."""
     boost: int | None = None
     """What the operator adds to the priority, so that the run that loses least is evicted first; null: nothing."""
+    boost_off: Literal["GateOff", "OtherWriter"] | None = None
+    """Why it adds nothing: Kueue's gate PriorityBoost is off, or somebody else writes the boost; null: it may."""
     flavors: list[str] = Field(default_factory=list)
     """Flavors on which the run was admitted."""
 

@@ -20,6 +20,7 @@ from rl_operator.decide.attempt.ending import close, finished, retry_later, with
 from rl_operator.decide.attempt.evicting import evict, pending
 from rl_operator.decide.attempt.outcome import Outcome, had_pods, outcome
 from rl_operator.decide.attempt.stopping import close_suspended, deleted, stop, suspended
+from rl_operator.decide.boost import boosting
 from rl_operator.decide.borrowing import allowed_samplers, borrowing
 from rl_operator.decide.diagnose import (
     Diagnosis,
@@ -32,6 +33,7 @@ from rl_operator.decide.diagnose import (
 from rl_operator.decide.draining import samplers_to_move
 from rl_operator.decide.drift import drift
 from rl_operator.decide.gangs import missing_pod_group, with_gang
+from rl_operator.decide.eviction_cost import trains
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queued import admitted, enter, shown
 from rl_operator.decide.queueing import admission
@@ -58,7 +60,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
     if (wrong := wrong_status(world.run)) is not None:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
-    decision = without_gang(look, borrowing(look, _decide(look)))
+    decision = without_gang(look, boosting(look, borrowing(look, _decide(look))))
     wait = within_budget(look.old, decision.status, now)
     if wait is None:
         return decision
@@ -146,7 +148,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
     look = _admission(look.showing(roles=role_statuses(look, ray, found)), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
-    look = training_condition(cluster_condition(_at_work(look, ray), ray, found), ray)
+    look = _trained(training_condition(cluster_condition(_at_work(look, ray), ray, found), ray), ray)
     if wanted is not None and not look.world.scale_refusal:
         look = look.note(Note("Normal", "Scaling", wanted.sentence))
     requeue = SLOW if look.conditions.holds("ClusterReady") else SOON
@@ -166,6 +168,18 @@ def _at_work(look: Look, ray: Ray) -> Look:
     # Where they have been there for longer than is known, an older version has begun the attempt.
     known = look.status.attempts[-1].ready_time is not None or look.conditions.holds("ClusterReady")
     return look.with_attempt(ready_time=look.now) if ray.at_work and not known else look
+
+
+def _trained(look: Look, ray: Ray) -> Look:
+    """With the time at which the attempt trained with the pods that it has, once it does."""
+    reading, attempt = look.world.said(ray.attempt), look.status.attempts[-1]
+    if (
+        reading is None
+        or not look.conditions.holds("Training")
+        or not trains(attempt, look.status, reading.time)
+    ):
+        return look
+    return look.with_attempt(trained_time=look.now)
 
 
 def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:

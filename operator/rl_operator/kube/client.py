@@ -201,26 +201,29 @@ class Api:
                     rest = [line]
                     yield change, found | {"kind": kind}
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Make an object that is never brought to anything else: no right to `patch` its kind is needed for that.
 
-        Refused (`conflict`) where there is one of that name, whoever's it is.
+        Refused (`conflict`) where there is one of that name, whoever's it is. `dry_run`: all is as if, and nothing is made.
         """
         kind = kind_of(manifest)
         where = path(kind, manifest["metadata"].get("namespace"))
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
         return parsed(await self._request("create", where, kind, query, manifest))
 
-    async def apply(self, manifest: Manifest, subresource: str = "", *, new: bool = False) -> Manifest:
+    async def apply(
+        self, manifest: Manifest, subresource: str = "", *, new: bool = False, manager: str = ""
+    ) -> Manifest:
         """Server-side apply: the fields of `manifest` are ours, and those we no longer name are removed.
 
         With `new` the object is made, and refused (`conflict`) where there is one of that name, whoever's it is. Else a
         `uid` or a `resourceVersion` in its metadata is a condition: `conflict` where the object is another one, has changed,
-        or is gone; what was deleted is not made again.
+        or is gone; what was deleted is not made again. With a `manager` the fields are its own, and refused (`conflict`)
+        where they are another's.
         """
         metadata, kind = manifest["metadata"], manifest["kind"]
         where = path(kind, metadata.get("namespace"), metadata["name"], subresource)
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": manager} if manager else {"fieldManager": FIELD_MANAGER, "force": "true"}
         if new:
             manifest = manifest | {"metadata": metadata | {"resourceVersion": _NO_VERSION}}
         try:

@@ -36,6 +36,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "RayCluster": Kind("ray.io", "v1", "rayclusters"),
     "Workload": Kind("kueue.x-k8s.io", "v1beta2", "workloads"),
     "ResourceFlavor": Kind("kueue.x-k8s.io", "v1beta2", "resourceflavors", namespaced=False),
+    "ClusterQueue": Kind("kueue.x-k8s.io", "v1beta2", "clusterqueues", namespaced=False),
     "WorkloadPriorityClass": Kind("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False),
     "PriorityClass": Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False),
     "Gateway": Kind("gateway.networking.k8s.io", "v1", "gateways"),

@@ -91,6 +91,15 @@ class WorkloadChange:
 
 
 @dataclass(frozen=True)
+class Boost:
+    """A priority boost to be written into a Workload."""
+
+    workload: str
+    uid: str
+    value: int
+
+
+@dataclass(frozen=True)
 class Decision:
     """What to do now. Done in the order of the fields, the status after the notes."""
 
@@ -103,6 +112,8 @@ class Decision:
     delete: tuple[Target, ...] = ()
     scale: Scale | None = None
     """Another number of samplers to ask KubeRay for."""
+    boost: Boost | None = None
+    """Written before the queue is told anything: what has given its quota back has none."""
     tell_queue: tuple[WorkloadChange, ...] = ()
     finalizer: bool | None = None
     """True: add ours to the run; False: take it away; None: as it should be."""

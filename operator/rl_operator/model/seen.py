@@ -11,7 +11,7 @@ from rl_api.progress import CheckpointStatus, Progress, RunStatus
 from rl_operator.model.names import HEAD, SAMPLER
 from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
-from rl_operator.model.workload import Flavor, Line, Workload
+from rl_operator.model.workload import NO_BOOSTS, Boosts, Flavor, Line, Workload
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,8 @@ class World:
     """For whom the queue took the quota back, as far as this run may know; empty: not known."""
     priority: QueuePriority = QueuePriority()
     """Who goes first in the queue."""
+    boosts: Boosts = NO_BOOSTS
+    """What is known of boosts, by which queues evict who loses least."""
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
     """Those that the run was admitted on, by name, as far as they could be read."""
     pod_group: str | None = None

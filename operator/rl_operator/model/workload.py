@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rl_operator.model.names import HASH_ANNOTATION, SAMPLERS_LABEL, Manifest
 from rl_operator.model.times import parse_time
+from rl_operator.model.writers import writers
 
 BOOST_ANNOTATION: Final = "kueue.x-k8s.io/priority-boost"
 """What is added to the priority of a Workload, where Kueue's gate PriorityBoost is on."""
@@ -78,6 +79,8 @@ class Workload:
     """Of what was rendered."""
     priority: int = 0
     boost: int | None = None
+    boost_writers: Mapping[str, datetime | None] = field(default_factory=dict)
+    """Who wrote the boost, each with the time of the last write."""
     count: int = 0
     """Pods that it asks for."""
     active: bool = True
@@ -116,6 +119,21 @@ class Workload:
     def flavors(self) -> list[str]:
         """Flavors that it was given, each once."""
         return sorted({name for one in self.assigned.values() for name in one.flavors})
+
+
+@dataclass(frozen=True)
+class Boosts:
+    """What is known of boosts in this cluster."""
+
+    gate: bool | None = None
+    """Whether Kueue minds them; None: not known."""
+    levels: tuple[int, ...] = ()
+    """Priorities of all classes; of what may be taken up to a priority to borrow, the one above it."""
+    manager: str = ""
+    """Name under which we write them."""
+
+
+NO_BOOSTS: Final = Boosts()
 
 
 @dataclass(frozen=True)
@@ -159,6 +177,7 @@ def parse_workload(document: Mapping[str, Any]) -> Workload:
         hash=str(annotations.get(HASH_ANNOTATION, "")),
         priority=_whole(spec.get("priority")),
         boost=_boost(annotations.get(BOOST_ANNOTATION)),
+        boost_writers=writers(metadata, BOOST_ANNOTATION),
         count=sum(_whole(one.get("count")) for one in sets),
         active=spec.get("active") is not False,
         reserved=quota.get("status") == "True",

@@ -18,12 +18,13 @@ from rl_operator.decide.look import attributed, known_status
 from rl_operator.decide.queueing import STOPPED
 from rl_operator.decide.unreadable import condition_patch
 from rl_operator.kube.apply import bring
+from rl_operator.kube.boost import boost_manager, write_boost
 from rl_operator.kube.cache import WATCHED, Store, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.own import create_owned, delete_owned, every, write_event
 from rl_operator.kube.wire import KINDS, ApiError, version_of
 from rl_operator.kube.workloads import tell_queue
-from rl_operator.model.decision import Decision, Scale
+from rl_operator.model.decision import Boost, Decision, Scale
 from rl_operator.model.gangs import POD_GROUPS, pod_group_name, version_of_kind
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
 from rl_operator.model.parse import parse_event
@@ -63,7 +64,7 @@ class Cluster:
         self.key = b""
         """The operator's, from which tokens of attempts are derived (`rl_operator.runtime.key`)."""
         self._known = Known()
-        self._queues = Queues(api, store, self._known)
+        self._queues = Queues(api, store, self._known, settings.namespace)
 
     def plan(self, run: Mapping[str, Any], memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed, or when it would be much to keep."""
@@ -262,6 +263,8 @@ class Cluster:
             self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
             await delete_owned(self.api, target, namespace, memory.uid)
+        if decision.boost is not None:
+            await self._boost(namespace, decision.boost)
         for change in decision.tell_queue:
             self.store.put(await tell_queue(self.api, namespace, change))
         if decision.scale is not None:
@@ -297,6 +300,16 @@ class Cluster:
         made = await create_owned(self.api, manifest, memory.uid)
         if made is not None and manifest["kind"] in WATCHED:
             self.store.put({**made, "kind": manifest["kind"]})
+
+    async def _boost(self, namespace: str, boost: Boost) -> None:
+        """Say what an eviction would cost. Nothing else depends on it: a refusal is logged, no more."""
+        try:
+            manager = boost_manager(self.settings.namespace)
+            self.store.put(await write_boost(self.api, namespace, boost, manager))
+        except ApiError as error:
+            if error.status not in (400, 403, 422):
+                raise
+            LOG.warning("a priority boost is refused: %s", error, extra={"namespace": namespace})
 
     async def _scale(self, namespace: str, wanted: Scale, memory: Memory) -> None:
         """Ask KubeRay for another number of samplers. Training does not depend on it: a refusal is shown, no more."""

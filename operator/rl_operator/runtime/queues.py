@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any, Final
 
+from rl_operator.kube.boost import boost_manager, levels, minds_boosts
 from rl_operator.kube.cache import Store
 from rl_operator.kube.client import Api
+from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import Key
 from rl_operator.model.seen import QueuePriority, World
-from rl_operator.model.workload import Flavor, Workload, line_of, parse_flavor
+from rl_operator.model.workload import Boosts, Flavor, Workload, line_of, parse_flavor
 from rl_operator.plan.effective import Effective
 from rl_operator.runtime.known import Known
 
+LOG = logging.getLogger("rl_operator")
+
 _SECONDS: Final = 30.0
 """How long a flavor or a priority class is taken to be what it was."""
+
+_BOOSTS_SECONDS: Final = 600.0
+"""How long Kueue is taken to mind boosts, or not to, as it did; it is started anew to change that."""
 
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,]+),")
 
@@ -22,8 +30,10 @@ _PREEMPTOR: Final = re.compile(r"\(UID: ([^,]+),")
 class Queues:
     """Kueue, as far as runs go."""
 
-    def __init__(self, api: Api, store: Store, known: Known) -> None:
+    def __init__(self, api: Api, store: Store, known: Known, namespace: str) -> None:
+        """`namespace`: the operator's own."""
         self._api, self._store, self._known = api, store, known
+        self._manager = boost_manager(namespace)
 
     async def of_run(self, key: Key, effective: Effective, world: World) -> dict[str, Any]:
         """What a world has of the run's queue; raises ApiError where something could not be read."""
@@ -39,7 +49,26 @@ class Queues:
             found["flavors"] = {name: one for name in main.flavors if (one := await self._flavor(name))}
         if main.evicted is not None:
             found["preemptor"] = self._whom(key[0], main)
+        if main.runs:
+            found["boosts"] = await self._boosts(key[0])
+        else:
+            found["boosts"] = Boosts(manager=self._manager)
         return found
+
+    async def _boosts(self, namespace: str) -> Boosts:
+        async def ask() -> Boosts:
+            gate = await minds_boosts(self._api, namespace)
+            try:
+                return Boosts(gate, await levels(self._api) if gate else (), self._manager)
+            except ApiError as error:
+                if error.passing:
+                    raise
+                LOG.warning(
+                    "no priority boosts are written: the classes of priority cannot be read: %s", error
+                )
+                return Boosts(manager=self._manager)
+
+        return await self._known.lately(("boosts",), _BOOSTS_SECONDS, ask)
 
     async def _priority(self, effective: Effective) -> QueuePriority:
         """As Kueue has it for a job: the class of its own kind, else that of the pods, else 0."""

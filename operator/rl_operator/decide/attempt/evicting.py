@@ -14,6 +14,7 @@ from dataclasses import replace
 from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
 from rl_operator.decide.attempt.stopping import Wait, ready_to_stop, stuck, wishing
 from rl_operator.decide.draining import NODE_DRAINED, drained
+from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal
 from rl_operator.decide.queued import by_whom, enter, released, shown
 from rl_operator.model.decision import Decision, Note
@@ -80,6 +81,7 @@ def begun(look: Look, attempt: Attempt, why: Fact) -> tuple[Look, Eviction]:
         message=why.message,
         time=look.now,
         step=progress.step if progress is not None else None,
+        predicted_seconds=predicted_seconds(look.status, look.now),
     )
     return look.showing(evictions=[*look.status.evictions, eviction][-MOST_EVICTIONS:]), eviction
 
