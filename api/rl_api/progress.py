@@ -80,6 +80,10 @@ class Progress(StatusModel):
     """Groups in the buffer over its capacity."""
     staleness: float | None = Field(default=None, ge=0.0)
     """Weight versions the last step's groups were behind, on average."""
+    sampler_busy: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of the time of the last steps for which samplers made what was trained on, their mean."""
+    learner_busy: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of the time of the last steps for which learners trained."""
     eta_seconds: float | None = Field(default=None, ge=0.0)
     """Seconds to maxSteps at the present pace."""
     updated_at: Time | None = None
@@ -200,18 +204,30 @@ class QueueStatus(StatusModel):
     """Flavors on which the run was admitted."""
 
 
-class Usage(StatusModel):
-    """What became of the accelerators that a run had, in accelerator seconds (of pods, where the run has no accelerators),
-    and how long it waited for them."""
+class PoolUsage(StatusModel):
+    """What became of the accelerators that a run had in one pool, in accelerator seconds (of pods, where the run has no
+    accelerators)."""
 
+    accelerators: float = Field(default=0.0, ge=0.0)
+    """Held at `updatedAt`."""
     trained: float = Field(default=0.0, ge=0.0)
     """While the driver trained, and what it did was kept."""
+    unsaved: float = Field(default=0.0, ge=0.0)
+    """Of `trained`, what came after the newest checkpoint: lost, if the run failed now."""
     started: float = Field(default=0.0, ge=0.0)
-    """While pods started, loaded, or stopped."""
+    """While pods started, loaded, waited for somebody, or stopped."""
     evicted: float = Field(default=0.0, ge=0.0)
     """Trained, and lost to evictions."""
     failed: float = Field(default=0.0, ge=0.0)
-    """Trained, and lost to failures."""
+    """Trained, and lost to failures, or to a stop without a checkpoint."""
+
+
+class Usage(PoolUsage):
+    """What became of the accelerators that a run had, in accelerator seconds (of pods, where the run has no accelerators),
+    and how long it waited for them."""
+
+    pools: dict[str, PoolUsage] = Field(default_factory=dict)
+    """The same by pool; a role that may go to several counts for `a+b`."""
     waited_seconds: float = Field(default=0.0, ge=0.0)
     """Seconds, not accelerator seconds, for which the run wanted pods and was not given any."""
     updated_at: Time | None = None

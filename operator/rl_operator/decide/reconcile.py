@@ -48,6 +48,7 @@ from rl_operator.decide.status import (
     within_budget,
 )
 from rl_operator.decide.unreadable import hands_off, wrong_status
+from rl_operator.decide.usage import with_usage
 from rl_operator.model.decision import Decision, Note, Scale, Target
 from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
 from rl_operator.model.seen import Ray, World
@@ -63,7 +64,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
     decision = without_gang(look, boosting(look, borrowing(look, _decide(look))))
     wait = within_budget(look.old, decision.status, now)
     if wait is None:
-        return decision
+        return with_usage(look, decision)
     return replace(decision, status=look.old, requeue=min(wait, decision.requeue))
 
 

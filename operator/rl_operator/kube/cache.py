@@ -280,6 +280,13 @@ def place_of(document: Mapping[str, Any]) -> Key:
     return str(metadata.get("namespace") or ""), str(metadata["name"])
 
 
+def figures_of_run(document: Mapping[str, Any]) -> Figures:
+    """What metrics show of a run."""
+    status = document.get("status")
+    made = str(document["metadata"].get("creationTimestamp") or "")
+    return figures_of(made, status if isinstance(status, dict) else {})
+
+
 def _owner(document: Manifest) -> str:
     owners: list[dict[str, Any]] = document["metadata"].get("ownerReferences") or []
     return next((str(owner.get("uid")) for owner in owners if owner.get("kind") == KIND), "")
@@ -320,5 +327,4 @@ def _view(document: Manifest) -> Run | Ray | Pod | Live | WorkerGroup | Workload
     seen["metadata"] = {name: metadata[name] for name in _OF_RUN if name in metadata}
     seen |= {"spec": nulls.spec, "nulls": nulls.paths, "lateNulls": nulls.late, "wrong": wrong}
     text = json.dumps(seen, separators=(",", ":")).encode()
-    figures = figures_of(str(metadata.get("creationTimestamp") or ""), told)
-    return Run(text, figures, bool(told.get("attempts")))
+    return Run(text, figures_of_run(document), bool(told.get("attempts")))

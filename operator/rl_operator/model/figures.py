@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rl_operator.model.names import Key, Manifest
+from rl_operator.model.record import NO_RECORD, Queued, Record, queued_of, record_of
 from rl_operator.model.times import parse_time
 
 MOST_SHOWN: Final = 500
@@ -24,9 +25,21 @@ NUMBERS: Final = {
     "tokens_per_second": ("progress", "tokensPerSecond", "Completion tokens per second"),
     "buffer_fill_ratio": ("progress", "bufferFill", "Groups in the buffer over its capacity"),
     "staleness_mean": ("progress", "staleness", "Weight versions the last step's groups were behind"),
+    "sampler_busy_ratio": (
+        *("progress", "samplerBusy"),
+        "Share of the time of the last steps for which samplers made what was trained on, 0 to 1",
+    ),
+    "learner_busy_ratio": (
+        *("progress", "learnerBusy"),
+        "Share of the time of the last steps for which learners trained, 0 to 1",
+    ),
     "updated_timestamp_seconds": ("progress", "updatedAt", "When the figures were written"),
     "checkpoint_step": ("checkpoint", "step", "Training steps the newest checkpoint holds"),
     "checkpoint_timestamp_seconds": ("checkpoint", "time", "When the newest checkpoint was complete"),
+    "unsaved_accelerator_seconds": (
+        *("usage", "unsaved"),
+        "Accelerator seconds trained since the newest checkpoint: lost, if the run failed now",
+    ),
 }
 """Figures of a run that goes on, by name of the metric: where its status has it, and what it is."""
 
@@ -47,19 +60,25 @@ class Figures:
     """When it failed, seconds since the epoch."""
     numbers: tuple[tuple[str, float], ...] = ()
     """By names of `NUMBERS`; what is not known is left out."""
+    queued: Queued | None = None
+    """Where it waits in its queue; None: it does not."""
+    record: Record = NO_RECORD
+    """What is kept of it, also when it is over."""
 
 
 def figures_of(made: str, status: Manifest) -> Figures:
     """Figures of a run, from its status as the API server holds it; what cannot be read counts as not known."""
-    phase = str(status.get("phase") or "Pending")
+    phase, record = str(status.get("phase") or "Pending"), record_of(status)
     if phase in ENDED or phase == "Suspended":
-        return Figures(phase, made, failed=_since(status, "Failed") if phase == "Failed" else None)
+        failed = _since(status, "Failed") if phase == "Failed" else None
+        return Figures(phase, made, failed=failed, record=record)
     numbers = []
     for name, (group, field, _) in NUMBERS.items():
         value = _number(_object(status.get(group)).get(field))
         if value is not None:
             numbers.append((name, value))
-    return Figures(phase, made, _waits(status), numbers=tuple(numbers))
+    queued = queued_of(status, _number(_object(status.get("queue")).get("since")))
+    return Figures(phase, made, _waits(status), numbers=tuple(numbers), queued=queued, record=record)
 
 
 def shown(figures: Mapping[Key, Figures]) -> dict[Key, Figures]:

@@ -67,6 +67,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         uid=str(metadata.get("uid", "")),
         attempt=_attempt_of(document),
         created=parse_time(metadata.get("creationTimestamp")),
+        ended=parse_time(status.get("endTime")),
         deleting=metadata.get("deletionTimestamp") is not None,
         held=spec.get("suspend") is True,
         labelled=QUEUE_LABEL in (metadata.get("labels") or {}),

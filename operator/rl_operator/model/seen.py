@@ -41,6 +41,8 @@ class Ray:
     uid: str
     attempt: int
     created: datetime | None = None
+    ended: datetime | None = None
+    """When KubeRay saw the job end."""
     deleting: bool = False
     held: bool = False
     """Kept from running by `suspend` of its own spec: its queue waits for quota, or somebody else set it."""

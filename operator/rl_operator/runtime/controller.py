@@ -18,7 +18,7 @@ from rl_operator.decide.status import news
 from rl_operator.decide.unreadable import hands_off
 from rl_operator.drivers.client import Drivers
 from rl_operator.drivers.talks import Talks
-from rl_operator.kube.cache import UNLABELLED, WATCHED, Store, place_of
+from rl_operator.kube.cache import UNLABELLED, WATCHED, Store, figures_of_run, place_of
 from rl_operator.kube.client import Api
 from rl_operator.kube.own import NameTaken, refusal_of
 from rl_operator.kube.services import SERVICE_KINDS, concerns_services
@@ -125,6 +125,8 @@ class Controller:
             return
         self._wake(keys)
         if kind == KIND:
+            if change == "DELETED":
+                self.metrics.run_deleted(place_of(document), figures_of_run(document))
             self.services.run_changed(place_of(document))
         elif kind == "RLTrainingProfile":
             self.services.profiles_changed()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from rl_operator.model.figures import ENDED, NUMBERS, Figures, shown
 from rl_operator.model.names import Key
+from rl_operator.model.teams import Teams
+from rl_operator.runtime.fleet_metrics import gauge, of_records, of_teams
 
 PROMOTIONS: Final = ("promoted", "refused", "rolled_back", "stuck")
 """What may become of a candidate of a policy service."""
@@ -66,8 +69,9 @@ class Metrics:
             ["namespace", "service", "result"],
             registry=registry,
         )
+        self.teams = Teams()
         self._services: set[Key] = set()
-        self._shown = _Shown()
+        self._shown = _Shown(self.teams)
         registry.register(self._shown)
 
     def api_called(self, verb: str, kind: str, code: str, seconds: float) -> None:
@@ -82,7 +86,13 @@ class Metrics:
 
     def show_runs(self, phases: Mapping[str, int], figures: Mapping[Key, Figures]) -> None:
         """Set the number of runs by phase, and the figures of single runs."""
-        self._shown.phases, self._shown.runs = phases, shown(figures)
+        self.teams.see(figures, time.monotonic())
+        self._shown.phases, self._shown.all_runs = phases, figures
+        self._shown.runs, self._shown.gone = shown(figures), shown(self.teams.kept())
+
+    def run_deleted(self, key: Key, last: Figures) -> None:
+        """A run is gone, of which this was the last."""
+        self.teams.gone(key, last, time.monotonic())
 
     def show_services(self, services: Mapping[Key, Service]) -> None:
         """Set what is known of policy services: all of them, others are forgotten.
@@ -114,28 +124,35 @@ class _Shown(Collector):
     """Runs and services as they were put down last. Each is replaced as a whole, so that a scrape, which has a thread of its
     own, never sees half of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, teams: Teams) -> None:
+        self._teams = teams
         self.phases: Mapping[str, int] = {}
+        self.all_runs: Mapping[Key, Figures] = {}
         self.runs: Mapping[Key, Figures] = {}
+        """Those of `all_runs` that are shown one by one."""
+        self.gone: Mapping[Key, Figures] = {}
+        """Runs that are gone, of which the record is still shown."""
         self.services: Mapping[Key, Service] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families, also those without a sample."""
-        phases, runs, services = self.phases, self.runs, self.services
-        yield _gauge(
+        phases, runs, gone, services = self.phases, self.runs, self.gone, self.services
+        yield gauge(
             "rltrain_operator_runs", "Runs by phase", ["phase"], (([p], n) for p, n in phases.items())
         )
         yield from _of_runs(runs)
+        yield from of_records({**gone, **runs})
+        yield from of_teams(self._teams, self.all_runs)
         counts: dict[str, int] = {}
         for one in services.values():
             counts[one.phase] = counts.get(one.phase, 0) + 1
-        yield _gauge(
+        yield gauge(
             "rltrain_operator_services",
             "Policy services by phase",
             ["phase"],
             (([p], n) for p, n in counts.items()),
         )
-        yield _gauge(
+        yield gauge(
             "rltrain_operator_service_replicas",
             "Replicas of policy services: ready, and desired",
             ["namespace", "service", "state"],
@@ -149,19 +166,19 @@ class _Shown(Collector):
 
 def _of_runs(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
     labels = ["namespace", "run"]
-    yield _gauge(
+    yield gauge(
         "rltrain_run_phase",
         "1 for the phase that a run is in; runs that succeeded are left out",
         [*labels, "phase"],
         (([*key, one.phase], 1) for key, one in runs.items() if one.phase not in ENDED - {"Failed"}),
     )
-    yield _gauge(
+    yield gauge(
         "rltrain_run_waits",
         "1 for the first condition that a run which is to train does not meet",
         [*labels, "condition", "reason"],
         (([*key, *one.waits], 1) for key, one in runs.items() if one.waits is not None),
     )
-    yield _gauge(
+    yield gauge(
         "rltrain_run_failed_timestamp_seconds",
         "When a run failed",
         labels,
@@ -172,13 +189,4 @@ def _of_runs(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
         for name, value in one.numbers:
             values[name].append(([*key], value))
     for name, (_, _, text) in NUMBERS.items():
-        yield _gauge(f"rltrain_run_{name}", text, labels, values[name])
-
-
-def _gauge(
-    name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for of, value in values:
-        family.add_metric(of, value)
-    return family
+        yield gauge(f"rltrain_run_{name}", text, labels, values[name])

@@ -24,7 +24,18 @@ def of_operator() -> dict[str, set[str]]:
     figures = pytest.importorskip("rl_operator.model.figures")
     found = metrics.Metrics()
     numbers = tuple((name, 1.0) for name in figures.NUMBERS)
-    trains = figures.Figures("Training", waits=("ClusterReady", "Starting"), numbers=numbers)
+    record = pytest.importorskip("rl_operator.model.record")
+    known = record.Record(
+        pools=(("h100", record.PoolRecord(accelerators=1.0, trained=1.0)),), evicted=(("2026", "Preempted"),)
+    )
+    trains = figures.Figures(
+        "Training",
+        waits=("ClusterReady", "Starting"),
+        numbers=numbers,
+        queued=record.Queued("main", 1, 1.0),
+        record=known,
+    )
+    found.show_runs({}, {})
     found.show_runs({"Training": 1}, {("a", "b"): trains, ("a", "c"): figures.Figures("Failed", failed=1.0)})
     found.show_services({("a", "s"): metrics.Service("Serving", 1, 1)})
     found.api_called("get", "Pod", "200", 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rl_operator.model.figures import Figures
+from rl_operator.model.record import PoolRecord, Queued, Record
 from rl_operator.runtime.metrics import Metrics, Service
 
 
@@ -63,3 +64,33 @@ def test_promotions_of_a_service_count_from_zero_and_go_with_it() -> None:
     metrics.show_services({})
     assert value("rltrain_operator_service_promotions_total", one | {"result": "refused"}) is None
     assert value("rltrain_operator_service_replicas", one | {"state": "ready"}) is None
+
+
+def test_the_record_of_a_run_is_shown_while_it_is_there_and_for_a_while_after() -> None:
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    run, pool = {"namespace": "a", "run": "b"}, {"pool": "h100"}
+    metrics.show_runs({}, {})
+    held = PoolRecord(accelerators=8.0, trained=100.0, unsaved=40.0, started=5.0)
+    record = Record(spec_hash="abc", attempts=2, evictions=1, pools=(("h100", held),), waited=9.0)
+    one = Figures("Training", queued=Queued("main", 3, 7.0), record=record)
+    metrics.show_runs({"Training": 1}, {("a", "b"): one})
+    assert value("rltrain_run_accelerators", run | pool) == 8
+    assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "trained"}) == 100
+    assert value("rltrain_run_waited_seconds", run) == 9
+    assert (value("rltrain_run_attempts", run), value("rltrain_run_evictions", run)) == (2, 1)
+    assert value("rltrain_run_info", run | {"spec_hash": "abc", "result": ""}) == 1
+    assert value("rltrain_run_queue_position", run | {"queue": "main"}) == 3
+    assert value("rltrain_run_queued_timestamp_seconds", run | {"queue": "main"}) == 7
+    assert value("rltrain_team_accelerators", {"namespace": "a"} | pool) == 8
+    assert value("rltrain_team_waiting_runs", {"namespace": "a"}) == 0
+    team = {"namespace": "a"} | pool
+    assert value("rltrain_team_accelerator_seconds_total", team | {"outcome": "trained"}) == 60
+    metrics.run_deleted(("a", "b"), one)
+    metrics.show_runs({}, {})
+    assert value("rltrain_run_accelerators", run | pool) is None
+    assert value("rltrain_run_info", run | {"spec_hash": "abc", "result": "deleted"}) == 1
+    assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "failed"}) == 40
+    assert value("rltrain_team_accelerators", team) is None
+    assert value("rltrain_team_accelerator_seconds_total", team | {"outcome": "failed"}) == 40
+    assert value("rltrain_team_runs_total", {"namespace": "a", "result": "deleted"}) == 1
