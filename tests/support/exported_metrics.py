@@ -18,8 +18,8 @@ TARGET: Final = frozenset({"namespace", "pod", "container", "instance", "job", "
 """Labels that Prometheus gives a pod's metrics."""
 
 
-def of_operator() -> dict[str, set[str]]:
-    """The operator's."""
+def filled() -> Any:
+    """The operator's own metrics, with a sample of every family."""
     metrics = pytest.importorskip("rl_operator.runtime.metrics")
     figures = pytest.importorskip("rl_operator.model.figures")
     found = metrics.Metrics()
@@ -27,10 +27,25 @@ def of_operator() -> dict[str, set[str]]:
     trains = figures.Figures("Training", waits=("ClusterReady", "Starting"), numbers=numbers)
     found.show_runs({"Training": 1}, {("a", "b"): trains, ("a", "c"): figures.Figures("Failed", failed=1.0)})
     found.show_services({("a", "s"): metrics.Service("Serving", 1, 1)})
-    found.api_called("get", "Pod", "200", 0.1)
-    found.driver_called("status", "200")
-    found.errors.labels("Unexpected")
-    return _series(found.registry.collect())
+    found.leader.set(1)
+    count(found)
+    return found
+
+
+def count(metrics: Any) -> None:
+    """Something of all that counts happens."""
+    metrics.api_called("list", "Pod", "200", 0.1)
+    metrics.api_called("create", "RayJob", "403", 0.1)
+    metrics.driver_called("status", "200")
+    metrics.errors.labels("Unexpected").inc()
+    metrics.reconcile_seconds.observe(0.1)
+    for result in ("promoted", "refused", "rolled_back", "stuck"):
+        metrics.promotions.labels("a", "s", result).inc()
+
+
+def of_operator() -> dict[str, set[str]]:
+    """The operator's."""
+    return _series(filled().registry.collect())
 
 
 def of_serving() -> dict[str, set[str]]:
