@@ -1,16 +1,16 @@
-"""Every metric of rltrain that Prometheus sees on a cluster, with its labels: from the code that exports it.
+"""Every metric that Prometheus sees on a cluster and rltrain asks for, with its labels: from the code that exports it.
 
 A run's driver is not among them: it answers nobody but the operator, which shows what it says as `rltrain_run_...`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import promql_parser
 import pytest
+from kueue_metrics import KUEUE
 from prometheus_client.core import Metric
 from serving_metrics import series
 
@@ -54,8 +54,8 @@ def of_serving() -> dict[str, set[str]]:
 
 
 def exported() -> dict[str, set[str]]:
-    """All of them: labels by name."""
-    return of_operator() | of_serving()
+    """All of them, and Kueue's: labels by name."""
+    return of_operator() | of_serving() | {name: set(labels) for name, labels in KUEUE.items()}
 
 
 def _series(families: Iterable[Metric]) -> dict[str, set[str]]:
@@ -67,32 +67,76 @@ def _series(families: Iterable[Metric]) -> dict[str, set[str]]:
     }
 
 
-def problems(expression: str, known: dict[str, set[str]]) -> list[str]:
+def problems(expression: str, known: Mapping[str, Collection[str]]) -> list[str]:
     """What is wrong with a PromQL expression: it is none, or asks for a metric or a label that nobody exports.
 
-    Labels by which it sums and joins must be on each of its metrics.
+    Labels by which it sums and joins must be among those that are there at that place.
     """
+    found: list[str] = []
     try:
-        selectors = list(_selectors(promql_parser.parse(expression)))
+        tree = promql_parser.parse(expression)
     except ValueError as error:
         return [f"{expression}: {error}"]
-    if not selectors:
+    if not list(_selectors(tree)):
         return [f"{expression}: asks for no metric"]
-    found = []
-    grouped = {
-        label.strip()
-        for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression)
-        for label in labels.split(",")
-        if label.strip()
-    }
-    for selector in selectors:
-        if selector.name not in known:
-            found.append(f"{selector.name} is exported by nobody")
-            continue
-        labels = known[selector.name] | TARGET
-        asked = {matcher.name for matcher in selector.matchers.matchers} | grouped
-        found += [f"{selector.name} has no label {label}" for label in sorted(asked - labels)]
-    return found
+    _labels(tree, known, found)
+    return list(dict.fromkeys(found))
+
+
+def labels_of(expression: str, known: Mapping[str, Collection[str]]) -> set[str]:
+    """Labels of what an expression gives."""
+    return _labels(promql_parser.parse(expression), known, [])
+
+
+def _labels(node: Any, known: Mapping[str, Collection[str]], problems: list[str]) -> set[str]:
+    """Labels of what a node gives; what is wrong below it is added to the problems."""
+    if isinstance(node, promql_parser.VectorSelector):
+        if node.name not in known:
+            problems.append(f"{node.name} is exported by nobody")
+            return set()
+        labels = set(known[node.name]) | TARGET
+        return _with(labels, {one.name for one in node.matchers.matchers}, node, problems)
+    if isinstance(node, promql_parser.MatrixSelector):
+        return _labels(node.vector_selector, known, problems)
+    if isinstance(node, promql_parser.AggregateExpr):
+        labels = _labels(node.expr, known, problems)
+        by = node.modifier
+        if by is not None and by.type == promql_parser.AggModifierType.Without:
+            return labels - set(by.labels)
+        if by is None:
+            return labels if str(node.op) in ("topk", "bottomk") else set()
+        _with(labels, set(by.labels), node, problems)
+        return set(by.labels)
+    if isinstance(node, promql_parser.BinaryExpr):
+        return _joined(node, known, problems)
+    if isinstance(node, promql_parser.Call):
+        labels = set[str]().union(*(_labels(one, known, problems) for one in node.args))
+        return labels | {node.args[1].val} if node.func.name == "label_replace" else labels
+    if isinstance(node, promql_parser.NumberLiteral | promql_parser.StringLiteral):
+        return set()
+    return _labels(node.expr, known, problems)
+
+
+def _joined(node: Any, known: Mapping[str, Collection[str]], problems: list[str]) -> set[str]:
+    left, right = _labels(node.lhs, known, problems), _labels(node.rhs, known, problems)
+    how = node.modifier
+    if how is None or how.matching is None:
+        return left | right
+    on = set(how.matching.labels)
+    _with(left, on, node.lhs, problems)
+    _with(right, on, node.rhs, problems)
+    if str(node.op) in ("and", "or", "unless"):
+        return left
+    if how.card == promql_parser.VectorMatchCardinality.OneToOne:
+        return on
+    many = left if how.card == promql_parser.VectorMatchCardinality.ManyToOne else right
+    return many | set(how.group_labels or ())
+
+
+def _with(labels: set[str], asked: set[str], node: Any, problems: list[str]) -> set[str]:
+    names = " and ".join(dict.fromkeys(one.name for one in _selectors(node)))
+    problems += [f"{names} has no label {label}" for label in sorted(asked - labels)]
+    return labels
 
 
 def _selectors(node: Any) -> Iterable[Any]:
