@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chart_rendering import CHART, one, render
 from metrics_pages import of_operator, of_replica, served
-from prometheus_process import PrometheusProcess, Sample, prometheus_or_skip
+from prometheus_process import PrometheusProcess, Sample, asked, prometheus_or_skip
 
 DASHBOARDS = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusP
         process = PrometheusProcess(tmp_path_factory.mktemp("prometheus"), scrapes, rules)
         try:
             process.start()
-            process.until(lambda: process.scraped(4), "all pages are scraped")
+            process.until_scraped(4)
             yield process
         finally:
             process.kill()
@@ -60,11 +60,6 @@ def targets(dashboard: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(panel["title"], target) for panel in dashboard["panels"] for target in panel["targets"]]
 
 
-def asked(expression: str, **variables: str) -> str:
-    """An expression as Grafana sends it, with All chosen where nothing is said."""
-    return re.sub(r"\$(\w+)", lambda found: variables.get(found[1], ".*"), expression)
-
-
 def finite(samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if math.isfinite(sample[1])]
 
@@ -72,7 +67,7 @@ def finite(samples: list[Sample]) -> list[Sample]:
 @every_dashboard
 def test_every_query_is_answered(prometheus: PrometheusProcess, name: str) -> None:
     for title, target in targets(DASHBOARDS[name]):
-        answer = finite(prometheus.query(asked(target["expr"])))
+        answer = finite(prometheus.api.query(asked(target["expr"])))
         assert answer, f"{title}: {target['expr']} is answered with nothing"
         for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
             assert all(label in labels for labels, _ in answer), f"{title}: {label} in {answer}"
@@ -84,25 +79,25 @@ def test_every_variable_has_values(prometheus: PrometheusProcess, name: str) -> 
         if variable["type"] == "query":
             found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
             assert found is not None
-            assert prometheus.label_values(found[2], asked(found[1])), variable["name"]
+            assert prometheus.api.label_values(found[2], asked(found[1])), variable["name"]
 
 
 def test_every_rule_is_evaluated(prometheus: PrometheusProcess) -> None:
     prometheus.until(
-        lambda: all(rule["health"] != "unknown" for rule in prometheus.rules().values()),
+        lambda: all(rule["health"] != "unknown" for rule in prometheus.api.rules().values()),
         "rules are evaluated",
     )
     failed = {
-        name: rule.get("lastError") for name, rule in prometheus.rules().items() if rule["health"] != "ok"
+        name: rule.get("lastError") for name, rule in prometheus.api.rules().items() if rule["health"] != "ok"
     }
     assert failed == {}
-    assert prometheus.rules().keys() == set(
+    assert prometheus.api.rules().keys() == set(
         re.findall(r"- alert: (\w+)", (CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
     )
 
 
 def test_what_nobody_exports_is_seen(prometheus: PrometheusProcess) -> None:
-    assert prometheus.query("rltrain_run_nothing") == []
-    assert prometheus.query('rltrain_run_step{node="x"}') == []
+    assert prometheus.api.query("rltrain_run_nothing") == []
+    assert prometheus.api.query('rltrain_run_step{node="x"}') == []
     with pytest.raises(AssertionError, match="many-to-many"):
-        prometheus.query("rltrain_run_step + on (namespace) rltrain_run_step")
+        prometheus.api.query("rltrain_run_step + on (namespace) rltrain_run_step")

@@ -57,16 +57,17 @@ def draw(dashboard: dict[str, Any], answers: Mapping[int, Answers], said: str, f
             weight="bold",
             va="center",
         )
+        low = 0.52 if panel["type"] == "timeseries" else 0.2  # inches, for times and the legend
         axes = figure.add_axes(
             (
                 (left + 0.62) / width,
                 (top - high + 0.28) / height,
                 (wide - 0.75) / width,
-                (high - 0.62) / height,
+                (high - 0.34 - low) / height,
             )
         )
         _KINDS[panel["type"]](axes, panel, answers[panel["id"]])
-    figure.savefig(file, dpi=80)
+    figure.savefig(file, dpi=72)
     pyplot.close(figure)
 
 
@@ -104,22 +105,18 @@ def _unit(panel: dict[str, Any]) -> str:
 
 
 def _series(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
-    lines, unit = _lines(panel, answers), _unit(panel)
-    custom = panel["fieldConfig"]["defaults"].get("custom", {})
-    if custom.get("stacking", {}).get("mode") == "normal":
-        times = sorted({at for _, values in lines for at, _ in values})
-        by_time = [dict(values) for _, values in lines]
-        heights = [[values.get(at, 0.0) for at in times] for values in by_time]
-        axes.stackplot([_moment(at) for at in times], heights, labels=[name for name, _ in lines], alpha=0.75)
+    lines, defaults = _lines(panel, answers), panel["fieldConfig"]["defaults"]
+    times = sorted({at for _, values in lines for at, _ in values})
+    moments = [datetime.fromtimestamp(at, UTC) for at in times]
+    known = [(name, dict(values)) for name, values in lines]
+    if defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal":
+        heights = [[values.get(at, 0.0) for at in times] for _, values in known]
+        axes.stackplot(moments, heights, labels=[name for name, _ in known], alpha=0.75)
     else:
-        for name, values in lines:
-            axes.plot(
-                [_moment(at) for at, _ in values], [value for _, value in values], label=name, linewidth=1.2
-            )
-    axes.set_ylim(
-        bottom=panel["fieldConfig"]["defaults"].get("min"), top=panel["fieldConfig"]["defaults"].get("max")
-    )
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: said_as(value, unit)))
+        for name, values in known:  # a line ends where its series does
+            axes.plot(moments, [values.get(at, math.nan) for at in times], label=name, linewidth=1.2)
+    axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: said_as(value, defaults["unit"])))
     axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M", tz=UTC))
     axes.tick_params(labelsize=7, colors="#555", length=0)
     axes.grid(color="#ececec", linewidth=0.7)
@@ -128,9 +125,8 @@ def _series(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
         spine.set_visible(False)
     handles, names = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(
-            handles[:ENTRIES], names[:ENTRIES], fontsize=6.5, loc="upper left", framealpha=0.7, frameon=True
-        )
+        place = {"loc": "upper left", "bbox_to_anchor": (-0.06, -0.1), "ncols": 4, "frameon": False}
+        axes.legend(handles[:ENTRIES], names[:ENTRIES], fontsize=6.5, **place)
 
 
 def _stat(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
@@ -144,7 +140,7 @@ def _stat(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
 
 def _bars(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
     axes.axis("off")
-    found = [(name, values[-1][1]) for name, values in _lines(panel, answers)][:ENTRIES]
+    found = [(name, values[-1][1]) for name, values in _lines(panel, answers)]
     most = max((value for _, value in found), default=1.0) or 1.0
     top = panel["fieldConfig"]["defaults"].get("max", most)
     for row, (name, value) in enumerate(found):
@@ -203,10 +199,6 @@ def _table(axes: Axes, panel: dict[str, Any], answers: Answers) -> None:
         cell.set_text_props(weight="bold" if row == 0 else "normal")
     if len(cells) > len(shown):
         axes.text(-0.05, -0.04, f"and {len(cells) - len(shown)} more", fontsize=7, transform=axes.transAxes)
-
-
-def _moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
 
 
 _KINDS: Final = {"timeseries": _series, "stat": _stat, "bargauge": _bars, "table": _table}
