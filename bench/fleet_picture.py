@@ -30,7 +30,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prometheus", help="address of a Prometheus that scrapes an operator")
-    parser.add_argument("--hours", type=float, default=12.0, help="how far back lines go")
+    parser.add_argument("--hours", type=float, default=18.0, help="how far back lines go")
     parser.add_argument("file", nargs="?", type=Path, default=PICTURE)
     arguments = parser.parse_args()
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))

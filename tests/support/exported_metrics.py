@@ -83,6 +83,11 @@ def problems(expression: str, known: Mapping[str, Collection[str]]) -> list[str]
     return list(dict.fromkeys(found))
 
 
+def metrics_of(expression: str) -> set[str]:
+    """Metrics that an expression asks for."""
+    return {selector.name for selector in _selectors(promql_parser.parse(expression))}
+
+
 def labels_of(expression: str, known: Mapping[str, Collection[str]]) -> set[str]:
     """Labels of what an expression gives."""
     return _labels(promql_parser.parse(expression), known, [])

@@ -61,7 +61,7 @@ def draw(dashboard: dict[str, Any], answers: Mapping[int, Answers], said: str, f
         axes = figure.add_axes(
             (
                 (left + 0.62) / width,
-                (top - high + 0.28) / height,
+                (top - high + low) / height,
                 (wide - 0.75) / width,
                 (high - 0.34 - low) / height,
             )
