@@ -1,8 +1,8 @@
 """The real Kueue beside a kube-apiserver without nodes: its manager as a process, its webhooks at an address here.
 
 Kueue admits Workloads by what its queues hold, and looks at nodes for topologies alone: nothing is scheduled here. All is as
-Kueue has it, but for addresses: the API server asks webhooks (admission, conversion between versions of a kind) by URL, not by
-Service. Kueue manages its certificate itself, and keeps the one that it finds: nobody mounts a Secret here.
+Kueue has it, but for addresses: the API server asks webhooks (admission, conversion between versions of a kind) by URL, not
+by Service. Kueue manages its certificate itself, and keeps the one that it finds: nobody mounts a Secret here.
 """
 
 from __future__ import annotations

@@ -98,9 +98,19 @@ class OperatorProcess(Program):
         """
         self.until(lambda: self.metrics().get("rltrain_operator_leader") == 1, "the operator starts")
 
+    @property
+    def address(self) -> str:
+        """Where its metrics are, as host and port."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def page(self) -> str:
+        """Its metrics as Prometheus reads them; empty while it does not answer."""
+        return self._answer("/metrics")
+
     def metrics(self) -> dict[str, float]:
         """All samples by name and labels; empty while it does not answer."""
-        lines = (line for line in self._answer("/metrics").splitlines() if line and not line.startswith("#"))
+        lines = (line for line in self.page.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def calls(self) -> dict[tuple[str, str], int]:

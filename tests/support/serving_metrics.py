@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 SERVING: Final[dict[str, tuple[str, set[str]]]] = {
@@ -42,3 +43,25 @@ def missing(page: str, but: Collection[str] = ()) -> list[str]:
         for name, labels in series()
         if name not in but and not labels <= found.get(name, set())
     ]
+
+
+class Replica:
+    """One that has answered well and badly, and does so again and again."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        kinds = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+        self._all = [
+            (kinds[kind](f"ray_{name}", name, sorted(labels), registry=self.registry), labels)
+            for name, (kind, labels) in SERVING.items()
+        ]
+
+    def count(self) -> None:
+        """Something of all that counts happens."""
+        for metric, labels in self._all:
+            for code in ("200", "429", "503"):
+                one = metric.labels(**{label: code if label == "code" else label for label in labels})
+                if isinstance(one, Histogram):
+                    one.observe(0.1)
+                else:
+                    one.inc()

@@ -32,8 +32,8 @@ from rl_operator.decide.diagnose import (
 )
 from rl_operator.decide.draining import samplers_to_move
 from rl_operator.decide.drift import drift
-from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.eviction_cost import trains
+from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
 from rl_operator.decide.queued import admitted, enter, shown
 from rl_operator.decide.queueing import admission

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
-from alert_cases import CASES, Case
+from alert_cases import CASES as SINGLE
+from alert_cases import Case
 from chart_rendering import CHART, NAMESPACE, ROOT, Manifest, helm, one, refusal, render
-from exported_metrics import exported, of_operator, problems
+from exported_metrics import exported, labels_of, of_operator, problems
+from fleet_alert_cases import FLEET
 from promtool import promtool
 from serving_metrics import SERVING
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ON = "alerts.enabled=true"
+CASES = SINGLE + FLEET
 ALERTS = re.findall(r"- alert: (\w+)", (CHART / "files" / "alerts.yaml").read_text(encoding="utf-8"))
 
 
@@ -61,6 +64,17 @@ def test_the_check_of_expressions_sees_mistakes() -> None:
         "rltrain_nothing_total is exported by nobody"
     ]
     assert problems('max(rltrain_run_step{phase="Failed"}) or vector(0)', known) == [
+        "rltrain_run_step has no label phase"
+    ]
+    joined = (
+        "max by (run, phase) (rltrain_run_phase) * on (run) group_left () max by (run) (rltrain_run_step)"
+    )
+    assert problems(joined, known) == []
+    assert labels_of(joined, known) == {"run", "phase"}
+    assert problems(f"sum by (condition) ({joined})", known) == [
+        "rltrain_run_phase and rltrain_run_step has no label condition"
+    ]
+    assert problems("rltrain_run_phase and on (phase) rltrain_run_step", known) == [
         "rltrain_run_step has no label phase"
     ]
 
@@ -157,6 +171,7 @@ def test_alerts_can_be_labelled_and_left_out() -> None:
     empty = [f'"{alert}"' for alert in ALERTS if alert.startswith("RLTrainOperator")]
     assert [g["name"] for g in groups(f"alerts.disabled=[{','.join(empty)}]")] == [
         "rltrain-runs",
+        "rltrain-fleet",
         "rltrain-services",
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from kubernetes import client
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rltrain"
 HELM = ROOT / ".tools" / "bin" / "helm"
 NAMESPACE = "rltrain-system"
