@@ -31,7 +31,7 @@ RUN_VERBS = {
     "/events": "list create",
     "/persistentvolumeclaims": "get",
 }
-CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "list watch", "/namespaces": "get"}
+CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "list watch", "/namespaces": "get", "/nodes": "list watch"}
 LEADER_VERBS = {
     "coordination.k8s.io/leases": "get create patch",
     "/secrets": "create",

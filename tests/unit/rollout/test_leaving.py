@@ -57,7 +57,7 @@ def test_a_sampler_that_comes_after_a_dead_one_listens_in_its_place(tmp_path: Pa
 
 def test_a_pod_without_a_sampler_goes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path / "leave"), "20"]) == 1
-    assert capsys.readouterr().err.startswith("no sampler is here to give groups back: ")
+    assert capsys.readouterr().err.startswith("no groups are given back: ")
     with a_door(tmp_path / "leave", 1):
         pass  # its process has died: the socket's file is still there
     assert (tmp_path / "leave").exists()
@@ -87,8 +87,18 @@ def test_a_sampler_that_dies_meanwhile_has_given_nothing_back(tmp_path: Path):
         dying.bind(str(tmp_path / "leave"))
         dying.listen()
         threading.Thread(target=lambda: dying.accept()[0].close(), daemon=True).start()
-        with pytest.raises(OSError, match="died before it had given its groups back"):
+        with pytest.raises(OSError, match="the sampler died, or the run's buffer is gone"):
             ask_to_leave(tmp_path / "leave", 5.0)
+
+
+def test_where_the_buffer_is_gone_the_pod_goes_as_well(tmp_path: Path):
+    door = Door(tmp_path / "leave", lambda: None)
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="the run's buffer is gone"):
+                ask_to_leave(tmp_path / "leave", 5.0)
+    finally:
+        door.close()
 
 
 def test_the_hook_needs_nothing_but_the_standard_library():

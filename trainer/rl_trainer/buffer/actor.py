@@ -228,9 +228,10 @@ class Buffer:
         """A sampler (rank 0, 1, ...) is ready for work; tickets of its former life go back."""
         self.result(self.actor.register.remote(sampler), "registering a sampler")
 
-    def release(self, sampler: int) -> list[int]:
+    def release(self, sampler: int, timeout: float = ANSWER_SECONDS) -> list[int]:
         """A sampler is gone; returns the group ids that will be reissued."""
-        return cast(list[int], self.result(self.actor.release.remote(sampler), "releasing a sampler"))
+        call = self.actor.release.remote(sampler)
+        return cast(list[int], self.result(call, "releasing a sampler", timeout))
 
     def acquire_ref(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Any:
         """Tickets for up to `max_groups` groups, as `Acquired`: none where there were none for `timeout` seconds."""

@@ -22,7 +22,7 @@ import torch
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.buffer.actor import ANSWER_SECONDS, Acquired, Buffer
+from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
@@ -41,8 +41,9 @@ from rl_trainer.weights.payload import WeightsPayload, unpack_weights
 POLL_SECONDS = 5.0
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
-# How long a sampler that leaves waits for the buffer to take what is finished. What comes later is sampled again.
-PUT_SECONDS = 5.0
+# How long a sampler that leaves waits for the buffer to take what is finished, and to take the rest back. It takes
+# milliseconds, unless the buffer is about to go as well: the pod must not be kept for that.
+PUT_SECONDS, RELEASE_SECONDS = 2.0, 5.0
 
 
 class SamplerLeft(ActorDied):
@@ -195,20 +196,22 @@ class SamplerActor:
             self._wake.clear()
             self._check_puts()
 
-    def leave(self) -> int:
+    def leave(self) -> int | None:
         """The pod is told to go: nothing is begun here any more, and what is unfinished goes back at once, to be sampled by
-        others. How many groups these are."""
+        others. How many groups these are; None: the buffer does not answer."""
         self._leaving.set()
         self._wake.set()
         try:
             wait(list(self._puts), PUT_SECONDS)
-            self._unfinished += len(self.buffer.release(self.rank))
+            self._unfinished += len(self.buffer.release(self.rank, RELEASE_SECONDS))
+        except (ActorDied, DeadlineExceeded):
+            return None
         finally:
             self._given_back.set()
         return self._unfinished
 
     def _left(self) -> SamplerLeft:
-        self._given_back.wait(PUT_SECONDS + ANSWER_SECONDS)
+        self._given_back.wait(2 * (PUT_SECONDS + RELEASE_SECONDS))
         groups = f"{self._unfinished} unfinished group{'' if self._unfinished == 1 else 's'}"
         return SamplerLeft(f"sampler {self.rank} is told to go with its pod and has given {groups} back")
 

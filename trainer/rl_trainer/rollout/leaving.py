@@ -21,8 +21,8 @@ from pathlib import Path
 class Door:
     """Where one sampler listens, in a thread, for as long as its process lives."""
 
-    def __init__(self, at: Path, leave: Callable[[], int]) -> None:
-        """Begins to. `leave`: called at each notice; how many groups it gave back, once that is done."""
+    def __init__(self, at: Path, leave: Callable[[], int | None]) -> None:
+        """Begins to. `leave`: called at each notice; how many groups it gave back, once that is done; None: it cannot."""
         self._leave = leave
         at.unlink(missing_ok=True)  # of a sampler that died in this pod
         self._listening = socket.socket(socket.AF_UNIX)
@@ -43,7 +43,8 @@ class Door:
             except OSError:  # closed
                 return
             with suppress(OSError), end:  # who asked may have gone
-                end.sendall(f"{self._leave()} unfinished groups are given back".encode())
+                if (groups := self._leave()) is not None:
+                    end.sendall(f"{groups} unfinished groups are given back".encode())
 
 
 def ask_to_leave(at: Path, seconds: float) -> str:
@@ -62,7 +63,7 @@ def ask_to_leave(at: Path, seconds: float) -> str:
             said += part
             end.settimeout(max(0.001, deadline - time.monotonic()))
     if not said:
-        raise OSError("the sampler died before it had given its groups back")
+        raise OSError("the sampler died, or the run's buffer is gone")
     return said.decode()
 
 
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the sampler has not given its groups back within {seconds} s", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"no sampler is here to give groups back: {error}", file=sys.stderr)
+        print(f"no groups are given back: {error}", file=sys.stderr)
         return 1
     return 0
 
