@@ -99,3 +99,11 @@ clean: ## remove run folders, benchmark environments and caches (the installatio
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
 .PHONY: help setup demo test test-numerics test-vllm test-ray mutants fuzz e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator docs browser clean
+
+bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
+	@scripts/tools apiserver kueue-crds kueue kwok
+	@$(BIN)/python bench/fleet.py $(ARGS)
+
+bench-arrivals: $(INSTALLED) ## what training 50 urgent runs cost three long ones under Kueue, with the priority boost and without (ARGS="--arrivals 10 --seed 2" for fewer)
+	@scripts/tools apiserver kueue-crds kueue kwok
+	@$(BIN)/python bench/arrivals.py $(ARGS)

@@ -70,24 +70,33 @@ class Client:
                 raise RuntimeError(f"{method} {path}: {answer.status} {data[:300]!r}")
             return data
 
-    async def watch(self, path: str, saw: Callable[[str, dict[str, Any]], None]) -> None:
-        """Call `saw` with type and metadata of each change from now on; returns when the watch has begun."""
+    async def watch(
+        self, path: str, saw: Callable[[str, dict[str, Any]], None], whole: bool = False
+    ) -> asyncio.Task[None]:
+        """Call `saw` with type and metadata, or the `whole` object, of each change from now on; returns when that began."""
         listed = json.loads(await self.send("GET", f"{path}?limit=1"))
         since = listed["metadata"]["resourceVersion"]
         begun = asyncio.Event()
-        watch = asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun))
+        watch = asyncio.create_task(self._follow(f"{path}?watch=true", since, saw, begun, whole))
         self.watches.append(watch)
         beginning = asyncio.create_task(begun.wait())
         await asyncio.wait((watch, beginning), return_when=asyncio.FIRST_COMPLETED)
         if not begun.is_set():
             watch.result()
+        return watch
 
     async def _follow(
-        self, path: str, since: str, saw: Callable[[str, dict[str, Any]], None], begun: asyncio.Event
+        self,
+        path: str,
+        since: str,
+        saw: Callable[[str, dict[str, Any]], None],
+        begun: asyncio.Event,
+        whole: bool,
     ) -> None:
+        accepted = {"Accept": "application/json" if whole else METADATA}
         while True:  # the API server ends a watch that cannot follow
             url = f"{self.server}{path}&resourceVersion={since}"
-            async with self._session.get(url, headers={"Accept": METADATA}) as answer:
+            async with self._session.get(url, headers=accepted) as answer:
                 answer.raise_for_status()
                 begun.set()
                 async for line in answer.content:
@@ -95,7 +104,7 @@ class Client:
                     if event["type"] == "ERROR":
                         raise RuntimeError(f"the watch of {path} has ended: {event['object']}")
                     since = event["object"]["metadata"]["resourceVersion"]
-                    saw(event["type"], event["object"]["metadata"])
+                    saw(event["type"], event["object"] if whole else event["object"]["metadata"])
 
 
 async def bounded(limit: int, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
