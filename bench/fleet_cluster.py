@@ -162,6 +162,7 @@ class FleetCluster:
         spec["preemption"] = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
         pools = [{"name": FLAVOR, "acceleratorResource": ACCELERATOR}, {"name": "cpu"}]
         profile = {"default": True, "queue": QUEUE, "pools": pools}
+        profile["allow"] = {"workloadPriorityClasses": list(PRIORITIES)}
         documents = [kueue("ResourceFlavor", FLAVOR, spec={"nodeLabels": {"pool": FLAVOR}})]
         documents += [kueue("WorkloadPriorityClass", name, value=value) for name, value in PRIORITIES.items()]
         for name in self.namespaces:

@@ -157,6 +157,12 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
 }
 """Fields that came after 0.1.0, by part of the spec, with what they are where a run does not say."""
 
+_LATER_OF_PROFILES: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
+    (): {"gang": None},
+    ("allow",): {"workloadPriorityClasses": []},
+}
+"""The same of a profile."""
+
 _LATER_OF_POOLS: Final[Mapping[str, object]] = {"deviceClass": None, "topology": []}
 """The same of a profile's pools."""
 
@@ -246,21 +252,26 @@ def spec_digest(spec: RunSpec) -> str:
     """Hash of a spec, without `suspend`. That of a run that says nothing of a later field is what it was before there was
     such a field: it trains the same."""
     document = spec.model_dump(mode="json", by_alias=True, exclude={"suspend"})
-    for path, fields in _LATER.items():
-        part: Any = document
-        for name in path:
-            part = (part or {}).get(name)
-        if part is not None:
-            _drop_unsaid(part, fields)
+    _drop_later(document, _LATER)
     return _digest(document)
 
 
 def _profile_digest(name: str | None, profile: ProfileSpec) -> str:
     """Hash of a profile, which is what it was before there were later fields, where it says nothing of them."""
     document = profile.to_document()
+    _drop_later(document, _LATER_OF_PROFILES)
     for pool in document["pools"]:
         _drop_unsaid(pool, _LATER_OF_POOLS)
     return _digest([name, document])
+
+
+def _drop_later(document: Mapping[str, Any], later: Mapping[tuple[str, ...], Mapping[str, object]]) -> None:
+    for path, fields in later.items():
+        part: Any = document
+        for name in path:
+            part = (part or {}).get(name)
+        if part is not None:
+            _drop_unsaid(part, fields)
 
 
 def _drop_unsaid(part: dict[str, Any], later: Mapping[str, object]) -> None:

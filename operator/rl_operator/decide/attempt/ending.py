@@ -131,7 +131,7 @@ def without_gang(look: Look, decision: Decision) -> Decision:
         return decision
     ray, effective = look.world.ray(attempt.number), look.effective
     if ray is not None:
-        kinds = (ray.pod_group,) if ray.pod_group else ()
+        kinds = (ray.pod_group,) * bool(ray.pod_group)
     else:
         # What its RayJob said is gone with that; a kind that the cluster does not know has no objects.
         gang = effective.profile.gang if effective is not None else None

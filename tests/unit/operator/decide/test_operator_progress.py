@@ -16,6 +16,7 @@ from rl_operator.model.decision import Decision
 def training() -> Story:
     story = Story()
     story.begin()
+    story.wait(1)
     story.train()
     return story
 

@@ -68,6 +68,7 @@ def test_the_driver_names_the_phase(phase: str, shown: str) -> None:
 def test_progress_that_says_the_same_is_not_written() -> None:
     story = Story()
     story.begin()
+    story.wait(1)
     first = story.train()
     story.wait(10)
     assert story.look(reading=make_reading(time=story.now)).status == first.status
