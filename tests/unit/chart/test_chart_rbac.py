@@ -24,6 +24,8 @@ RUN_VERBS = {
     "networking.k8s.io/networkpolicies": CREATED,
     "policy/poddisruptionbudgets": CREATED,
     "resource.k8s.io/resourceclaimtemplates": CREATED,
+    "kueue.x-k8s.io/workloads": CREATED,
+    "kueue.x-k8s.io/workloads/status": "patch",
     "/configmaps": "get create delete",
     "/secrets": "create",
     "/pods": "list watch",
@@ -31,7 +33,15 @@ RUN_VERBS = {
     "/events": "list create",
     "/persistentvolumeclaims": "get",
 }
-CLUSTER_VERBS = {"rltrain.dev/rltrainingprofiles": "list watch", "/namespaces": "get", "/nodes": "list watch"}
+CLUSTER_VERBS = {
+    "rltrain.dev/rltrainingprofiles": "list watch",
+    "/namespaces": "get",
+    "/nodes": "list watch",
+    "kueue.x-k8s.io/resourceflavors": "get",
+    "kueue.x-k8s.io/workloadpriorityclasses": "get list",
+    "kueue.x-k8s.io/clusterqueues": "list",
+    "scheduling.k8s.io/priorityclasses": "get list",
+}
 LEADER_VERBS = {
     "coordination.k8s.io/leases": "get create patch",
     "/secrets": "create",

@@ -80,9 +80,9 @@ def test_pods_that_change_nothing_else_wait_with_the_figures() -> None:
     old = RunStatus.model_validate(training().run["status"])
     assert old.progress is not None
     fewer = old.model_copy(update={"roles": {"sampler": RoleStatus(desired=2, ready=1)}})
-    later = NOW + timedelta(seconds=3)
+    later = NOW + timedelta(seconds=4)
     assert within_budget(old, fewer, later) == 7.0
-    assert within_budget(old, fewer, NOW + timedelta(seconds=10)) is None
+    assert within_budget(old, fewer, NOW + timedelta(seconds=11)) is None
     assert within_budget(old, fewer.model_copy(update={"phase": "Stopping"}), later) is None
     assert within_budget(old, old, later) is None
     assert within_budget(RunStatus(), fewer, later) is None
