@@ -97,10 +97,15 @@ class Cluster:
         """A policy service. Raises ClusterError, also where there is none."""
         return self._json(self._open("GET", path(SERVICE_KIND, namespace, name)))
 
-    def listed(self, kind: str, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
-        """All objects of a kind in a namespace (None: in all), or the one called `name`; and the version to watch from."""
+    def listed(
+        self, kind: str, namespace: str | None, name: str | None = None, *, page: int = PAGE
+    ) -> tuple[list[Manifest], str]:
+        """All objects of a kind in a namespace (None: in all), or the one called `name`; and the version to watch from.
+
+        `page`: objects of one answer.
+        """
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        return self._list(path(kind, namespace), query)
+        return self._list(path(kind, namespace), query, page)
 
     def profiles(self) -> list[Manifest]:
         """All profiles."""
@@ -183,9 +188,11 @@ class Cluster:
         timeout = None if follow else _REQUEST_SECONDS
         yield from self._lines(path("Pod", namespace, pod, "log"), query, timeout)
 
-    def _list(self, where: str, query: Mapping[str, str] | None = None) -> tuple[list[Manifest], str]:
+    def _list(
+        self, where: str, query: Mapping[str, str] | None = None, page: int = PAGE
+    ) -> tuple[list[Manifest], str]:
         """Everything, page by page, and the version at which it was so."""
-        asked = {**(query or {}), "limit": str(PAGE)}
+        asked = {**(query or {}), "limit": str(page)}
         items: list[Manifest] = []
         while True:
             found = self._json(self._open("GET", where, asked))

@@ -43,6 +43,7 @@ CLUSTER: Final = (
     Command("apply", "give a run or a service to a cluster", "rl_cli.apply"),
     Command("render", "show what a cluster would be given for a run or a service, offline", "rl_cli.render"),
     Command("watch", "watch a run, a service, or all of them, live", "rl_cli.watch"),
+    Command("top", "show who holds accelerators, who waits, and what became of them", "rl_cli.top"),
     Command("logs", "show what a run's driver or pods wrote", "rl_cli.logs"),
     Command("exec", "run a command, or a shell, where a run's driver is", "rl_cli.exec"),
     Command("report", "get a run's report: of a run folder here, or from a cluster", "rl_cli.report"),

@@ -8,6 +8,7 @@ import pytest
 from rl_api import RunSpec
 from rl_api.errors import TrainingDiverged
 from rl_trainer.observe.metrics import StepRecord
+from rl_trainer.observe.timeline import Span
 from rl_trainer.run.counters import Counters
 
 SPEC = RunSpec.model_validate(
@@ -90,3 +91,29 @@ def test_three_skipped_steps_in_a_row_end_the_run_with_advice():
     Counters(skipped_in_a_row=2).check_divergence()
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row; lower algorithm\.learningRate"):
         Counters(skipped_in_a_row=3).check_divergence()
+
+
+def test_shares_of_time_that_samplers_and_learners_work() -> None:
+    counters = Counters()
+    assert counters.busy == (None, None)
+    counters.saw_step(1.0, 0.5)
+    assert counters.busy == (None, None), "a program of the user's has no spans"
+    counters = Counters()
+    step = [
+        Span("sampler 0", "generate", 0.0, 6.0),
+        Span("sampler 0", "score", 6.0, 8.0),
+        Span("sampler 0", "load weights", 8.0, 9.0),
+        Span("sampler 1", "generate", 0.0, 2.0),
+        Span("learner 0", "train", 8.0, 10.0),
+        Span("learner 1", "train", 8.0, 9.0),
+        Span("driver", "wait", 0.0, 8.0),
+    ]
+    counters.saw_step(10.0, 0.5, 2, step)
+    assert counters.busy == (pytest.approx(0.5), pytest.approx(0.15))
+    counters.saw_step(30.0, 0.5, 2, [])
+    assert counters.busy == (pytest.approx(0.125), pytest.approx(0.0375))
+    shown = counters.progress(SPEC, record())
+    assert (shown.sampler_busy, shown.learner_busy) == (0.125, 0.037)
+    for _ in range(20):  # steps that were long ago do not count; what was made before its step began does
+        counters.saw_step(1.0, 0.5, 1, [Span("sampler 0", "generate", 0.0, 3.0)])
+    assert counters.busy == (1.0, 0.0)

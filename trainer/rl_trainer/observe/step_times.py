@@ -40,6 +40,18 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
     }
 
 
+def busy_seconds(spans: Iterable[Span]) -> tuple[float, float]:
+    """Seconds that samplers made what a step trained on, all samplers together; and those that its learners trained, their
+    mean."""
+    seconds: dict[str, dict[str, float]] = {"sampler": defaultdict(float), "learner": defaultdict(float)}
+    for span in spans:
+        role = span.actor.split(" ")[0]
+        if (role, span.name) in (("sampler", "generate"), ("sampler", "score"), ("learner", "train")):
+            seconds[role][span.actor] += span.end - span.start
+    learners = seconds["learner"].values()
+    return sum(seconds["sampler"].values()), sum(learners) / len(learners) if learners else 0.0
+
+
 def uncovered(start: float, end: float, others: Sequence[tuple[float, float]]) -> float:
     """Length of the part of [start, end] that no interval of `others` covers."""
     total, position = 0.0, start

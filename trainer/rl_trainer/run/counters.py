@@ -16,7 +16,7 @@ from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
-from rl_trainer.observe.step_times import step_times
+from rl_trainer.observe.step_times import busy_seconds, step_times
 from rl_trainer.observe.timeline import Span
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
@@ -42,6 +42,8 @@ class Counters:
     earlier_seconds: float = 0.0
     _started: float = field(default_factory=time.monotonic)
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+    # Of the same steps: sampler seconds that there were, and those that samplers and learners worked.
+    _work: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
     @property
     def elapsed(self) -> float:
@@ -87,13 +89,29 @@ class Counters:
                 "or algorithm.gradientClip, look for extreme rewards, and go on from the last checkpoint with --resume"
             )
 
-    def saw_step(self, seconds: float, reward: float) -> None:
-        """Remembers pace and reward of the step that ended."""
+    def saw_step(self, seconds: float, reward: float, samplers: int = 0, spans: Sequence[Span] = ()) -> None:
+        """Remembers pace and reward of the step that ended, and how many samplers and what `spans` it had."""
         self._paces.append(seconds)
+        self._work.append((samplers * seconds, *busy_seconds(spans)))
         self.rewards.append(reward)
+
+    @property
+    def busy(self) -> tuple[float | None, float | None]:
+        """Shares of the last steps' time for which samplers made what was trained on, and learners trained.
+
+        A group that is trained on later than it was made counts where it is trained on; what is dropped does not count. None:
+        nobody tells, as with a program of the user's.
+        """
+        there, seconds = math.fsum(one for one, *_ in self._work), math.fsum(self._paces)
+        made, trained = math.fsum(one for _, one, _ in self._work), math.fsum(one for *_, one in self._work)
+        return (
+            min(made / there, 1.0) if there else None,
+            min(trained / seconds, 1.0) if there else None,
+        )
 
     def progress(self, spec: RunSpec, record: StepRecord) -> Progress:
         """What the status server shows after a step, rounded as people read it: `kubectl get` prints every digit."""
+        samplers, learners = self.busy
         return Progress(
             phase="Training",
             step=self.step,
@@ -103,6 +121,8 @@ class Counters:
             tokens_per_second=_shown(record.tokens_per_second),
             buffer_fill=_shown(min(record.buffer_fill / spec.buffer.capacity, 1.0), 3),
             staleness=_shown(record.staleness_mean, 2),
+            sampler_busy=_shown(samplers, 3),
+            learner_busy=_shown(learners, 3),
             eta_seconds=_shown(self.eta(spec)),
             updated_at=datetime.now(UTC),
         )
@@ -138,7 +158,7 @@ def step_record(
 
     `counters` and `buffer`'s metrics are those after the step, `spans` those of all actors in it.
     """
-    counters.saw_step(wall_seconds, rewards.reward_mean)
+    counters.saw_step(wall_seconds, rewards.reward_mean, len(buffer["samplers"]), spans)
     version = (counters.step - 1) // spec.weight_sync.every_steps
     lengths = [length for group in batch.groups for length in group.lengths]
     staleness = [version - group.min_version for group in batch.groups]

@@ -48,6 +48,8 @@ class Reading(Collector):
             ("tokens_per_second", "Completion tokens per second", progress.tokens_per_second),
             ("buffer_fill_ratio", "Groups in the buffer over its capacity", progress.buffer_fill),
             ("staleness_mean", "Weight versions the last step's groups were behind", progress.staleness),
+            ("sampler_busy_ratio", "Share of time that samplers worked, last steps", progress.sampler_busy),
+            ("learner_busy_ratio", "Share of time that learners trained, last steps", progress.learner_busy),
             ("eta_seconds", "Seconds to the last step at the present pace", progress.eta_seconds),
         ]
         if self.checkpoint is not None:
