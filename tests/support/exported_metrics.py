@@ -26,7 +26,8 @@ def filled() -> Any:
     numbers = tuple((name, 1.0) for name in figures.NUMBERS)
     record = pytest.importorskip("rl_operator.model.record")
     known = record.Record(
-        pools=(("h100", record.PoolRecord(1.0, trained=1.0, started=1.0, evicted=1.0, failed=1.0)),), evicted=(("2026", "Preempted"),)
+        pools=(("h100", record.PoolRecord(1.0, trained=1.0, started=1.0, evicted=1.0, failed=1.0)),),
+        evicted=(("2026", "Preempted"),),
     )
     trains = figures.Figures(
         "Training",

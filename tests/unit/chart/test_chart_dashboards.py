@@ -27,6 +27,7 @@ WIDTH = 24
 """Columns of Grafana's grid."""
 
 VALUES = {
+    "outcome": ["trained", "started", "evicted", "failed"],
     **{"namespace": ["a"], "pod": ["p", "q"], "version": ["v1", "v2"], "code": ["200", "503"]},
     **{"state": ["ready", "desired"], "le": ["1", "+Inf"], "verb": ["list"], "phase": ["Training"]},
 }
