@@ -41,7 +41,7 @@ became of the accelerator hours: trained and kept, started (loading, stopping), 
 how long runs waited. Of runs without accelerators pods are counted. A team is a namespace.
 
 Runs that are over are not listed without --ended; what they have taken counts for their team and pool in any case, as
-long as they are there. What teams have taken since then is in the metrics rltrain_team_..."""
+long as they are there; what is kept of runs that are gone is in the metrics rltrain_team_..."""
 
 _EXAMPLES: Final = """\
   rltrain top                                  # runs of the context's namespace

@@ -78,7 +78,7 @@ def test_a_line_for_each_run_who_holds_first_then_who_waits() -> None:
         [*("team-b", "small", "Training", "4", "a100", "-", "10%", "-"),
          *("0.0h", "0.0h", "0.0h", "0.0h", "0 s", "")],
         [*("team-a", "waits", "Pending", "0", "-", "3/7", "-", "-"),
-         *("0.0h", "0.0h", "0.0h", "0.0h", "2 min", "needs 8 h100, 4 free")],
+         *("0.0h", "0.0h", "0.0h", "0.0h", "1 min", "needs 8 h100, 4 free")],
         [*("team-a", "asleep", "Suspended", "0", "-", "-", "-", "-"),
          *("0.0h", "0.0h", "0.0h", "0.0h", "0 s", "")],
         [*("team-a", "done", "Succeeded", "0", "-", "-", "-", "-"),
@@ -96,7 +96,7 @@ def test_teams_and_pools_sum_up_their_runs() -> None:
     assert group_table(sorted_groups(teams_of(RUNS), "held"), "team") == [
         [*("TEAM", "RUN", "WAIT", "HELD", "POOLS", "SAMPLERS", "LEARNERS"),
          *("TRAINED", "STARTED", "EVICTED", "FAILED", "WAITED")],
-        ["team-a", "1", "1", "12", "h100:12", "90%", "50%", "12.0h", "1.0h", "0.5h", "0.1h", "3 min"],
+        ["team-a", "1", "1", "12", "h100:12", "90%", "50%", "12.0h", "1.0h", "0.5h", "0.1h", "2 min"],
         ["team-b", "1", "0", "4", "a100:4", "10%", "-", "0.0h", "0.0h", "0.0h", "0.0h", "0 s"],
     ]  # fmt: skip
     assert group_table(sorted_groups(pools_of(RUNS), "held"), "pool") == [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rl_api.errors import RunFolderBusy
+from rl_trainer.run.attempts_file import note_attempt
 from rl_trainer.run.run_folder import RunFolder
 
 
@@ -85,3 +87,20 @@ def test_a_folder_whose_owner_file_is_gone_is_not_written(tmp_path: Path, monkey
         (tmp_path / ".owner").unlink()
         with pytest.raises(RunFolderBusy, match="another process has taken over"):
             folder.check_owner()
+
+
+def test_the_folder_says_which_attempts_have_trained_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with attempt(tmp_path, "8c1f/3/p", monkeypatch) as third:
+        note_attempt(third.path, "begun", attempt=third.attempt, step=4)
+        note_attempt(third.path, "ended", attempt=third.attempt, step=9, reason="LearnerDied")
+    monkeypatch.delenv("RLTRAIN_FENCE")
+    with RunFolder(tmp_path / "here") as local:
+        note_attempt(local.path, "begun", attempt=local.attempt, step=0)
+    lines = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["attempt"], line["step"], line.get("reason")) for line in lines] == [
+        ("begun", 3, 4, None),
+        ("ended", 3, 9, "LearnerDied"),
+    ]
+    assert json.loads((tmp_path / "here" / "attempts.jsonl").read_text())["attempt"] is None
+    with RunFolder(tmp_path / "here", overwrite=True):
+        assert not (tmp_path / "here" / "attempts.jsonl").exists()

@@ -15,6 +15,7 @@ from rl_api.progress import Phase, Progress
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.page import write_report
 from rl_trainer.observe.summary import write_summary
+from rl_trainer.run.attempts_file import ATTEMPTS_FILE, note_attempt
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
@@ -40,7 +41,9 @@ class Attempt:
         try:
             if self.remote is not None:
                 self.remote.claim()
+                self.remote.bring(ATTEMPTS_FILE)
             self._open()
+            self._note("begun")
         except BaseException:
             self._stack.close()
             raise
@@ -52,11 +55,16 @@ class Attempt:
         with closing(self._stack):
             try:
                 self._close()
+                if not isinstance(error, RunFolderBusy):
+                    self._note("ended", reason="done" if error is None else type(error).__name__)
                 write_report(self.folder.path)
             except RLTrainError as problem:
                 if error is None:  # else that says why: the same disk is full
                     self.console.warning(str(problem))
             self._keep_outside(error)
+
+    def _note(self, event: str, **fields: Any) -> None:
+        note_attempt(self.folder.path, event, attempt=self.folder.attempt, step=self.counters.step, **fields)
 
     def _open(self) -> None:
         raise NotImplementedError

@@ -99,8 +99,8 @@ class Counters:
     def busy(self) -> tuple[float | None, float | None]:
         """Shares of the last steps' time for which samplers made what was trained on, and learners trained.
 
-        A group that is trained on later than it was made counts where it is trained on; what is dropped does not count. None:
-        nobody tells, as with a program of the user's.
+        A group that is trained on later than it was made counts where it is trained on; what is dropped does not count.
+        None: nobody tells, as with a program of the user's.
         """
         there, seconds = math.fsum(one for one, *_ in self._work), math.fsum(self._paces)
         made, trained = math.fsum(one for _, one, _ in self._work), math.fsum(one for *_, one in self._work)

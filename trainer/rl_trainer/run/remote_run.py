@@ -11,6 +11,7 @@ from rl_api import RunSpec
 from rl_api.errors import RunFolderBusy
 from rl_trainer.checkpoint.remote import delete, steps
 from rl_trainer.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER
+from rl_trainer.run.attempts_file import ATTEMPTS_FILE
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder, attempt_after
 from rl_trainer.storage.remote_folder import RemoteFolder
 
@@ -19,6 +20,7 @@ _OWNER = ".owner"
 _SMALL = (
     RUN_FILE,
     METRICS_FILE,
+    ATTEMPTS_FILE,
     "program.json",
     "examples.json",
     "summary.json",

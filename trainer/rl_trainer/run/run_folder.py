@@ -30,6 +30,7 @@ _OWN = (
     "model",
     "tensorboard",
     "metrics.jsonl",
+    "attempts.jsonl",
     "timeline.json",
     "summary.json",
     "examples.json",
@@ -170,6 +171,11 @@ class RunFolder(Closes):
         """Whether there is something to lose: a run that failed before its first step left nothing."""
         metrics = path / "metrics.jsonl"
         return (metrics.exists() and metrics.stat().st_size > 0) or any(path.glob("checkpoints/[!.]*"))
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of this attempt, as the operator counts; None without one."""
+        return _run_and_attempt(self.token)[1] or None
 
     def write_run(self, run: RLTrainingRun) -> None:
         """Keeps the run as it was resolved, overrides included."""
