@@ -85,7 +85,7 @@ class TestReasons:
         assert [one.reason for one in rest] == ["GangWaits", "GangWaits"]
 
     def test_what_is_short_in_the_whole_cluster_is_said_of_who_asks_for_it(self) -> None:
-        text = "resource gap: map[nvidia.com/gpu:{{2 0} {<nil>}  DecimalSI}]"
+        text = "resource gap: map[nvidia.com/gpu:{{2 0} {<nil>} 2 DecimalSI}]"
         first = found(pod("head", text))[0]
         assert (first.reason, first.role) == ("Unschedulable", "learner")
         assert first.message == f"learner: too little nvidia.com/gpu is free on pool h100 [{text}]; {ALL}"

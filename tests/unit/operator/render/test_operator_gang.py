@@ -213,9 +213,9 @@ class TestSchedulerPlugins:
         assert "ray.io/gang-scheduling-enabled" not in ray["metadata"]["labels"]
 
     def test_kueue_may_say_when_it_begins(self) -> None:
-        group, ray = made("schedulerPlugins", scheduling={"queue": "team-a"})
+        group, ray = made("schedulerPlugins", scheduling={"queue": "team-a", "integration": "label"})
         assert ray["spec"]["suspend"] is True
-        # A queue admits all samplers, and no fewer.
+        # By a label it admits all samplers, and no fewer; the gang is what was admitted.
         assert group["spec"]["minMember"] == 7
 
 
