@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_secrets_are_read_in_all_namespaces_only_where_an_upgrade_asks_for_it() 
         ["create"],
         ["get"],
     ]
+
+
+def test_pod_groups_are_made_only_for_the_schedulers_that_are_named() -> None:
+    assert "podgroups" not in str([each for each in render() if each["kind"] == "ClusterRole"])
+    role = one(render('gang.schedulers=["volcano","kubernetes"]'), "ClusterRole", "rltrain-runs")
+    assert role["rules"][-1] == {
+        "apiGroups": ["scheduling.volcano.sh", "scheduling.k8s.io"],
+        "resources": ["podgroups"],
+        "verbs": ["get", "create", "delete"],
+    }
+
+
+def test_only_gangs_of_kubernetes_take_an_admission_policy() -> None:
+    for schedulers, made in ((("volcano", "schedulerPlugins"), 0), (("kubernetes",), 2)):
+        objects = render(f"gang.schedulers={json.dumps(schedulers)}")
+        assert sum(each["kind"].startswith("MutatingAdmissionPolicy") for each in objects) == made
 
 
 def test_the_key_is_that_of_the_release() -> None:
