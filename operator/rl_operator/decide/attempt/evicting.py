@@ -17,7 +17,7 @@ from rl_operator.decide.draining import NODE_DRAINED, drained
 from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal
 from rl_operator.decide.queued import by_whom, enter, released, shown
-from rl_operator.model.decision import Decision, Note
+from rl_operator.model.decision import Decision, Note, Target
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
 from rl_operator.plan.effective import Effective
@@ -118,6 +118,9 @@ def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
     took = (look.now - (eviction.time or look.now)).total_seconds()
     look, eviction = _with(look, released_time=look.now, seconds_to_release=max(took, 0.0))
     decision = _said(look.at_rest(), f"{eviction.message}; {_goes_on(look)}").decide("Pending", QUICK)
+    if main is not None and _moved(look) and any(one.by_topology for one in main.assigned.values()):
+        # The queue has chosen the nodes, and would put new pods on the same ones.
+        return replace(decision, delete=(Target("Workload", main.name, main.uid),))
     return replace(decision, tell_queue=(released(main),) if main is not None and main.taken else ())
 
 

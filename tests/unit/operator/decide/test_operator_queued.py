@@ -534,3 +534,25 @@ class TestBorrowedSamplers:
 )
 def test_ordinals(number: int, text: str) -> None:
     assert ordinal(number) == text
+
+
+@pytest.mark.parametrize("by_topology", [False, True])
+def test_a_drained_run_keeps_its_quota_unless_that_is_for_the_very_nodes(
+    run: Queued, by_topology: bool
+) -> None:
+    assigned = {name: replace(one, by_topology=by_topology) for name, one in ASSIGNED.items()}
+    run.queue(reserved=True, admitted=True, assigned=assigned, flavors=FLAVORS)
+    run.train()
+    decision = run.look(cordoned={"node-1": "is cordoned"})
+    assert decision.status.evictions[0].reason == "NodeDrained"
+    assert deleted(run.story.answered("done")) == [("RayJob", "sums-1")]
+    decision = run.look(rays=(), pods=(), reading=None)
+    assert decision.tell_queue == (), "nobody wants the quota back"
+    if by_topology:
+        assert deleted(decision) == [("Workload", "sums")]
+        assert kinds(run.look(workloads=())) == ["Workload"], "it asks anew"
+    else:
+        assert (deleted(decision), condition(decision, "Admitted")[0]) == ([], "True")  # type: ignore[index]
+        decision = run.look()
+        assert "RayJob" in kinds(decision)
+        assert decision.status.attempts[0].preemptions == 1
