@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from operator_worlds import NOW, make_reading
-from test_operator_queued import Queued, running_ray
+from test_operator_queued import Queued, pods, running_ray
 
 from rl_api.progress import CheckpointStatus
 from rl_operator.model.decision import Decision
@@ -99,7 +99,8 @@ def test_what_an_eviction_should_cost_and_did_cost(run: Boosted) -> None:
     run.admit()
     for minute, step, cost in ((21, 5, None), (25, 6, None), (29, 7, 9 * 60.0), (40, 9, 9 * 60.0)):
         reading = make_reading(step=step, time=NOW + minutes(minute))
-        eviction = run.at(NOW + minutes(minute), rays=(running_ray(),), reading=reading).status.evictions[0]
+        there = {"rays": (running_ray(),), "pods": pods(2)}
+        eviction = run.at(NOW + minutes(minute), reading=reading, **there).status.evictions[0]
         assert (eviction.step, eviction.resumed_step, eviction.lost_seconds) == (7, 5, cost)
 
 
