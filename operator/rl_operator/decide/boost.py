@@ -59,12 +59,14 @@ def boosting(look: Look, decision: Decision) -> Decision:
     off, sentence = unused(main, boosts) if main.runs and boosts.gate is not None else (before, "")
     written = main.boost if value is None else value
     shown = queue.model_copy(update={"boost": written or None, "boost_off": off})
-    told = off is None or off == before
+    notes = decision.notes
+    if off is not None and off != before:
+        notes = (*notes, Note("Normal" if off == "GateOff" else "Warning", f"Boost{off}", sentence))
     return replace(
         decision,
         status=status.model_copy(update={"queue": shown}),
         boost=Boost(main.name, main.uid, value) if value is not None else None,
-        notes=decision.notes if told else (*decision.notes, Note("Warning", f"Boost{off}", sentence)),
+        notes=notes,
     )
 
 
