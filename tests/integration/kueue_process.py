@@ -1,8 +1,8 @@
 """The real Kueue beside a kube-apiserver without nodes: its manager as a process, its webhooks at an address here.
 
 Kueue admits Workloads by what its queues hold, and looks at nodes for topologies alone: nothing is scheduled here. All is as
-Kueue has it, but for addresses: the API server asks webhooks (admission, conversion between versions of a kind) by URL, not
-by Service. Kueue manages its certificate itself, and keeps the one that it finds: nobody mounts a Secret here.
+Kueue has it, but for addresses: the API server asks webhooks (admission, conversion between versions of a kind) by URL and
+not by Service. Kueue manages its certificate itself, and keeps the one that it finds: nobody mounts a Secret here.
 """
 
 from __future__ import annotations
@@ -133,10 +133,13 @@ class KueueProcess(Program):
 
     def _definition(self, file: Path) -> dict[str, Any]:
         document: dict[str, Any] = yaml.safe_load(file.read_text())
-        patches = SHARE / "kueue-config/components/crd/patches"
-        converted = patches / f"webhook_in_{document['spec']['names']['plural']}.yaml"
-        if len(document["spec"]["versions"]) > 1 and converted.exists():
-            document["spec"]["conversion"] = yaml.safe_load(converted.read_text())["spec"]["conversion"]
+        folder = SHARE / "kueue-config/components/crd"
+        patch = f"patches/webhook_in_{document['spec']['names']['plural']}.yaml"
+        patches = yaml.safe_load((folder / "kustomization.yaml").read_text())["patches"]
+        if {"path": patch} in patches:
+            document["spec"]["conversion"] = yaml.safe_load((folder / patch).read_text())["spec"][
+                "conversion"
+            ]
             self._address(document["spec"]["conversion"]["webhook"])
         return document
 
