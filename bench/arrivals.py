@@ -119,7 +119,7 @@ class Arrivals:
         self.done: set[str] = set()
         self.rays: Rays | None = None
         self._runner: web.AppRunner | None = None
-        self._endings: set[asyncio.Task[None]] = set()
+        self.watched: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
         app = web.Application()
@@ -130,33 +130,31 @@ class Arrivals:
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}/{{namespace}}/{{run}}"
 
     async def stop(self) -> None:
-        for task in self._endings:
+        for task in self.watched:
             task.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 
     def begun(self, namespace: str, job: str) -> None:
         """The pods of a RayJob are there."""
-        run = job.removesuffix("-1")
+        run = job.rpartition("-")[0]
         if run in self.long:
             self.long[run].begins()
         elif run.startswith("urgent"):
             self.running.add(run)
-            task = asyncio.create_task(self._end(namespace, run))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
+            self.watched.append(asyncio.create_task(self._end(namespace, job, run)))
 
     def ended(self, _: str, job: str) -> None:
         """The pods of a RayJob are told to go."""
-        run = job.removesuffix("-1")
+        run = job.rpartition("-")[0]
         if run in self.long:
             self.long[run].ends()
         self.running.discard(run)
 
-    async def _end(self, namespace: str, run: str) -> None:
+    async def _end(self, namespace: str, job: str, run: str) -> None:
         await asyncio.sleep(self.durations[int(run.rpartition("-")[2])])
         assert self.rays is not None
-        await self.rays.succeed((namespace, f"{run}-1"))
+        await self.rays.succeed((namespace, job))
         self.done.add(run)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -192,7 +190,7 @@ async def measure(arm: str, args: argparse.Namespace, folder: Path, run: JSON) -
             rays = arrivals.rays = Rays(client, nodes, arrivals.begun, arrivals.ended)
             await client.watch("/apis/ray.io/v1/rayjobs", rays.saw, whole=True)
             tasks += [asyncio.create_task(rays.play()) for _ in range(PLAYERS)]
-            watched = [*tasks, *client.watches]
+            watched = arrivals.watched = [*tasks, *client.watches]
             namespace, write = cluster.namespaces[0], manifests("workload", run, None)
 
             async def apply(name: str, priority: str) -> None:

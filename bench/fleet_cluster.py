@@ -50,9 +50,9 @@ async def until(
     """
     deadline, said = time.monotonic() + seconds, 0.0
     while not done():
-        broken = next((one for one in watched if one.done()), None)
-        if broken is not None:
-            await broken
+        for one in watched:
+            if one.done():
+                await one
         if time.monotonic() > deadline:
             raise RuntimeError(f"not within {seconds:.0f} s: {what()}")
         if time.monotonic() - said > 5.0:
@@ -234,11 +234,12 @@ class Rays:
                 self._busy.discard(place)
 
     async def succeed(self, place: tuple[str, str]) -> None:
-        """The program of a RayJob has ended well: its cluster goes, and it says so."""
+        """The program of a RayJob has ended well: it says so, and its cluster goes."""
         uid = self._playing[place]
+        self._leave(place)  # others may come when it has said so
+        await self._say(place, {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
         await self._stop(place)
         self._playing[place] = uid  # it is not run again
-        await self._say(place, {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
 
     async def _run(self, place: tuple[str, str], job: JSON) -> None:
         namespace, name = place
@@ -283,14 +284,17 @@ class Rays:
         selector = f"labelSelector=ray.io/cluster={cluster}"
         await self._client.send("DELETE", f"/api/v1/namespaces/{namespace}/pods?{selector}")
         self._playing.pop(place, None)
-        for node, accelerators in self._held.pop(place, ()):
-            self._room[node] += accelerators
+        self._leave(place)
         where = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster}"
         await self._client.send("DELETE", where, expected=False)
         if self._stopped.pop(place, None) is not None:
             await self._say(
                 place, {"jobDeploymentStatus": "Suspended", "jobStatus": "", "rayClusterName": ""}
             )
+
+    def _leave(self, place: tuple[str, str]) -> None:
+        for node, accelerators in self._held.pop(place, ()):
+            self._room[node] += accelerators
 
     def _node(self, accelerators: int) -> tuple[str, int]:
         """A node with so many accelerators free, and how many of them are taken now."""
