@@ -1,0 +1,254 @@
+"""An eviction under a real Kueue whose operator dies in the middle of it: another replica ends it, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fake_driver import FakeDriver
+from kueue_process import QueuedCluster
+from operator_inside import run
+from operator_process import OperatorProcess
+
+SECONDS = 120.0
+"""For what another replica has to find out first: that the lease is free."""
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+ACCELERATOR = "nvidia.com/gpu"
+
+
+@contextmanager
+def driver() -> Iterator[str]:
+    """Drivers of all runs, which train and write every checkpoint that they are asked for: where they answer."""
+    asked = {"step": 3}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            asked["step"] += 1
+        said: dict[str, Any] = {"phase": "Training", "step": asked["step"], "maxSteps": 1000}
+        checkpoint = {"step": asked["step"], "uri": f"file:///checkpoints/{asked['step']}"}
+        return web.json_response({**said, "checkpoint": checkpoint})
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = FakeDriver(answer)
+    try:
+        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+
+
+class Evictions:
+    """A namespace whose queue has accelerators for one run, and two replicas of the operator."""
+
+    def __init__(self, cluster: QueuedCluster, folder: Path, url: str) -> None:
+        self.kube = cluster.kube
+        self.namespace = self.kube.new_namespace("evictions")
+        options = (
+            "--all-namespaces",
+            "--leader-elect",
+            f"--operator-namespace={self.namespace}",
+            f"--driver-url={url}",
+        )
+        self.replicas = [
+            OperatorProcess(self.kube.kubeconfig, folder / f"operator-{number}.log", *options)
+            for number in (1, 2)
+        ]
+        quota = {"cpu": "100", "memory": "1000Gi", ACCELERATOR: "1"}
+        resources = [{"name": name, "nominalQuota": most} for name, most in quota.items()]
+        group = {
+            "coveredResources": list(quota),
+            "flavors": [{"name": self.namespace, "resources": resources}],
+        }
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": [group],
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
+        about = {"apiVersion": KUEUE, "metadata": {"name": self.namespace}}
+        self.kube.apply(
+            about | {"kind": "ResourceFlavor"},
+            about | {"kind": "ClusterQueue", "spec": spec},
+            {
+                "apiVersion": "rltrain.dev/v1alpha1",
+                "kind": "RLTrainingProfile",
+                "metadata": {"name": self.namespace},
+                "spec": {"pools": [{"name": "gpu", "acceleratorResource": ACCELERATOR}, {"name": "cpu"}]},
+            },
+        )
+        self.kube.apply(
+            {
+                "apiVersion": KUEUE,
+                "kind": "LocalQueue",
+                "metadata": {"name": "team"},
+                "spec": {"clusterQueue": self.namespace},
+            },
+            run(
+                "long",
+                profile=self.namespace,
+                learner={"pools": ["gpu"]},
+                sampler={"pools": ["cpu"]},
+                scheduling={"queue": "team"},
+            ),
+            namespace=self.namespace,
+        )
+
+    def there(self, what: str, name: str) -> dict[str, Any]:
+        """An object; empty where there is none."""
+        done = self.kube.kubectl("get", what, name, "-n", self.namespace, "--ignore-not-found", "-o", "json")
+        found: dict[str, Any] = json.loads(done.stdout or "{}")
+        return found
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.there("rlrun", "long").get("status", {})
+        return found
+
+    @property
+    def evictions(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.status.get("evictions", [])
+        return found
+
+    def fact(self, workload: str, kind: str) -> str:
+        """Status of a condition of a Workload."""
+        conditions = self.there("workload", workload).get("status", {}).get("conditions", ())
+        return next((str(one["status"]) for one in conditions if one["type"] == kind), "")
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        alive = next(one for one in self.replicas if one.running)
+        return alive.until(condition, what, SECONDS)
+
+    @property
+    def leader(self) -> OperatorProcess | None:
+        return next((one for one in self.replicas if one.metrics().get("rltrain_operator_leader") == 1), None)
+
+    def _tell(self, kind: str, name: str, status: dict[str, Any]) -> None:
+        where = ("-n", self.namespace, "--subresource=status", "--type=merge")
+        self.kube.kubectl("patch", kind, name, *where, "-p", json.dumps({"status": status}))
+
+    def play_kuberay(self, job: str) -> None:
+        """The RayJob runs: its RayCluster and its head are there."""
+        made = self.until(lambda: self.there("rayjob", job), f"{job} is made")
+        labels = {
+            key: text for key, text in made["metadata"]["labels"].items() if key.startswith("rltrain.dev/")
+        }
+        cluster, spec = f"{job}-abcde", made["spec"]["rayClusterSpec"]
+        metadata = {"name": cluster, "labels": labels | managed(made), "ownerReferences": owner(made)}
+        self.kube.apply(
+            {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec},
+            namespace=self.namespace,
+        )
+        template = spec["headGroupSpec"]["template"]
+        reference = owner(self.there("raycluster", cluster))
+        metadata = template["metadata"] | {"name": f"{cluster}-head", "ownerReferences": reference}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": template["spec"] | {"nodeName": "somewhere"},
+        }
+        self.kube.apply(pod, namespace=self.namespace)
+        ready = [{"type": "Ready", "status": "True"}]
+        self._tell("pod", f"{cluster}-head", {"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})
+        self._tell(
+            "rayjob",
+            job,
+            {
+                "rayClusterName": cluster,
+                "jobDeploymentStatus": "Running",
+                "jobStatus": "RUNNING",
+                "rayClusterStatus": {"state": "ready", "head": {"serviceName": f"{cluster}-head-svc"}},
+            },
+        )
+
+    def end_pods(self) -> None:
+        """As the kubelet and KubeRay do it, when their time is over."""
+        for kind in ("pods", "rayclusters"):
+            self.kube.kubectl(
+                "delete", kind, "--all", "-n", self.namespace, "--grace-period=0", "--force", "--wait=true"
+            )
+
+
+def owner(document: dict[str, Any]) -> list[dict[str, Any]]:
+    metadata = document["metadata"]
+    about = {
+        "apiVersion": document["apiVersion"],
+        "kind": document["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    return [about | {"controller": True}]
+
+
+def managed(document: dict[str, Any]) -> dict[str, str]:
+    name = "app.kubernetes.io/managed-by"
+    return {name: document["metadata"]["labels"][name]}
+
+
+@pytest.fixture
+def cluster(queued: QueuedCluster, tmp_path: Path) -> Iterator[Evictions]:
+    """Two replicas that have begun."""
+    with driver() as url:
+        found = Evictions(queued, tmp_path, url)
+        try:
+            for replica in found.replicas:
+                replica.start()
+            yield found
+        finally:
+            for replica in found.replicas:
+                replica.kill()
+            found.kube.kubectl("delete", "rlrun", "--all", "-n", found.namespace, "--wait=false")
+
+
+def test_the_leader_dies_in_the_middle_of_an_eviction(cluster: Evictions) -> None:
+    cluster.play_kuberay("long-1")
+    cluster.until(lambda: cluster.status.get("phase") == "Training", "it trains")
+    pod = {
+        "containers": [{"name": "job", "resources": {"requests": {ACCELERATOR: "1"}}}],
+        "restartPolicy": "Never",
+    }
+    sets = [{"name": "main", "count": 1, "template": {"spec": pod}}]
+    about = {"apiVersion": KUEUE, "kind": "Workload", "metadata": {"name": "urgent"}}
+    cluster.kube.apply(
+        about | {"spec": {"queueName": "team", "priority": 1000, "podSets": sets}},
+        namespace=cluster.namespace,
+    )
+    cluster.until(
+        lambda: cluster.evictions and "stoppedTime" in cluster.evictions[0], "its pods are told to stop"
+    )
+    assert cluster.evictions[0]["checkpoint"] == "written"
+    first = cluster.leader
+    assert first is not None
+    first.kill()
+    assert cluster.fact("long", "QuotaReserved") == "True", "its pods are still there"
+    cluster.end_pods()
+    cluster.until(
+        lambda: cluster.fact("urgent", "Admitted") == "True", "another replica gives the quota back"
+    )
+    assert cluster.leader is not first
+    [eviction] = cluster.until(
+        lambda: "releasedTime" in cluster.evictions[0] and cluster.evictions, "it is written down"
+    )
+    assert eviction["step"] <= cluster.status["checkpoint"]["step"]
+    waits = cluster.there("workload", "long")["status"]["conditions"]
+    given_back = next(one for one in waits if one["type"] == "QuotaReserved")
+    assert (given_back["status"], given_back["reason"]) == ("False", "Pending")
+
+    cluster.kube.kubectl("delete", "workload", "urgent", "-n", cluster.namespace)
+    cluster.play_kuberay("long-1")
+    cluster.until(lambda: cluster.status.get("phase") == "Training", "it trains again")
+    [attempt] = cluster.status["attempts"]
+    assert (attempt["number"], attempt["preemptions"]) == (1, 1)
+    [eviction] = cluster.evictions
+    assert eviction["resumedStep"] == cluster.status["checkpoint"]["step"]
+    assert cluster.fact("long", "Evicted") == "False"
