@@ -37,6 +37,11 @@ def ask(kube: KubeApi, work: Callable[[Api], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
+def submit(queue: Queue, name: str, priority: int, accelerators: int, **annotations: str) -> None:
+    """A Workload with an annotation of the operator's, as all of its Workloads have one."""
+    queue.submit(name, priority, pod_sets(accelerators, 0), hash="1", **annotations)
+
+
 def seen(queue: Queue, name: str) -> Workload:
     return parse_workload(queue.workload(name))
 
@@ -75,7 +80,7 @@ def policed(queued: QueuedCluster) -> Iterator[Queue]:
     command += ["-n", "rltrain-system", "-s", "templates/admission-boosts.yaml"]
     text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     queue = Queue(queued.kube, 4)
-    queue.submit("probe", 0, pod_sets(2, 0))
+    submit(queue, "probe", 0, 2)
 
     def refuses() -> bool:
         return "only the operator" in queue.patch("probe", with_boost("5"), "--dry-run=server")
@@ -95,14 +100,14 @@ def policed(queued: QueuedCluster) -> Iterator[Queue]:
 def test_kueue_evicts_who_loses_least_and_nobody_for_its_equals(queue: Queue) -> None:
     # Without boosts it would be the last that was admitted.
     for name in ("cheap", "dear"):
-        queue.submit(name, 0, pod_sets(2, 0))
+        submit(queue, name, 0, 2)
         queue.until_admitted(name)
         time.sleep(1.1)  # times of conditions are whole seconds
     assert boosted(queue, "dear", 40).boost == 40
     assert boosted(queue, "cheap", 7).boost == 7
-    queue.submit("equal", 0, pod_sets(2, 0))
+    submit(queue, "equal", 0, 2)
     queue.until_waits("equal")
-    queue.submit("urgent", 100, pod_sets(2, 0))
+    submit(queue, "urgent", 100, 2)
     queue.until_evicted("cheap")
     assert queue.condition("dear", "Evicted") == ("", "")
     # What the operator does: no boost any more, then the quota goes.
@@ -134,7 +139,7 @@ def test_the_priorities_that_a_boost_must_not_reach(queued: QueuedCluster) -> No
 
 
 def test_what_is_written_tells_by_whom_and_when(queue: Queue) -> None:
-    queue.submit("run", 0, pod_sets(2, 0))
+    submit(queue, "run", 0, 2)
     assert seen(queue, "run").boost_writers == {}
     made = boosted(queue, "run", 12)
     assert (made.boost, list(made.boost_writers)) == (12, [US])
@@ -160,13 +165,13 @@ def test_a_workload_that_is_gone_is_not_made_again(queue: Queue) -> None:
 
 
 def test_only_the_operator_writes_the_boost_of_a_run(policed: Queue) -> None:
-    policed.submit("run", 0, pod_sets(2, 0))
+    submit(policed, "run", 0, 2)
     policed.until_admitted("run")
     assert "found '99' for kueue.x-k8s.io/priority-boost, allowed: none" in policed.patch(
         "run", with_boost("99")
     )
     with pytest.raises(AssertionError, match="only the operator of rltrain writes it"):
-        policed.submit("another", 0, pod_sets(2, 0), priority_boost="5")
+        submit(policed, "another", 0, 2, priority_boost="5")
     assert not policed.patch("run", with_boost("12"), f"--as={OPERATOR}")
     for value in ("99", "-99", "0", None):
         said = policed.patch("run", with_boost(value))
@@ -174,7 +179,7 @@ def test_only_the_operator_writes_the_boost_of_a_run(policed: Queue) -> None:
 
 
 def test_who_changes_something_else_brings_the_boost_along(policed: Queue) -> None:
-    policed.submit("kept", 0, pod_sets(0, 0))
+    submit(policed, "kept", 0, 0)
     assert not policed.patch("kept", with_boost("12"), f"--as={OPERATOR}")
     assert not policed.patch("kept", {"metadata": {"annotations": {BOOST_ANNOTATION: "12", "a": "b"}}})
     assert not policed.patch("kept", {"spec": {"active": False}})
@@ -183,7 +188,7 @@ def test_who_changes_something_else_brings_the_boost_along(policed: Queue) -> No
 
 
 def test_a_boost_is_not_given_to_a_workload_before_it_is_a_runs(policed: Queue) -> None:
-    policed.submit("mine", 0, pod_sets(0, 0))
+    submit(policed, "mine", 0, 0)
     owners = policed.workload("mine")["metadata"]["ownerReferences"]
     orphan = {"metadata": {"ownerReferences": []}}
     assert "allowed: none" in policed.patch(
