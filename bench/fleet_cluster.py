@@ -31,6 +31,7 @@ PRIORITIES: Final = {URGENT: 1000, LONG: 10}
 CONNECTIONS: Final = 32
 PLAYERS: Final = 8
 NODES_SECONDS: Final = 300.0
+WEBHOOK_SECONDS: Final = 30.0
 _FAKE: Final = "kwok.x-k8s.io/node"
 _PLENTY: Final = {"cpu": "1M", "memory": "1000Ti", "ephemeral-storage": "1000Ti"}
 
@@ -255,10 +256,11 @@ class Rays:
         # All at once: pods of two runs would leave no node with room for a large one.
         held = self._held[place] = [self._node(_accelerators(template["spec"])) for template, _ in pods]
         about = {"apiVersion": "ray.io/v1", "kind": "RayCluster"}
-        made = await self._make(
-            f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters",
-            {**about, "metadata": _metadata(cluster, labels, job), "spec": spec},
+        made = await self._cluster(
+            place, job, {**about, "metadata": _metadata(cluster, labels, job), "spec": spec}
         )
+        if made is None:
+            return
         for number, ((template, index), (node, _)) in enumerate(zip(pods, held, strict=True)):
             metadata = _metadata(f"{cluster}-{index}-{number}", labels, made)
             metadata["labels"] = metadata["labels"] | template.get("metadata", {}).get("labels", {})
@@ -305,6 +307,23 @@ class Rays:
                 return node, accelerators
             self._nodes.rotate(-1)
         raise RuntimeError(f"no node has {accelerators} accelerators free: Kueue admitted more than there is")
+
+    async def _cluster(self, place: tuple[str, str], job: JSON, manifest: JSON) -> JSON | None:
+        """The RayCluster of a RayJob, of which Kueue's webhook may not have heard yet; None: nobody wants it any more."""
+        where, deadline = (
+            f"/apis/ray.io/v1/namespaces/{place[0]}/rayclusters",
+            time.monotonic() + WEBHOOK_SECONDS,
+        )
+        while _uid(self._wanted.get(place)) == _uid(job):
+            made: JSON = json.loads(
+                await self._client.send("POST", where, json.dumps(manifest), expected=False)
+            )
+            if made["kind"] == "RayCluster":
+                return made
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no RayCluster for RayJob {place[0]}/{place[1]}: {made.get('message')}")
+            await asyncio.sleep(0.2)
+        return None
 
     async def _make(self, where: str, manifest: JSON) -> JSON:
         made: JSON = json.loads(await self._client.send("POST", where, json.dumps(manifest)))
