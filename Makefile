@@ -23,8 +23,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train examples/quickstart.yaml here: minutes on two CPU cores (SEED=2 for another seed)
 	@$(BIN)/rltrain run examples/quickstart.yaml --set seed=$(SEED) --out runs/quickstart --overwrite
 
-test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules (the first time builds a kube-apiserver, Kueue, an S3 server and Prometheus)
-	@scripts/tools helm apiserver kueue-crds kueue versitygw promtool prometheus
+test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules (the first time builds a kube-apiserver with its scheduler, Kueue, an S3 server and Prometheus)
+	@scripts/tools helm apiserver kube-scheduler kube-controller-manager kueue-crds kueue versitygw promtool prometheus
 	@scripts/test
 
 test-numerics: $(INSTALLED) ## our formulas against verl's, TRL's and OpenRLHF's own functions, to 1e-6 (ARGS="-k gae" for some of them)
