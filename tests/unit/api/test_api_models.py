@@ -154,6 +154,8 @@ def test_progress_is_json_of_camel_case_and_null() -> None:
         "tokensPerSecond": None,
         "bufferFill": None,
         "staleness": None,
+        "samplerBusy": None,
+        "learnerBusy": None,
         "etaSeconds": None,
         "updatedAt": None,
     }
