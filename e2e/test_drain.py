@@ -71,7 +71,8 @@ def test_a_drained_sampler_gives_its_groups_back_and_the_learner_trains_on(
 ) -> None:
     spec = ENDLESS | {"sampler": {"replicas": 2, "minReplicas": 1, "pools": ["spare"]}}
     run = train("shift", spec)
-    hears(cluster, run, "joined: 2 samplers now", START_SECONDS)
+    run.wait_for_step(1, START_SECONDS)
+    hears(cluster, run, "joined: 2 samplers now")
     home = run.pods("head")[0]["spec"]["nodeName"]
     cluster.kubectl("label", "node", home, f"{SPARE}=true")
 
