@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rl_operator.decide.drift import drift
-from rl_operator.decide.look import Look
+from rl_operator.decide.look import STUCK_POD, Look
+from rl_operator.decide.queued import released, repriced
 from rl_operator.model.decision import Decision, Target, WorkloadChange
 from rl_operator.model.names import SAMPLER, Manifest
-from rl_operator.model.seen import Ray, World
+from rl_operator.model.parse import hash_of
+from rl_operator.model.seen import World
 from rl_operator.model.workload import Placed, Workload, placed
 from rl_operator.plan.effective import Effective
 from rl_operator.render.objects import hashed
 from rl_operator.render.workload import parts, sampler_workloads
 
-RELEASED = "its pods are gone"
 
-
-def allowed_samplers(world: World, ray: Ray, wanted: int) -> int:
+def allowed_samplers(world: World, wanted: int) -> int:
     """Samplers that the run may have, of those that it wants: the fewest, and what the queue has given besides."""
     main = world.workload
-    if main is None or ray.labelled or SAMPLER not in main.assigned:
+    if main is None or SAMPLER not in main.assigned:
         return wanted
     return min(wanted, main.assigned[SAMPLER].count + sum(one.count for one in _parts(world, None).given))
 
@@ -34,39 +33,44 @@ def borrowing(look: Look, decision: Decision) -> Decision:
     world, effective = look.world, look.effective
     attempt = decision.status.attempts[-1] if decision.status.attempts else None
     ray = world.ray(attempt.number) if attempt is not None and attempt.end_time is None else None
-    known = [one for one in world.workloads if one.slice is not None]
+    known = world.borrowed
     main = world.workload
     working = ray is not None and ray.at_work and not ray.deleting and not decision.delete
+    if (priced := repriced(look)) is not None and not world.refusal:
+        decision = replace(decision, apply=(*decision.apply, priced))
+    if main is not None and main.runs and not main.ready and working:
+        # Kueue evicts what is not ready in time, where it is told to.
+        ready = WorkloadChange(main.name, main.uid, "PodsReady", "Started", "its pods are ready")
+        decision = replace(decision, tell_queue=(*decision.tell_queue, ready))
     if ray is None or not working or main is None or SAMPLER not in main.assigned:
         # Nothing is to run. What is there still has its quota until it is gone.
-        if not known or _samplers(world):
+        if not known or _samplers(look):
             return decision
         return replace(decision, delete=(*decision.delete, *map(_target, known)))
     if not main.runs:
         return decision
     found, fewest = _parts(world, effective), main.assigned[SAMPLER].count
-    create, apply = drift(_wanted(world, effective, main), world.live)
-    changeable = {one.name for one in known if not one.reserved}
+    there = {one.name: one for one in known}
+    wanted = [(there.get(one["metadata"]["name"]), one) for one in _wanted(world, effective, main)]
+    changed = [
+        one for live, one in wanted if live is not None and not live.reserved and live.hash != hash_of(one)
+    ]
     decision = replace(
         decision,
-        create=(*decision.create, *create),
-        apply=(*decision.apply, *(one for one in apply if one["metadata"]["name"] in changeable)),
+        create=(*decision.create, *(one for live, one in wanted if live is None)),
+        apply=(*decision.apply, *changed),
     )
-    if _samplers(world) > fewest + sum(one.count for one in found.given):
+    if _samplers(look) > fewest + sum(one.count for one in found.given):
         return decision  # they are on their way out
-    gone = tuple(
-        WorkloadChange(one.name, one.uid, "Released", one.evicted.reason, one.evicted.message or RELEASED)
-        for one in found.kept
-        if one.taken and one.evicted is not None
-    )
-    ready = tuple(
+    gone = tuple(released(one) for one in found.kept if one.taken and one.evicted is not None)
+    told = tuple(
         WorkloadChange(one.name, one.uid, "PodsReady", "Started", "its pods are ready")
         for one in found.given
         if not one.ready and _ready(world) >= fewest + one.count
     )
     return replace(
         decision,
-        tell_queue=(*decision.tell_queue, *gone, *ready),
+        tell_queue=(*decision.tell_queue, *gone, *told),
         delete=(*decision.delete, *map(_target, found.dropped)),
     )
 
@@ -90,10 +94,10 @@ def _parts(world: World, effective: Effective | None) -> _Parts:
     sizes = None
     if effective is not None:
         role = effective.role(SAMPLER) if effective.queued and effective.has(SAMPLER) else None
-        sizes = parts(role.replicas - role.at_start) if role is not None else []
+        sizes = parts(role.replicas - _fewest(world, role.at_start)) if role is not None else []
     kept: list[Workload] = []
     dropped: list[Workload] = []
-    for one in world.workloads:
+    for one in world.borrowed:
         if one.slice is None or one.deleting:
             continue
         same = sizes is None or (
@@ -112,12 +116,21 @@ def _wanted(world: World, effective: Effective | None, main: Workload) -> list[M
         return []
     found = placed(where, world.flavors, "")
     alike = Placed(node_selector=found.node_selector, tolerations=found.tolerations)
-    return [hashed(one) for one in sampler_workloads(effective, world.priority, alike)]
+    more = effective.role(SAMPLER).replicas - where.count
+    return [hashed(one) for one in sampler_workloads(effective, world.priority, alike, more)]
 
 
-def _samplers(world: World) -> int:
-    """Sampler pods that are there, on their way out or not."""
-    return sum(pod.role == SAMPLER and not pod.gone for pod in world.pods)
+def _fewest(world: World, at_start: int) -> int:
+    """Samplers that were admitted with the run."""
+    main = world.workload
+    return main.assigned[SAMPLER].count if main is not None and SAMPLER in main.assigned else at_start
+
+
+def _samplers(look: Look) -> int:
+    """Sampler pods that are there, on their way out or not; without those that a node that died has not let go."""
+    overdue = look.now - STUCK_POD
+    pods = [pod for pod in look.world.pods if pod.role == SAMPLER and not pod.gone]
+    return sum(pod.deleting is None or pod.deleting > overdue for pod in pods)
 
 
 def _ready(world: World) -> int:

@@ -82,6 +82,15 @@ class Look:
         except ValueError:
             return SchedulingSpec().preemption_grace_period.seconds
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the run has room on a node: no RayJob, and no pod but what a node that died has not let go."""
+        overdue = self.now - STUCK_POD
+        there = (pod for pod in self.world.pods if not pod.gone)
+        return not self.world.rays and all(
+            pod.deleting is not None and pod.deleting <= overdue for pod in there
+        )
+
     def set(self, kind: str, status: State, reason: str, message: str) -> Look:
         """With a condition."""
         return replace(self, conditions=self.conditions.set(kind, status, reason, message))

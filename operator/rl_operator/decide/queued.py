@@ -14,9 +14,10 @@ from typing import Final
 from rl_api.progress import QueueStatus
 from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.drift import drift
-from rl_operator.decide.look import QUICK, SLOW, Look
+from rl_operator.decide.look import QUICK, SLOW, Look, removal
 from rl_operator.model.decision import Decision, Target, WorkloadChange
-from rl_operator.model.names import Manifest
+from rl_operator.model.names import PODS_ANNOTATION, Manifest
+from rl_operator.model.parse import hash_of
 from rl_operator.model.workload import Workload, placed
 from rl_operator.plan.effective import Effective
 from rl_operator.render.claims import claim_templates
@@ -24,6 +25,11 @@ from rl_operator.render.objects import hashed
 from rl_operator.render.workload import run_workload
 
 QUEUED: Final = "Queued"
+
+WORKLOAD_PRIORITY_CLASS: Final = "WorkloadPriorityClass"
+
+_PASSING: Final = frozenset({"ObjectRefused", "QuotaExceeded"})
+"""Why a run may not begin for a moment, after which it is where it was in its queue."""
 
 _MORE: Final = re.compile(r"insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed")
 _NEVER: Final = re.compile(r"insufficient quota for (\S+) in flavor (\S+), .*?> maximum capacity \(([^)]+)\)")
@@ -40,24 +46,21 @@ def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision
         )
         return _waiting(look, effective, "KueueMissing", missing)
     if world.priority.missing:
-        return _waiting(look, effective, "PriorityClassMissing", world.priority.missing)
+        waits = look.set("ClusterReady", "False", "PriorityClassMissing", world.priority.missing)
+        withdrawn = without_quota(waits, "PriorityClassMissing")
+        return withdrawn or _waiting(look, effective, "PriorityClassMissing", world.priority.missing)
     if world.refusal:
         return _waiting(look, effective, "ObjectRefused", world.refusal)
     wanted = hashed(run_workload(effective, world.priority))
     if main is None:
-        if any(one.slice is None for one in world.workloads):  # on its way out
+        if any(one.name == effective.name for one in world.workloads):  # on its way out
             return _waiting(look, effective, QUEUED, "its Workload is being made anew", QUICK)
         look = shown(look, effective, None)
         decision = _waiting(look, effective, QUEUED, f"given to queue {effective.queue}", QUICK)
         return replace(decision, create=(*_claims(look, effective), wanted), finalizer=look.finalizer(True))
     look = shown(look, effective, main)
-    if main.taken:
-        fact = main.evicted
-        assert fact is not None
-        decision = _waiting(look, effective, QUEUED, f"the queue took the quota back: {fact.message}", QUICK)
-        return replace(decision, tell_queue=(released(main),))
-    changed = main.hash != wanted["metadata"]["annotations"]["rltrain.dev/manifest"]
-    if main.finished is not None or (changed and main.reserved):
+    changed = _differs(main, wanted)
+    if main.finished is not None or (main.reserved and not _same_pods(main, wanted)):
         # What is held is for pods that are not wanted any more.
         decision = _waiting(
             look, effective, QUEUED, "its Workload is made anew for what the run is now", QUICK
@@ -74,6 +77,63 @@ def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision
     return admitted(look, main), effective.placed(roles)
 
 
+def give_way(look: Look) -> Decision | None:
+    """What is to be done with quota that is held for nothing: the queue wants it back, or the run has no use for it now.
+    None: there is no such quota. To be asked where no attempt has its RayJob."""
+    main, effective = look.world.workload, look.effective
+    if main is None or main.finished is not None or not look.world.kueue:
+        return None
+    if main.taken:
+        fact = main.evicted
+        assert fact is not None
+        why = f"the queue took the quota back: {by_whom(fact.message, look)}"
+        for kind in ("Admitted", "ClusterReady"):
+            look = look.set(kind, "False", "Evicted", why)
+        decision = look.decide("Pending", QUICK, delete=removal(*look.world.rays))
+        return replace(decision, tell_queue=(released(main),) if look.empty else ())
+    if effective is None or not effective.queued:
+        return _withdrawn(look) if look.empty else None
+    return None
+
+
+def without_quota(look: Look, reason: str) -> Decision | None:
+    """A run that cannot begin, for a `reason` that may last, holds no quota; None: it has none, or the reason will pass."""
+    main = look.world.workload
+    if main is None or not main.reserved or reason in _PASSING or not look.empty:
+        return None
+    return _withdrawn(look)
+
+
+def _withdrawn(look: Look) -> Decision:
+    gone = tuple(Target("Workload", one.name, one.uid) for one in look.world.workloads if not one.deleting)
+    why = "the run cannot begin as it is, and has left its queue"
+    look = look.showing(queue=None).set("Admitted", "False", "Withdrawn", why)
+    return look.decide("Pending", SLOW, delete=gone)
+
+
+def _differs(main: Workload, wanted: Manifest) -> bool:
+    """Whether a Workload is not what was rendered, or somebody has changed what it says."""
+    spec = wanted["spec"]
+    said = (main.queue, main.priority, main.count)
+    rendered = (spec["queueName"], spec["priority"], sum(one["count"] for one in spec["podSets"]))
+    return main.hash != hash_of(wanted) or said != rendered
+
+
+def _same_pods(main: Workload, wanted: Manifest) -> bool:
+    return main.pods == str(wanted["metadata"]["annotations"][PODS_ANNOTATION])
+
+
+def repriced(look: Look) -> Manifest | None:
+    """The Workload of a run that has its quota, where another class is to say who goes first; None: it stays as it is."""
+    main, effective, priority = look.world.workload, look.effective, look.world.priority
+    if main is None or effective is None or not effective.queued or priority.missing or not main.runs:
+        return None
+    wanted = hashed(run_workload(effective, priority))
+    # Kueue takes no other kind of class, and no class where there was none, for what has its quota.
+    alike = main.priority_class and (priority.reference or {}).get("kind") == WORKLOAD_PRIORITY_CLASS
+    return wanted if alike and _same_pods(main, wanted) and _differs(main, wanted) else None
+
+
 def _claims(look: Look, effective: Effective) -> tuple[Manifest, ...]:
     """Templates of claims that are missing: Kueue counts the devices of a Workload by them."""
     wanted = claim_templates(effective.name, effective.roles, effective.metadata)
@@ -85,7 +145,7 @@ def released(main: Workload) -> WorkloadChange:
     """That the pods of a Workload are gone, so that its quota is free for others."""
     fact = main.evicted
     assert fact is not None
-    return WorkloadChange(main.name, main.uid, "Released", fact.reason, fact.message)
+    return WorkloadChange(main.name, main.uid, "Released", fact.reason, fact.message, fact.time)
 
 
 def admitted(look: Look, main: Workload) -> Look:

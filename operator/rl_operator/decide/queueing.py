@@ -31,7 +31,13 @@ def admission(look: Look, ray: Ray) -> Look:
             return look.set("Admitted", "True", "Admitted", "the queue has admitted the run")
         return replace(look, conditions=conditions.clear("Admitted"))
     goes_on = f"goes on from step {checkpoint.step}" if checkpoint is not None else "begins anew"
-    if not ray.labelled:
+    if ray.labelled and look.status.queue is not None:
+        reason = "QueuedTwice"
+        message = (
+            f"Kueue has admitted the run, and queues its {ray.kind} {ray.name} a second time: in a namespace with a "
+            "LocalQueue named default it does so unless its integrations leave out ray.io/rayjob and ray.io/raycluster"
+        )
+    elif not ray.labelled:
         reason = _BY_OTHERS
         message = (
             f"{ray.kind} {ray.name} was suspended by somebody else: the run {goes_on} when its spec.suspend is false again "

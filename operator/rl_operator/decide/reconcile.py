@@ -35,7 +35,7 @@ from rl_operator.decide.drift import drift
 from rl_operator.decide.eviction_cost import trains
 from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
-from rl_operator.decide.queued import admitted, enter, shown
+from rl_operator.decide.queued import admitted, enter, give_way, shown, without_quota
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.room import no_room, samplers_with_room
 from rl_operator.decide.scaling import scale
@@ -159,7 +159,7 @@ def _go_on(look: Look, ray: Ray) -> Decision:
 def _admission(look: Look, ray: Ray) -> Look:
     """With Admitted, whoever admits the run."""
     main, effective = look.world.workload, look.effective
-    if ray.labelled or ray.held or main is None:
+    if ray.held or main is None or look.status.queue is None:
         return admission(look, ray)
     return admitted(shown(look, effective, main) if effective is not None else look, main)
 
@@ -188,6 +188,8 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
     effective, crowded = look.effective, ""
     if ray.samplers is None or not ray.at_work or (effective is not None and not effective.elastic):
         return None, ""
+    if ray.labelled and look.status.queue is None:
+        return None, ""  # its queue has admitted so many
     wanted = may = ray.samplers.replicas
     if effective is not None:
         wanted, may = effective.role(SAMPLER).replicas, samplers_with_room(effective, ray, look.world.others)
@@ -196,7 +198,7 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
             f"{wanted} samplers are wanted and {may} allowed now: namespace {effective.namespace} has no room for more "
             f"under profile {effective.spec.profile}"
         )
-    given = allowed_samplers(look.world, ray, may)
+    given = allowed_samplers(look.world, may)
     if given < may:
         crowded = f"{wanted} samplers are wanted, and the queue gives {given} now"
     wish = scale(ray.samplers, given, look.world.pods_of(ray.attempt))
@@ -265,6 +267,8 @@ def _working(look: Look) -> float:
 
 def _begin(look: Look) -> Decision:
     """Begin the next attempt, as soon as everything it needs is there and nothing of the last one is."""
+    if (gives := give_way(look)) is not None:
+        return gives
     effective = look.effective
     if effective is None:
         return look.decide("Pending", 60.0, finalizer=look.finalizer(False))
@@ -273,7 +277,8 @@ def _begin(look: Look) -> Decision:
         return waiting
     blocked = _blocked(look, effective)
     if blocked is not None:
-        return look.set("ClusterReady", "False", blocked.reason, blocked.message).decide("Pending")
+        waits = look.set("ClusterReady", "False", blocked.reason, blocked.message)
+        return without_quota(waits, blocked.reason) or waits.decide("Pending")
     # A run that stands in its queue has its turn among those of its namespace behind it.
     crowded = no_room(effective, look.world.others) if look.world.workload is None else None
     if crowded is not None:

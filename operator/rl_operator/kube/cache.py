@@ -219,7 +219,13 @@ class Store:
         """What stands in a queue of a namespace, whoever's it is."""
         for place, seen in self._objects["Workload"].items():
             view = seen.view
-            if place[0] == namespace and isinstance(view, Workload) and view.queue == queue and view.pending:
+            if (
+                place[0] == namespace
+                and isinstance(view, Workload)
+                and view.queue == queue
+                and view.pending
+                and view.slice is None
+            ):
                 yield view
 
     def workload_of(self, uid: str) -> Key | None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rl_operator.kube.client import Api
 from rl_operator.model.decision import WorkloadChange
 from rl_operator.model.names import Manifest
+from rl_operator.model.times import parse_time
 
 _REQUEUED: Final = frozenset({"Preempted", "NodeFailures"})
 """Reasons of evictions after which a Workload stands in its queue again at once; after others Kueue says when (kueue:
@@ -40,6 +41,9 @@ def status_patch(document: Mapping[str, Any], change: WorkloadChange, now: datet
     wanted: list[tuple[str, bool, str]]
     if change.to == "Released":
         if told.get("Evicted") != "True" or told.get("QuotaReserved") != "True":
+            return []
+        since = next(one.get("lastTransitionTime") for one in conditions if one.get("type") == "Evicted")
+        if change.evicted is not None and parse_time(since) != change.evicted:
             return []
         wanted = [
             ("QuotaReserved", False, "Pending"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from rl_api.progress import RunStatus
@@ -88,6 +89,8 @@ class WorkloadChange:
     to: Literal["PodsReady", "Finished", "Released"]
     reason: str = ""
     message: str = ""
+    evicted: datetime | None = None
+    """Which eviction it answers: a later one is another."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ Key = tuple[str, str]
 RUN_LABEL: Final = "rltrain.dev/run"
 ATTEMPT_LABEL: Final = "rltrain.dev/attempt"
 ROLE_LABEL: Final = "rltrain.dev/role"
+PODS_ANNOTATION: Final = "rltrain.dev/pods"
+"""Of a Workload: hash of its pods, which Kueue lets nobody change while it has quota."""
+
 SAMPLERS_LABEL: Final = "rltrain.dev/samplers"
 """Of a Workload: which part of a run's samplers above the fewest it stands for."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from rl_api.progress import CheckpointStatus, Progress, RunStatus
-from rl_operator.model.names import HEAD, SAMPLER
+from rl_operator.model.names import HEAD, SAMPLER, samplers_workload_name
 from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
 from rl_operator.model.workload import NO_BOOSTS, Boosts, Flavor, Line, Workload
@@ -297,7 +297,18 @@ class World:
     @property
     def workload(self) -> Workload | None:
         """What Kueue queues of the run but for samplers above the fewest."""
-        return next((one for one in self.workloads if one.slice is None and not one.deleting), None)
+        there = [one for one in self.workloads if not one.deleting]
+        return next((one for one in there if one.name == self.metadata.get("name")), None)
+
+    @property
+    def borrowed(self) -> tuple[Workload, ...]:
+        """What Kueue queues of its samplers above the fewest."""
+        return tuple(
+            one
+            for one in self.workloads
+            if one.slice is not None
+            and one.name == samplers_workload_name(str(self.metadata.get("name")), one.slice)
+        )
 
     def ray(self, attempt: int) -> Ray | None:
         """RayJob or RayCluster of an attempt."""

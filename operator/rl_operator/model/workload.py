@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rl_operator.model.names import HASH_ANNOTATION, SAMPLERS_LABEL, Manifest
+from rl_operator.model.names import HASH_ANNOTATION, PODS_ANNOTATION, SAMPLERS_LABEL, Manifest
 from rl_operator.model.times import parse_time
 from rl_operator.model.writers import writers
 
@@ -15,6 +16,7 @@ BOOST_ANNOTATION: Final = "kueue.x-k8s.io/priority-boost"
 """What is added to the priority of a Workload, where Kueue's gate PriorityBoost is on."""
 
 _LONGEST: Final = 1024
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class Workload:
     deleting: bool = False
     hash: str = ""
     """Of what was rendered."""
+    pods: str = ""
+    """Hash of the pods that were rendered, and of their queue."""
+    priority_class: str = ""
+    """Kueue's class that says the priority; empty: none of Kueue's does."""
     priority: int = 0
     boost: int | None = None
     boost_writers: Mapping[str, datetime | None] = field(default_factory=dict)
@@ -166,6 +172,7 @@ def parse_workload(document: Mapping[str, Any]) -> Workload:
     quota = facts.get("QuotaReserved") or {}
     checks = [one for one in status.get("admissionChecks") or () if isinstance(one, Mapping)]
     sets = [one for one in spec.get("podSets") or () if isinstance(one, Mapping)]
+    reference = spec.get("priorityClassRef") or {}
     index = str(labels.get(SAMPLERS_LABEL, ""))
     return Workload(
         name=str(metadata["name"]),
@@ -175,6 +182,10 @@ def parse_workload(document: Mapping[str, Any]) -> Workload:
         created=parse_time(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
         hash=str(annotations.get(HASH_ANNOTATION, "")),
+        pods=str(annotations.get(PODS_ANNOTATION, "")),
+        priority_class=str(reference.get("name") or "")
+        if reference.get("kind") == "WorkloadPriorityClass"
+        else "",
         priority=_whole(spec.get("priority")),
         boost=_boost(annotations.get(BOOST_ANNOTATION)),
         boost_writers=writers(metadata, BOOST_ANNOTATION),
@@ -264,7 +275,5 @@ def _whole(value: object) -> int:
 
 def _boost(value: object) -> int | None:
     """A boost that Kueue would take; None: there is none."""
-    try:
-        return int(str(value))
-    except ValueError:
-        return None
+    text = str(value)
+    return int(text) if _NUMBER.fullmatch(text) and abs(int(text)) < 2**31 else None

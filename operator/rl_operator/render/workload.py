@@ -7,12 +7,15 @@ again while the run goes on; elastic slices replace a Workload by a larger one, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from rl_operator.model.names import (
+    PODS_ANNOTATION,
     SAMPLER,
     SAMPLERS_LABEL,
     Manifest,
@@ -52,9 +55,11 @@ def run_workload(effective: Effective, priority: QueuePriority) -> Manifest:
     return _workload(effective, effective.name, {}, roles, priority)
 
 
-def sampler_workloads(effective: Effective, priority: QueuePriority, placed: Placed) -> list[Manifest]:
-    """Samplers above the fewest, of which the queue may give some and not others; on the flavor (`placed`) of those that the
-    run has: they are one worker group."""
+def sampler_workloads(
+    effective: Effective, priority: QueuePriority, placed: Placed, more: int
+) -> list[Manifest]:
+    """So many `more` samplers above the fewest, of which the queue may give some and not others; on the flavor (`placed`) of
+    those that the run has: they are one worker group."""
     if not effective.has(SAMPLER):
         return []
     role = effective.role(SAMPLER)
@@ -68,7 +73,7 @@ def sampler_workloads(effective: Effective, priority: QueuePriority, placed: Pla
             [(role, count)],
             below,
         )
-        for part, count in enumerate(parts(role.replicas - role.at_start))
+        for part, count in enumerate(parts(more))
     ]
 
 
@@ -93,10 +98,13 @@ def _workload(
     if priority.reference is not None:
         spec["priorityClassRef"] = dict(priority.reference)
     all_labels = labels_of(effective.name) | dict(labels)
+    pods = json.dumps([spec["queueName"], spec["podSets"]], sort_keys=True)
+    metadata = owned(effective.name, effective.namespace, effective.uid, name, all_labels)
+    metadata["annotations"] = {PODS_ANNOTATION: hashlib.sha256(pods.encode()).hexdigest()[:16]}
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
-        "metadata": owned(effective.name, effective.namespace, effective.uid, name, all_labels),
+        "metadata": metadata,
         "spec": spec,
     }
 

@@ -12,7 +12,7 @@ from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import Key
 from rl_operator.model.seen import QueuePriority, World
-from rl_operator.model.workload import Boosts, Flavor, Workload, line_of, parse_flavor
+from rl_operator.model.workload import Boosts, Flavor, Line, Workload, line_of, parse_flavor
 from rl_operator.plan.effective import Effective
 from rl_operator.runtime.known import Known
 
@@ -44,7 +44,7 @@ class Queues:
         if main is None:
             return found
         if main.pending:
-            found["line"] = line_of(main.name, self._store.waiting(key[0], main.queue))
+            found["line"] = await self._line(key[0], main)
         if main.reserved:
             found["flavors"] = {name: one for name in main.flavors if (one := await self._flavor(name))}
         if main.evicted is not None:
@@ -69,6 +69,15 @@ class Queues:
                 return Boosts(manager=self._manager)
 
         return await self._known.lately(("boosts",), _BOOSTS_SECONDS, ask)
+
+    async def _line(self, namespace: str, main: Workload) -> Line | None:
+        """Looked up now and then: where a thousand wait, one that goes moves all that are behind it."""
+
+        async def ask() -> Line | None:
+            return line_of(main.name, self._store.waiting(namespace, main.queue))
+
+        what = ("line", namespace, main.name, main.uid, main.queue)
+        return await self._known.lately(what, _SECONDS, ask)
 
     async def _priority(self, effective: Effective) -> QueuePriority:
         """As Kueue has it for a job: the class of its own kind, else that of the pods, else 0."""

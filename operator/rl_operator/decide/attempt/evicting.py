@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
-from rl_operator.decide.attempt.stopping import Wait, ready_to_stop, stuck, wishing
+from rl_operator.decide.attempt.stopping import Ready, Wait, ready_to_stop, stuck, wishing
 from rl_operator.decide.draining import NODE_DRAINED, drained
 from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal
-from rl_operator.decide.queued import by_whom, enter, released, shown
+from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
 from rl_operator.model.decision import Decision, Note, Target
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
@@ -37,12 +37,12 @@ def demanded(look: Look, ray: Ray | None) -> Fact | None:
     """Why the pods of the attempt must go; None: they need not."""
     if ray is None:
         return None
-    return _by_the_queue(look, ray) or drained(look, ray)
+    return _by_the_queue(look) or drained(look, ray)
 
 
-def _by_the_queue(look: Look, ray: Ray) -> Fact | None:
+def _by_the_queue(look: Look) -> Fact | None:
     main, queue = look.world.workload, look.status.queue
-    if queue is None or queue.workload is None or ray.labelled or not look.world.kueue:
+    if queue is None or queue.workload is None or not look.world.kueue:
         return None
     if main is None:
         return Fact("WorkloadDeleted", f"Workload {queue.workload} was deleted by somebody")
@@ -63,6 +63,13 @@ def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
         if why is None:
             return look
         look, eviction = begun(look, attempt, why)
+        if (
+            ray is not None
+            and not ray.deleting
+            and not isinstance(_ready(look, attempt, ray, eviction), Wait)
+        ):
+            # It is written down before anything goes: that the RayJob is gone would be taken for a failure.
+            return _said(look, why.message).decide("Stopping", 0.0)
     if ray is not None and eviction.released_time is not None and not ray.deleting:
         return _resumed(look)  # its operator died before it could say so
     if ray is not None:
@@ -96,8 +103,8 @@ def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Decisio
     """A checkpoint, then the RayJob goes."""
     why = eviction.message
     if not ray.deleting and eviction.stopped_time is None:
+        ready = _ready(look, attempt, ray, eviction)
         look = wishing(look.answering(ray), attempt)
-        ready = ready_to_stop(look, attempt, ray, eviction.time or look.now)
         if isinstance(ready, Wait):
             look = _said(look, f"{why}; waiting for the driver's checkpoint")
             return replace(look.decide("Stopping", QUICK, ask=ready.ask), pull=look.pull(ray))
@@ -107,6 +114,13 @@ def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Decisio
         look, eviction = _with(look, stopped_time=look.now)  # somebody else deletes it
     look = _said(look, f"{why}; the pods are being stopped")
     return look.decide("Stopping", QUICK, delete=removal(ray))
+
+
+def _ready(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Ready | Wait:
+    # Where a checkpoint was wished for already, whoever looked then knew that there was one to write; its operator may have
+    # died since, and this one has not heard of the driver.
+    known = look.old.checkpoint_request is not None
+    return ready_to_stop(wishing(look, attempt), attempt, ray, eviction.time or look.now, known=known)
 
 
 def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
@@ -126,6 +140,8 @@ def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
 
 def _again(look: Look, attempt: Attempt) -> Decision | Look:
     """The pods are gone: wait for the queue, and begin again where it stopped."""
+    if (gives := give_way(look)) is not None:
+        return gives
     effective = look.effective
     if effective is None:
         return _said(look, "the run cannot be carried out now").decide("Pending", 60.0)

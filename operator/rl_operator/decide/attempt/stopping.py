@@ -91,10 +91,13 @@ def stuck(look: Look, since: datetime) -> bool:
     return look.now - since > timedelta(seconds=look.grace) + STUCK_POD
 
 
-def ready_to_stop(look: Look, attempt: Attempt, ray: Ray, since: datetime) -> Ready | Wait:
-    """Why the attempt may be stopped now, as far as its checkpoint goes, or that it may not be yet."""
+def ready_to_stop(
+    look: Look, attempt: Attempt, ray: Ray, since: datetime, *, known: bool = False
+) -> Ready | Wait:
+    """Why the attempt may be stopped now, as far as its checkpoint goes, or that it may not be yet; `known`: that there is
+    something to save."""
     world, wish, ask = look.world, look.status.checkpoint_request, look.world.ask
-    trained = world.said(attempt.number) is not None or look.conditions.holds("Training")
+    trained = known or world.said(attempt.number) is not None or look.conditions.holds("Training")
     if world.head(attempt.number) is None or not trained:
         return Ready("no training was under way")
     if world.unasked:
@@ -137,8 +140,12 @@ def suspended(look: Look) -> Decision:
     if look.conditions.get("ClusterReady") is not None:
         look = look.set("ClusterReady", "False", SUSPENDED, "the run is suspended")
         look = look.set("Training", "False", SUSPENDED, "the run is suspended")
-    # What waits in no queue has no place in one, and no quota.
+    # What waits in no queue has no place in one, and no quota; not before its pods are gone.
     workloads = tuple(Target("Workload", one.name, one.uid) for one in look.world.workloads)
-    gone = (*removal(*look.world.rays), *workloads)
+    gone = removal(*look.world.rays)
+    if workloads and not look.empty:
+        return look.decide("Suspended", QUICK, delete=gone)
+    if look.conditions.get("Admitted") is not None:
+        look = look.set("Admitted", "False", SUSPENDED, "a suspended run stands in no queue")
     look = look.showing(queue=None)
-    return look.decide("Suspended", IDLE, delete=gone, finalizer=look.finalizer(False))
+    return look.decide("Suspended", IDLE, delete=(*gone, *workloads), finalizer=look.finalizer(False))

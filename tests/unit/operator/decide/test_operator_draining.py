@@ -125,6 +125,8 @@ def test_a_run_that_does_not_train_yet_has_nothing_to_save() -> None:
     story = Story()
     story.begin()
     decision = story.look(rays=(make_ray(),), pods=(make_pod("head"),), cordoned=CORDONED)
+    assert (decision.delete, decision.requeue) == ((), 0.0), "it is written down first"
+    decision = story.look()
     assert deleted(decision) == [("RayJob", "sums-1")]
     assert decision.status.evictions[0].checkpoint == "none"
 

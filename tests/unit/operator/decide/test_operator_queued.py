@@ -53,6 +53,8 @@ def of_the_queue(decision: Decision, **fields: Any) -> Workload:
         "queue": made["spec"]["queueName"],
         "created": NOW,
         "hash": made["metadata"]["annotations"]["rltrain.dev/manifest"],
+        "pods": made["metadata"]["annotations"]["rltrain.dev/pods"],
+        "count": sum(one["count"] for one in made["spec"]["podSets"]),
         "priority": made["spec"]["priority"],
     }
     return Workload(**(values | fields))
@@ -336,8 +338,80 @@ class TestEviction:
         run.admit()
         run.look(rays=(make_ray(),), pods=())
         decision = run.evict()
+        assert (decision.delete, decision.requeue) == ((), 0.0), "it is written down first"
+        decision = run.look()
         assert deleted(decision) == [("RayJob", "sums-1")]
         assert decision.status.evictions[0].checkpoint == "none"
+
+    def test_an_operator_that_has_just_begun_waits_for_the_checkpoint_too(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.evict()
+        decision = run.look(reading=None)
+        assert (decision.ask, decision.delete) == (120.0, ())
+
+    def test_a_label_of_somebody_else_on_its_job_changes_nothing(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.look(rays=(running_ray(samplers=group(2), labelled=True),))
+        decision = run.evict()
+        assert decision.ask is not None
+        assert decision.scale is None
+
+    def test_between_attempts_quota_is_given_back_when_the_pods_are_gone(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.story.fail("Job failed with exit code 1, last available logs:\nrltrain: learner 0 died\n")
+        ending = (make_pod("learner", deleting=run.story.now + timedelta(seconds=30)),)
+        run.look(rays=(), pods=ending)
+        decision = run.evict()
+        assert decision.tell_queue == ()
+        found = condition(decision, "Admitted")
+        assert found is not None
+        assert found[:2] == ("False", "Evicted")
+        assert [change.to for change in run.look(pods=()).tell_queue] == ["Released"]
+
+    @pytest.mark.parametrize("evicted", [False, True])
+    def test_a_run_that_cannot_be_carried_out_any_more_holds_no_quota(
+        self, run: Queued, evicted: bool
+    ) -> None:
+        run.admit()
+        run.train()
+        if evicted:
+            run.evict()
+            run.story.answered("done")
+            run.look(rays=(), pods=())
+            run.queue(reserved=False, admitted=False)
+        else:
+            run.story.fail("Job failed with exit code 1, last available logs:\nrltrain: learner 0 died\n")
+            run.look(rays=(), pods=())
+        run.story.set({"profile": "none-such"})
+        decision = run.look()
+        assert deleted(decision) == [("Workload", "sums")]
+        found = condition(decision, "Admitted")
+        assert found is not None
+        assert found[:2] == ("False", "Withdrawn")
+        assert decision.status.queue is None
+
+    def test_suspended_with_pods_on_their_way_out_it_keeps_its_quota(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.story.fail("Job failed with exit code 1, last available logs:\nrltrain: learner 0 died\n")
+        ending = (make_pod("learner", deleting=run.story.now + timedelta(seconds=30)),)
+        run.story.set({"suspend": True})
+        assert deleted(run.look(rays=(), pods=ending)) == []
+        decision = run.look(pods=())
+        assert deleted(decision) == [("Workload", "sums")]
+        found = condition(decision, "Admitted")
+        assert found is not None
+        assert found[:2] == ("False", "Suspended")
+
+    def test_its_queue_is_told_when_its_pods_are_ready(self, run: Queued) -> None:
+        run.admit()
+        assert run.look(rays=(make_ray(),)).tell_queue == ()
+        decision = run.train()
+        assert [(change.name, change.to) for change in decision.tell_queue] == [("sums", "PodsReady")]
+        assert run.queue(ready=True).tell_queue == ()
 
     def test_evicted_before_it_began_it_gives_back_at_once(self, run: Queued) -> None:
         decision = run.queue(
@@ -440,6 +514,7 @@ class TestBorrowedSamplers:
         assert [one["metadata"]["name"] for one in made] == ["sums.samplers.0", "sums.samplers.1"]
         assert {one["spec"]["priority"] for one in made} == {-1_000_000_000}
         assert made[0]["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
+        run.main = replace(run.main, ready=True)
         return tuple(
             of_the_queue(replace(decision, create=(one,)), slice=part, count=1, **fields)
             for part, one in enumerate(made)
