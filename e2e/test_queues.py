@@ -23,7 +23,7 @@ ONE_RUN = "600m"
 EXACT: dict[str, Any] = {
     "buffer": {"maxStaleness": 0},
     "checkpoint": {"everySteps": 1000},
-    "stop": {"maxSteps": 60},
+    "stop": {"maxSteps": 150},
 }
 
 
