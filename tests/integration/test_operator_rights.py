@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import played_kueue
 import pytest
 import yaml
 from kube import KubeApi, find_binaries, kuberay_definitions
 from operator_inside import run
 from operator_process import OperatorProcess
+
+from rl_operator.model.workload import BOOST_ANNOTATION
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "rltrain-system"
@@ -150,6 +153,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip(
             "no kube-apiserver here: scripts/tools apiserver builds it, or KUBEBUILDER_ASSETS names it"
         )
+    if not played_kueue.DEFINITIONS.is_dir():
+        pytest.skip("no definitions of Kueue here: scripts/tools kueue-crds gets them")
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(POLICY))
     folder, log = tmp_path / "kube", tmp_path / "audit.log"
     folder.mkdir()
@@ -165,6 +170,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         kube.start()
         kube.install_definitions(*sorted((ROOT / "charts/rltrain/templates/crds").glob("*.yaml")))
         kube.install_definitions(*kuberay_definitions())
+        played_kueue.install(kube)
         kube.kubectl("apply", "-f", str(ROOT / "manifests/rltrain.yaml"))
         made = Cluster(kube, log, tmp_path)
         made.operator.start()
@@ -214,6 +220,7 @@ def test_no_verb_is_granted_that_is_not_used_and_none_is_used_that_is_not_grante
     a_run_whose_node_is_drained(cluster)
     a_service(cluster)
     devices_that_are_claimed(cluster)
+    a_run_that_waits_in_a_queue(cluster)
     cluster.operator.kill()
     cluster.operator.start()  # finds lease and key
     cluster.operator.until_works()
@@ -477,6 +484,55 @@ def a_run_whose_node_is_drained(cluster: Cluster) -> None:
     assert (attempt["number"], attempt["preemptions"]) == (1, 1)
     cluster.kube.kubectl("delete", "node", "drained")
     cluster.delete("rlrun", "moved")
+
+
+def a_run_that_waits_in_a_queue(cluster: Cluster) -> None:
+    """It is admitted, told what an eviction would cost, and evicted; its quota is given back, and it leaves the queue."""
+    kube, namespace = cluster.kube, cluster.namespace
+    played_kueue.mind_boosts(kube)
+    cluster.until(lambda: played_kueue.boosts_are_minded(kube, namespace), "boosts are minded")
+    kueue = {"apiVersion": played_kueue.VERSION}
+    labels = {"pool": "spot"}
+    kube.apply(
+        kueue | {"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": labels}},
+        kueue | {"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 100},
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "urgent"},
+            "value": 1000,
+        },
+    )
+
+    def workload(name: str) -> dict[str, Any]:
+        return cluster.there("workload", name)
+
+    def boosted() -> bool:
+        return BOOST_ANNOTATION in workload("queued")["metadata"]["annotations"]
+
+    def given_back() -> bool:
+        facts = workload("queued")["status"]["conditions"]
+        return ("QuotaReserved", "False") in [(one["type"], one["status"]) for one in facts]
+
+    cluster.train("queued", scheduling={"queue": "team", "workloadPriorityClass": "high"})
+    made = cluster.until(lambda: workload("queued"), "it asks its queue")
+    assert made["spec"]["priority"] == 100
+    played_kueue.admit(kube, namespace, "queued", "spot")
+    job = cluster.until(lambda: cluster.there("rayjob", "queued-1"), "it begins")
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert head["nodeSelector"] == labels
+    cluster.until(boosted, "what its eviction would cost is said")
+    played_kueue.evict(kube, namespace, "queued")
+    cluster.until(lambda: not cluster.there("rayjob", "queued-1"), "its RayJob is deleted")
+    cluster.until(given_back, "its quota is given back")
+    cluster.change("rlrun", "queued", {"spec": {"suspend": True}})
+    cluster.until(lambda: not workload("queued"), "it leaves the queue")
+    cluster.delete("rlrun", "queued")
+
+    cluster.train("urgent", scheduling={"queue": "team", "priorityClass": "urgent"})
+    made = cluster.until(lambda: workload("urgent"), "it asks its queue")
+    assert made["spec"]["priority"] == 1000
+    cluster.delete("rlrun", "urgent")
 
 
 def a_conflict(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from operator_worlds import make_reading
 
-from rl_api.progress import CheckpointStatus, RunStatus
+from rl_api.progress import CheckpointStatus, RunStatus, Usage
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.decide.unreadable import wrong_status
 from rl_operator.kube.cache import Store
@@ -115,7 +115,10 @@ def test_it_is_read_and_nothing_is_changed(upgraded: Upgraded) -> None:
     # A wish for a checkpoint that has no id gets one, and is brought to the driver with it.
     assert (decision.status.checkpoint_request is None) is (upgraded.key[1] != "stopping")
     assert (decision.ask is None) is (decision.status.checkpoint_request is None)
-    assert decision.status.model_copy(update={"checkpoint_request": None}) == stored
+    # What an earlier version did not count is counted from the first status that is written anyway.
+    counted = Usage(updated_at=upgraded.now) if decision.status.checkpoint_request is not None else None
+    assert decision.status.usage == counted
+    assert decision.status.model_copy(update={"checkpoint_request": None, "usage": None}) == stored
     assert (decision.create, decision.delete, decision.finalizer, decision.scale) == ((), (), None, None)
     assert [note for note in decision.notes if note.type == "Warning"] == []
     # What an earlier version rendered otherwise is brought up to date, where that disturbs nobody: no pods, no jobs.
@@ -124,7 +127,8 @@ def test_it_is_read_and_nothing_is_changed(upgraded: Upgraded) -> None:
 
 def test_a_run_that_is_under_way_goes_on(upgraded: Upgraded) -> None:
     world = upgraded.world()
-    attempts = RunStatus.model_validate(upgraded.run["status"]).attempts
+    stored = RunStatus.model_validate(upgraded.run["status"])
+    attempts = stored.attempts
     under_way = [one for one in attempts if one.end_time is None]
     assert bool(under_way) is (upgraded.key[1] in UNDER_WAY)
     if not under_way:
@@ -141,7 +145,9 @@ def test_a_run_that_is_under_way_goes_on(upgraded: Upgraded) -> None:
         later = upgraded.look(replace(world, reading=reading))
         assert later.status.phase == "Training"
         assert later.status.checkpoint == kept
-        assert later.status.attempts == attempts
+        # Since when it trains was said of the run alone; that is not when the upgrade came.
+        (since,) = (one.last_transition_time for one in stored.conditions if one.type == "Training")
+        assert later.status.attempts == [attempts[-1].model_copy(update={"trained_time": since})]
 
 
 def test_what_it_trains_is_what_it_was(upgraded: Upgraded) -> None:

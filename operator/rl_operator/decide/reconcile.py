@@ -174,13 +174,11 @@ def _at_work(look: Look, ray: Ray) -> Look:
 def _trained(look: Look, ray: Ray) -> Look:
     """With the time at which the attempt trained with the pods that it has, once it does."""
     reading, attempt = look.world.said(ray.attempt), look.status.attempts[-1]
-    if (
-        reading is None
-        or not look.conditions.holds("Training")
-        or not trains(attempt, look.status, reading.time)
-    ):
+    since = look.conditions.since("Training", "True")
+    if reading is None or since is None or not trains(attempt, look.status, reading.time):
         return look
-    return look.with_attempt(trained_time=look.now)
+    # Not now: where an older version has begun the attempt, it may have trained for long.
+    return look.with_attempt(trained_time=since)
 
 
 def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
