@@ -65,6 +65,11 @@ class KueueProcess(Program):
         url = f"http://127.0.0.1:{self._ports[1]}/readyz"
         self.until(lambda: http_status(url) == 200, "Kueue starts", START_SECONDS)
 
+    @property
+    def metrics_address(self) -> str:
+        """Where its metrics are, as host and port; asked by https and with a token."""
+        return f"127.0.0.1:{self._ports[2]}"
+
     def restart(self, **gates: bool) -> None:
         """Start it again, with these gates besides `GATES`."""
         self.kill()
@@ -77,7 +82,7 @@ class KueueProcess(Program):
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
-            "metrics": {"bindAddress": f"127.0.0.1:{metrics}"},
+            "metrics": {"bindAddress": f"127.0.0.1:{metrics}", "enableClusterQueueResources": True},
             "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": str(self._folder)},
             "leaderElection": {"leaderElect": False},
             "clientConnection": {"qps": 300, "burst": 500},

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from exported_metrics import count, filled
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from kueue_metrics import KUEUE
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge, generate_latest
 from serving_metrics import Replica
 
 
@@ -59,3 +60,13 @@ def of_replica() -> Callable[[], str]:
         return generate_latest(replica.registry).decode()
 
     return page
+
+
+def of_kueue() -> Callable[[], str]:
+    """What is asked of Kueue's page."""
+    registry = CollectorRegistry()
+    for name, labels in KUEUE.items():
+        Gauge(name, name, sorted(labels), registry=registry).labels(**{label: label for label in labels}).set(
+            1
+        )
+    return lambda: generate_latest(registry).decode()

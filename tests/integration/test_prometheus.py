@@ -17,7 +17,7 @@ import pytest
 from chart_rendering import CHART, one, render
 from exported_metrics import metrics_of
 from kube import KubeApi
-from metrics_pages import of_operator, of_replica, served
+from metrics_pages import of_kueue, of_operator, of_replica, served
 from operator_inside import run
 from operator_process import OperatorProcess
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,12 +28,19 @@ DASHBOARDS = {
     for file in sorted((CHART / "files" / "dashboards").glob("*.json"))
 }
 PODS = ("p", "q")
-QUIET = {
-    "operator": {"Refused requests", "Errors by reason", "Requests to drivers"},
-    "runs": set[str](),
-    "fleet": set[str](),
+SHOWN = {
+    "operator": {"Runs by phase", "Reconcile time", "Requests to the API server", "Leaders"},
+    "runs": {
+        "Runs by phase",
+        "What runs wait for",
+        "Held-out score",
+        "Age of the newest checkpoint",
+        "Buffer",
+    },
+    "fleet": {"Runs that train", "Runs that wait", "Runs that wait by team", "Age of the newest checkpoint"},
 }
-"""Panels that show nothing of an operator to which nothing happened."""
+"""Panels that show something of an operator with runs that start: no pods are here to hold accelerators."""
+
 STATUS: dict[str, dict[str, Any]] = {
     "progress": {
         **{
@@ -74,10 +81,11 @@ def alerts() -> list[dict[str, Any]]:
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusProcess]:
     """One that has scraped all pages several times, with the chart's rules."""
     prometheus_or_skip()
-    with served({"/operator": of_operator(), "/replica": of_replica()}) as address:
+    with served({"/operator": of_operator(), "/replica": of_replica(), "/kueue": of_kueue()}) as address:
         scrapes = [
             scrape("operator", address, namespace="rltrain-system"),
             scrape("replica", address, namespace="a"),
+            scrape("kueue", address, namespace="kueue-system"),
         ]
         process = PrometheusProcess(tmp_path_factory.mktemp("prometheus"), scrapes, alerts())
         try:
@@ -219,12 +227,10 @@ def test_prometheus_reads_a_real_operator(kube: KubeApi, operator: Operator, tmp
         )  # so that it has something to do meanwhile
         operator.until(lambda: rows(operator, "rltrain_run_phase", "differences"), "another run")
         process.until_scraped(6)
-        for name, quiet in QUIET.items():
-            silent = {
-                title
-                for title, target in targets(DASHBOARDS[name])
-                if not finite(process.api.query(asked(target["expr"])))
+        for name, titles in SHOWN.items():
+            found = {
+                title: process.api.query(asked(target["expr"])) for title, target in targets(DASHBOARDS[name])
             }
-            assert silent <= quiet, name
+            assert {title for title in titles if not finite(found[title])} == set(), name
     finally:
         process.kill()

@@ -51,6 +51,8 @@ def count(metrics: Any) -> None:
     metrics.driver_called("status", "200")
     metrics.errors.labels("Unexpected").inc()
     metrics.reconcile_seconds.observe(0.1)
+    for key in metrics.teams.seconds:
+        metrics.teams.seconds[key] += 1.0
     for result in ("promoted", "refused", "rolled_back", "stuck"):
         metrics.promotions.labels("a", "s", result).inc()
 

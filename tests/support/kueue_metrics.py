@@ -10,8 +10,6 @@ from typing import Final
 _QUOTA: Final = frozenset({"cohort", "cluster_queue", "flavor", "resource", "replica_role"})
 
 KUEUE: Final[dict[str, frozenset[str]]] = {
-    "kueue_pending_workloads": frozenset({"cluster_queue", "status", "replica_role"}),
-    "kueue_cluster_queue_info": frozenset({"cluster_queue", "parent_cohort", "root_cohort", "replica_role"}),
     "kueue_cluster_queue_nominal_quota": _QUOTA,
     "kueue_cluster_queue_resource_reservation": _QUOTA,
     "kueue_cluster_queue_resource_pending": frozenset({"cluster_queue", "resource", "replica_role"}),
