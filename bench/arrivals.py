@@ -1,12 +1,15 @@
 """Urgent runs that arrive over three long ones: what training they cost, with the priority boost and without.
 
-    python bench/arrivals.py [--arrivals 50 --seed 1]
+    python bench/arrivals.py [--arrivals 50 --seed 1 --scale 12]
 
 The real operator, Kueue and API server; KubeRay, nodes and drivers are played, as in bench/fleet.py. A queue has room for
 the three long runs, which enter it in an order drawn by chance. They differ in what an eviction costs: one writes a
 checkpoint when it is asked and is back at once; one writes some of its own accord and needs a while to start; one writes few
 and needs long. Urgent runs arrive and end at times drawn by chance, the same with Kueue's gate `PriorityBoost` and without;
 each takes the quota of a long run when there is no other.
+
+All seconds below are multiplied by --scale. The operator writes a boost once a minute at most, so that a run which is back
+within a minute of its eviction has none yet, and is evicted again: with a scale of 1 this is all that is seen.
 
 Lost is what the drivers know of: work since the checkpoint that a run goes on from, and the seconds of its start. A run
 starves that trains for less than a tenth of the time.
@@ -49,6 +52,10 @@ class Kind:
     """Seconds between checkpoints of its own accord."""
     asked: bool
     """Whether it writes one when it is asked."""
+
+    def scaled(self, scale: float) -> Kind:
+        """The same with other seconds."""
+        return Kind(self.start * scale, self.every * scale, self.asked)
 
 
 KINDS: Final = {
@@ -109,12 +116,12 @@ class Long:
 class Arrivals:
     """The drivers of all runs, and when the urgent ones end."""
 
-    def __init__(self, seed: int, count: int) -> None:
+    def __init__(self, seed: int, count: int, scale: float) -> None:
         chance = random.Random(seed)
         self.order = chance.sample(list(KINDS), len(KINDS))
-        self.gaps = [chance.expovariate(1 / GAP_SECONDS) for _ in range(count)]
-        self.durations = [chance.uniform(1.0, LONGEST_SECONDS) for _ in range(count)]
-        self.long = {name: Long(kind) for name, kind in KINDS.items()}
+        self.gaps = [scale * chance.expovariate(1 / GAP_SECONDS) for _ in range(count)]
+        self.durations = [scale * chance.uniform(1.0, LONGEST_SECONDS) for _ in range(count)]
+        self.long = {name: Long(kind.scaled(scale)) for name, kind in KINDS.items()}
         self.running: set[str] = set()
         self.done: set[str] = set()
         self.rays: Rays | None = None
@@ -171,7 +178,7 @@ class Arrivals:
 
 async def measure(arm: str, args: argparse.Namespace, folder: Path, run: JSON) -> JSON:
     """What the arrivals cost, with Kueue's gate or without."""
-    arrivals = Arrivals(args.seed, args.arrivals)
+    arrivals = Arrivals(args.seed, args.arrivals, args.scale)
     url = await arrivals.start()
     tasks: list[asyncio.Task[None]] = []
     binary = find_kueue()
@@ -207,12 +214,12 @@ async def measure(arm: str, args: argparse.Namespace, folder: Path, run: JSON) -
             for name in arrivals.order:
                 await apply(name, LONG)
                 one = arrivals.long[name]
-                await until(lambda one=one: one.trains, state, patience(1), watched)
+                await until(lambda one=one: one.trains, state, patience(1) + one.kind.start, watched)
             started = time.monotonic()
             for number, gap in enumerate(arrivals.gaps):
                 await asyncio.sleep(gap)
                 await apply(f"urgent-{number:04d}", URGENT)
-            limit = patience(args.arrivals) + args.arrivals * (LONGEST_SECONDS + 5.0)
+            limit = patience(args.arrivals) + args.arrivals * (args.scale * LONGEST_SECONDS + 5.0)
             await until(lambda: len(arrivals.done) == args.arrivals, state, limit, watched)
             await until(lambda: all(one.trains for one in arrivals.long.values()), state, limit, watched)
             took = time.monotonic() - started
@@ -261,7 +268,7 @@ def show(results: list[JSON], args: argparse.Namespace) -> bool:
         ),
         table.at_least("share of the time that the least trained run has", least[boosted], AT_LEAST, ""),
     ]
-    meta = {"arrivals": args.arrivals, "seed": args.seed, "results": results}
+    meta = {"arrivals": args.arrivals, "seed": args.seed, "scale": args.scale, "results": results}
     return table.report("arrivals", columns, rows, meta, checks)
 
 
@@ -271,6 +278,7 @@ def main() -> int:
     )
     parser.add_argument("--arrivals", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scale", type=float, default=12.0, help="what all seconds are multiplied by")
     args = parser.parse_args()
     found = binaries_and_run("arrivals")
     if found is None:

@@ -214,8 +214,9 @@ async def _all(
     watched = [*tasks, *client.watches]
     await _warm_up(cluster, client, fleet, drivers, watched, kept)
     names = [(cluster.namespaces[n % args.namespaces], f"run-{n:04d}") for n in range(args.runs)]
-    before = {name: cpu_seconds(pid) for name, pid in cluster.programs.items()}
-    calls = operator.calls() if operator is not None else {}
+    calls, looks = (operator.calls(), operator.looks) if operator is not None else ({}, 0)
+    programs = cluster.programs | ({"operator": operator.pid} if operator is not None else {})
+    before = {name: cpu_seconds(pid) for name, pid in programs.items()}
     started = time.monotonic()
     applying = asyncio.create_task(
         kube_load.bounded(CONNECTIONS, [lambda one=one: fleet.apply(*one) for one in names])
@@ -237,11 +238,12 @@ async def _all(
         "at work": max(drivers.born.values()) - started,
         "admitted": fleet.since(names, fleet.admitted),
         "jobs": fleet.since(names, fleet.jobs),
-        "cpu": {name: cpu_seconds(pid) - before[name] for name, pid in cluster.programs.items()},
+        "cpu": {name: cpu_seconds(pid) - before[name] for name, pid in programs.items()},
         "pods": rays.pods,
     }
     if operator is not None:
         after = operator.calls()
+        found["looks"] = operator.looks - looks
         counts = {what: n - calls.get(what, 0) for what, n in after.items()}
         found["calls"] = {f"{verb} {kind}": n for (verb, kind), n in counts.items() if n}
         await _until_trains(client, args.runs, mode)
@@ -343,7 +345,7 @@ def show(results: list[JSON]) -> bool:
         "asked p50, s",
         "asked p99, s",
     ]
-    columns += ["writes", "reads", "MB"]
+    columns += ["writes", "reads", "looks", "MB"]
     rows, checks = [], []
     plain = next((found for found in results if found["mode"] == "plain"), None)
     for found in results:
@@ -360,6 +362,7 @@ def show(results: list[JSON]) -> bool:
                 found["evicted"],
                 *(round(percentile(asked, p), 3) if asked else "" for p in (50, 99)),
                 *(round(per_run(found, verbs), 1) if ours else "" for verbs in (WRITES, ("get", "list"))),
+                round(found["looks"] / found["runs"], 1) if ours else "",
                 round(found["memory"]) if ours else "",
             ]
         )
