@@ -22,7 +22,8 @@ from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
-from rl_trainer.placement.places import place_run
+from rl_trainer.placement.held_time import HeldTime
+from rl_trainer.placement.places import nodes_now, place_run
 from rl_trainer.rollout.engines.vllm_needs import check_installed
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
@@ -100,6 +101,8 @@ class Session(Attempt):
             cpus = sum(bundle.cpus for bundle in bundles(spec))
             session = ray_session(cpus, debug=self.debug, dashboard=self.dashboard, leave=self.console.close)
             found = self._stack.enter_context(session)
+            if self.folder.attempt is not None:
+                self.held = HeldTime(nodes_now)
             if self.dashboard:
                 self.console.message(dashboard_sentence(found.dashboard_url))
             self.inputs = loading.result()
@@ -177,6 +180,8 @@ class Session(Attempt):
 
     def finish_step(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
         """The batch will never be trained on again, the samplers get the newest weights, and the step is recorded."""
+        if self.held is not None:
+            self.held.look()
         buffer = self.actors.finish_step(batch, self.counters.step)
         seconds, spans = self.recorder.step_seconds(), self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
