@@ -180,13 +180,13 @@ class Session(Attempt):
 
     def finish_step(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
         """The batch will never be trained on again, the samplers get the newest weights, and the step is recorded."""
-        if self.held is not None:
-            self.held.look()
         buffer = self.actors.finish_step(batch, self.counters.step)
         seconds, spans = self.recorder.step_seconds(), self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
         self._progress = self.counters.progress(self.spec, record)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
+        if self.held is not None:
+            self.held.look()
 
     def checkpoint_if_due(self) -> None:
         """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one."""
