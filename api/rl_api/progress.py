@@ -266,6 +266,9 @@ WORKERS_VARIABLE: Final = "RLTRAIN_WORKERS"
 STATUS_TOKEN_FILE_VARIABLE: Final = "RLTRAIN_STATUS_TOKEN_FILE"
 """Environment variable of the head with the file that holds it: an environment is seen by every process of Ray's."""
 
+SPEC_HASH_VARIABLE: Final = "RLTRAIN_SPEC_HASH"
+"""Environment variable of the head with the hash of the effective spec, for what the driver leaves in the run folder."""
+
 
 class CheckpointRequest(StatusModel):
     """A wish for a checkpoint that the driver has been told of, while it counts."""

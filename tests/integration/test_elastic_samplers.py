@@ -5,6 +5,7 @@ The nodes are processes of this machine (`ray.cluster_utils`), marked for their 
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from ray.cluster_utils import Cluster
 from training_runs import PROMPTS, Process, RunFiles, actors
 
+from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 
@@ -118,6 +120,25 @@ def test_samplers_join_leave_and_are_replaced_while_training_goes_on(tmp_path: P
     assert max(record.staleness_max for record in files.steps) <= 1
     counts = [record.samplers for record in files.steps]
     assert (counts[0], {*counts} >= {1, 2}) == (1, True)
+
+
+def test_a_driver_writes_down_what_its_attempt_held(tmp_path: Path, cluster: Cluster):
+    """Four pods, of which one has accelerators that no actor asks for: held they are all the same."""
+    files = RunFiles(tmp_path)
+    cluster.add_node(**node("sampler"))
+    cluster.add_node(**node("spare"), num_gpus=2)
+    cluster.wait_for_nodes()
+    told = {"RLTRAIN_FENCE": "uid/2/pod", SPEC_HASH_VARIABLE: "5f2a9d0c1b7e3846"}
+    started = time.time()
+    with files.start(RAY_ADDRESS=cluster.address, **told) as process:
+        process.finish().assert_well()
+    lines = (files.out / "attempts.jsonl").read_text().splitlines()
+    begun, ended = (json.loads(line) for line in lines)
+    assert (ended["attempt"], ended["spec_hash"], ended["reason"]) == (2, "5f2a9d0c1b7e3846", "done")
+    # It counts from when it has joined Ray, which is before it has begun to train.
+    least, most = 4 * (ended["time"] - begun["time"]), 4 * (ended["time"] - started)
+    assert least - 0.1 <= ended["pod_seconds"] <= most + 0.1
+    assert ended["accelerator_seconds"] == pytest.approx(ended["pod_seconds"] / 2, abs=0.1)
 
 
 def leave(at: Path) -> str:

@@ -9,7 +9,9 @@ import pytest
 
 from rl_api import RLTrainingRun
 from rl_api.errors import RunFolderBusy
+from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_trainer.observe.console import Console
+from rl_trainer.placement.held_time import HeldTime, Nodes
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.run_folder import RunFolder
 
@@ -65,3 +67,34 @@ def test_each_attempt_is_noted(
         ("begun", 2, 4, None),
         *ended,
     ]
+
+
+class Holds(Trains):
+    """An attempt that holds four accelerators of two pods for 90 s."""
+
+    def _open(self) -> None:
+        super()._open()
+        times = iter((10.0, 100.0))
+        self.held = HeldTime(lambda: Nodes(4.0, 2), lambda: next(times))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec_hash", "held"),
+    [(Holds, "5f2a9d0c1b7e3846", (360.0, 180.0)), (Trains, None, (None, None))],
+)
+def test_what_was_trained_and_what_it_held_stays_when_the_object_is_gone(
+    kind: type[Trains],
+    spec_hash: str | None,
+    held: tuple[float | None, float | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SPEC_HASH_VARIABLE, raising=False)
+    if spec_hash is not None:
+        monkeypatch.setenv(SPEC_HASH_VARIABLE, spec_hash)
+    with RunFolder(tmp_path) as folder, kind(RUN, folder, Console("sums", max_steps=50)):
+        pass
+    begun, ended = (json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines())
+    assert begun["spec_hash"] == ended["spec_hash"] == spec_hash
+    assert (ended["accelerator_seconds"], ended["pod_seconds"]) == held
+    assert "accelerator_seconds" not in begun

@@ -12,6 +12,7 @@ from ray.util.placement_group import placement_group_table
 from rl_api import RunSpec
 from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
+from rl_trainer.placement.held_time import Nodes
 
 # For a place that Ray says it has room for.
 _CREATE_SECONDS = 2.0
@@ -94,6 +95,12 @@ def _gpus_of_roles() -> dict[str, float]:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     found = {role: [node for node in nodes if role in node] for role in ("learner", "sampler")}
     return {role: sum(node.get("GPU", 0.0) for node in its) for role, its in found.items() if its}
+
+
+def nodes_now() -> Nodes:
+    """All that the Ray cluster has now, whoever uses it."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return Nodes(sum(node.get("GPU", 0.0) for node in alive), len(alive))
 
 
 def nodes_of(places: Mapping[int, Reservation]) -> dict[int, str | None]:

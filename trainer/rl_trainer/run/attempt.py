@@ -15,6 +15,7 @@ from rl_api.progress import Phase, Progress
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.page import write_report
 from rl_trainer.observe.summary import write_summary
+from rl_trainer.placement.held_time import HeldTime
 from rl_trainer.run.attempts_file import ATTEMPTS_FILE, note_attempt
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.remote_run import RemoteRun
@@ -35,6 +36,8 @@ class Attempt:
         self._progress = Progress(max_steps=run.spec.stop.max_steps)
         self.remote = RemoteRun.of(run.spec, folder)
         self._checkpoint: CheckpointStatus | None = None
+        # Only where the Ray cluster is the attempt's own, pod by pod: other ones have nodes that are not the run's.
+        self.held: HeldTime | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -56,7 +59,8 @@ class Attempt:
             try:
                 self._close()
                 if not isinstance(error, RunFolderBusy):
-                    self._note("ended", reason="done" if error is None else type(error).__name__)
+                    reason = "done" if error is None else type(error).__name__
+                    self._note("ended", reason=reason, **self._held())
                 write_report(self.folder.path)
             except RLTrainError as problem:
                 if error is None:  # else that says why: the same disk is full
@@ -65,6 +69,16 @@ class Attempt:
 
     def _note(self, event: str, **fields: Any) -> None:
         note_attempt(self.folder.path, event, attempt=self.folder.attempt, step=self.counters.step, **fields)
+
+    def _held(self) -> dict[str, float | None]:
+        """Accelerator seconds and pod seconds of this attempt; None: nobody here knows."""
+        if self.held is None:
+            return {"accelerator_seconds": None, "pod_seconds": None}
+        self.held.count()
+        return {
+            "accelerator_seconds": round(self.held.accelerators, 1),
+            "pod_seconds": round(self.held.pods, 1),
+        }
 
     def _open(self) -> None:
         raise NotImplementedError

@@ -5,22 +5,27 @@ A driver that was killed has no end there. Lines are never taken back, other tha
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_trainer.storage.files import dump_json, writing
 
 ATTEMPTS_FILE = "attempts.jsonl"
 
 
 def note_attempt(folder: Path, event: str, *, attempt: int | None, step: int, **fields: Any) -> None:
-    """Append that a driver has `begun` or `ended`; `attempt`: as the operator counts, None without one.
+    """Append that a driver has `begun` or `ended`; `attempt`: as the operator counts, None without one, as is the hash of
+    the effective spec.
 
     Raises:
         RLTrainError: the disk is full or the folder is gone.
     """
-    line = {"event": event, "attempt": attempt, "step": step, "time": time.time(), **fields}
+    spec_hash = os.environ.get(SPEC_HASH_VARIABLE)
+    line = {"event": event, "attempt": attempt, "spec_hash": spec_hash, "step": step, "time": time.time()}
+    line |= fields
     path = folder / ATTEMPTS_FILE
     with writing(path), path.open("ab") as file:
         file.write(dump_json(line).encode() + b"\n")

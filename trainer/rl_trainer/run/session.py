@@ -22,7 +22,8 @@ from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
-from rl_trainer.placement.places import place_run
+from rl_trainer.placement.held_time import HeldTime
+from rl_trainer.placement.places import nodes_now, place_run
 from rl_trainer.rollout.engines.vllm_needs import check_installed
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
@@ -100,6 +101,8 @@ class Session(Attempt):
             cpus = sum(bundle.cpus for bundle in bundles(spec))
             session = ray_session(cpus, debug=self.debug, dashboard=self.dashboard, leave=self.console.close)
             found = self._stack.enter_context(session)
+            if self.folder.attempt is not None:
+                self.held = HeldTime(nodes_now)
             if self.dashboard:
                 self.console.message(dashboard_sentence(found.dashboard_url))
             self.inputs = loading.result()
@@ -182,6 +185,8 @@ class Session(Attempt):
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
         self._progress = self.counters.progress(self.spec, record)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
+        if self.held is not None:
+            self.held.look()
 
     def checkpoint_if_due(self) -> None:
         """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from operator_worlds import GPU_POOLS, SETTINGS, VERL, container, groups, make_plan, make_profile, make_run
 
+from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.render.rayjob import ray_job
 from rl_operator.render.secrets import EXPORT
@@ -46,6 +47,12 @@ class TestPods:
             names = [variable["name"] for variable in container(found[role])["env"]]
             assert not any(name.startswith("RLTRAIN_STATUS_TOKEN") for name in names)
             assert "RLTRAIN_FENCE" not in names, "only the driver writes"
+
+    def test_only_the_driver_is_told_the_hash_of_the_spec_that_the_status_shows(self) -> None:
+        plan = make_plan()
+        for role, group in groups(plan).items():
+            told = [one["value"] for one in container(group)["env"] if one["name"] == SPEC_HASH_VARIABLE]
+            assert told == ([plan.digest] if role == "head" else [])
 
     def test_a_sampler_that_is_told_to_go_gives_its_groups_back_within_the_grace(self) -> None:
         found = groups(make_plan())
