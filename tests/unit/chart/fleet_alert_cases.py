@@ -90,11 +90,27 @@ FLEET: Final = [
     Case(
         "RLTrainRunBufferEmpty",
         "samplers do not come after",
-        {FILL: "0.5x60 0x120"} | trains(),
+        {FILL: "0.5x60 0x120", LEARNERS: "0.6x60 0.1x120"} | trains(),
         {60: [], 130: [], 140: [ONE]},
     ),
-    Case("RLTrainRunBufferEmpty", "a little is always there", {FILL: "0.2x180"} | trains(), {170: []}),
-    Case("RLTrainRunBufferEmpty", "a run that starts", {FILL: "0x180"} | trains("Starting"), {170: []}),
+    Case(
+        "RLTrainRunBufferEmpty",
+        "a step takes all that was made for it, and learners work",
+        {FILL: "0x180", LEARNERS: "0.4x180"} | trains(),
+        {170: []},
+    ),
+    Case(
+        "RLTrainRunBufferEmpty",
+        "a little is always there",
+        {FILL: "0.2x180", LEARNERS: "0.1x180"} | trains(),
+        {170: []},
+    ),
+    Case(
+        "RLTrainRunBufferEmpty",
+        "a run that starts",
+        {FILL: "0x180", LEARNERS: "0.1x180"} | trains("Starting"),
+        {170: []},
+    ),
     Case(
         "RLTrainRunUnsaved",
         "64 accelerators for an hour, then a checkpoint",
@@ -131,6 +147,12 @@ FLEET: Final = [
         "a program that says nothing of its steps",
         {STEP: "0x180"} | holds() | trains(),
         {170: []},
+    ),
+    Case(
+        "RLTrainRunAcceleratorsIdle",
+        "a driver that tells its steps, and not who works",
+        {STEP: "0+1x60 60x120"} | holds() | trains(),
+        {60: [], 85: [], 118: [], 122: [ONE]},
     ),
     Case("RLTrainRunAcceleratorsIdle", "it waits in its queue", waits("Queued", "Admitted"), {170: []}),
     Case(
