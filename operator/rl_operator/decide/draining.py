@@ -13,7 +13,7 @@ from typing import Final
 
 from rl_operator.decide.look import Look
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
-from rl_operator.model.seen import Pod, Ray
+from rl_operator.model.seen import CORDONED, Pod, Ray
 from rl_operator.model.workload import Fact
 
 NODE_DRAINED: Final = "NodeDrained"
@@ -52,7 +52,12 @@ def samplers_to_move(look: Look, ray: Ray, fewest: int) -> tuple[str, ...]:
 
 
 def _on_their_way_out(look: Look, ray: Ray) -> Iterable[Pod]:
-    """The pods on such nodes. One that tolerates the cordon may have been put there after it, and would be again."""
+    """The pods on such nodes. One that tolerates the cordon may have been put there after it, and would be again: it leaves
+    no node but one that is removed."""
     for pod in look.world.pods_of(ray.attempt):
-        if pod.deleting is None and not pod.stays and pod.node in look.world.cordoned:
+        if (
+            pod.deleting is None
+            and pod.node in look.world.cordoned
+            and not (pod.stays and look.world.cordoned[pod.node] == CORDONED)
+        ):
             yield pod

@@ -25,7 +25,7 @@ from rl_operator.model.names import (
     STATUS_PORT,
 )
 from rl_operator.model.needs import Asked, Needs
-from rl_operator.model.seen import Container, Event, Live, Pod, Ray, WorkerGroup
+from rl_operator.model.seen import CORDONED, Container, Event, Live, Pod, Ray, WorkerGroup
 from rl_operator.model.service import Gateway, RayService
 from rl_operator.model.times import parse_time
 
@@ -154,16 +154,23 @@ def _token_secret(container: Mapping[str, Any]) -> str:
 
 
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
-_REMOVED: Final = "ToBeDeletedByClusterAutoscaler"
+_REMOVED: Final[Mapping[str, str]] = {
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler",
+    "karpenter.sh/disrupted": "Karpenter",
+    "karpenter.sh/disruption": "Karpenter",  # before its version 1
+    "cloud.google.com/impending-node-termination": "Google Cloud",
+}
+"""Taints of a node that goes soon, and who takes it away."""
 
 
 def parse_node(document: Mapping[str, Any]) -> str:
     """Why no more pods are put on a node that is to be emptied; empty: they are."""
     spec = document.get("spec") or {}
     taints = {taint.get("key") for taint in spec.get("taints") or ()}
-    if _REMOVED in taints:
-        return "is about to be removed by the cluster autoscaler"
-    return "is cordoned" if spec.get("unschedulable") is True or UNSCHEDULABLE in taints else ""
+    for key, who in _REMOVED.items():
+        if key in taints:
+            return f"is about to be removed by {who}"
+    return CORDONED if spec.get("unschedulable") is True or UNSCHEDULABLE in taints else ""
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:

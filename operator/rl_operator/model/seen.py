@@ -13,6 +13,9 @@ from rl_operator.model.needs import NOBODY, NOTHING_ASKED, Asked, Others
 from rl_operator.model.times import parse_time
 from rl_operator.model.workload import NO_BOOSTS, Boosts, Flavor, Line, Workload
 
+CORDONED: Final = "is cordoned"
+"""Why no more pods are put on a node that stays, as far as anybody says."""
+
 
 @dataclass(frozen=True)
 class WorkerGroup:
@@ -144,7 +147,7 @@ class Pod:
     gates: tuple[str, ...] = ()
     """What keeps the scheduler from looking at it."""
     stays: bool = False
-    """Whether it may be put on a node that is cordoned, and so is not moved away from one."""
+    """Whether it may be put on a node that is cordoned, and so is not moved away from one that stays."""
     memory_limit: str = ""
     containers: tuple[Container, ...] = ()
 

@@ -77,10 +77,12 @@ def _placed(ray: Manifest, placement: Placement) -> Manifest:
 
 
 def _with(template: Manifest, parts: PodParts) -> Manifest:
-    return {
-        "metadata": _marked(template["metadata"], parts.labels, parts.annotations),
-        "spec": template["spec"] | dict(parts.spec),
-    }
+    before: Manifest = template["spec"]
+    spec = before | dict(parts.spec)
+    # A pod that Kueue gives its place waits for both.
+    if gates := [gate for one in (before, parts.spec) for gate in one.get("schedulingGates", ())]:
+        spec["schedulingGates"] = gates
+    return {"metadata": _marked(template["metadata"], parts.labels, parts.annotations), "spec": spec}
 
 
 def _marked(metadata: Manifest, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:

@@ -145,6 +145,16 @@ def test_others_do_not_move_the_run(pods: tuple[Pod, ...]) -> None:
     assert (decision.ask, decision.delete, decision.status.evictions) == (None, (), [])
 
 
+def test_a_pod_that_tolerates_a_cordon_leaves_a_node_that_is_removed() -> None:
+    story = training(ELASTIC)
+    staying = tuple(make_pod(role, stays=True) for role in ("head", "learner", "sampler"))
+    decision = story.look(pods=staying, cordoned={"node-1": "is about to be removed by Karpenter"})
+    assert decision.ask is not None
+    assert [one.message for one in decision.status.evictions] == [
+        "node node-1 is about to be removed by Karpenter: head and learner must go elsewhere"
+    ]
+
+
 def samplers(*places: str, ready: bool = True) -> tuple[Pod, ...]:
     """Head and learner on a node that stays, and samplers on these."""
     here = (make_pod("head", node="node-2"), make_pod("learner", node="node-2"))

@@ -12,6 +12,7 @@ from rl_operator.model.parse import (
     parse_gateway,
     parse_group,
     parse_live,
+    parse_node,
     parse_pod,
     parse_ray,
     parse_ray_service,
@@ -425,3 +426,23 @@ def test_a_gateway() -> None:
     found = parse_gateway(document("Gateway", status={"conditions": ready}))
     assert (found.address, found.problem) == ("", "Programmed: no address is free")
     assert parse_gateway(document("Gateway")).problem == "Accepted: nobody has looked at it"
+
+
+@pytest.mark.parametrize(
+    ("key", "who"),
+    [
+        ("ToBeDeletedByClusterAutoscaler", "the cluster autoscaler"),
+        ("karpenter.sh/disrupted", "Karpenter"),
+        ("karpenter.sh/disruption", "Karpenter"),
+        ("cloud.google.com/impending-node-termination", "Google Cloud"),
+    ],
+)
+def test_a_node_that_is_removed_says_so_by_a_taint(key: str, who: str) -> None:
+    taints = [{"key": "node.kubernetes.io/unschedulable"}, {"key": key, "effect": "NoSchedule"}]
+    assert (
+        parse_node({"spec": {"unschedulable": True, "taints": taints}}) == f"is about to be removed by {who}"
+    )
+
+
+def test_another_taint_says_nothing_of_a_node() -> None:
+    assert parse_node({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}) == ""

@@ -11,6 +11,7 @@ from operator_worlds import GPU_POOLS, make_plan, make_profile
 from rl_operator.model.gangs import POD_GROUPS
 from rl_operator.model.names import Manifest
 from rl_operator.model.parse import parse_ray
+from rl_operator.model.workload import Placed
 from rl_operator.plan.effective import Effective
 from rl_operator.render.gang.gang import as_gang
 from rl_operator.render.objects import attempt_objects
@@ -234,6 +235,14 @@ class TestKubernetes:
             assert pod["spec"]["schedulingGates"] == [{"name": "rltrain.dev/pod-group"}]
             assert "schedulerName" not in pod["spec"]
             assert "schedulingGroup" not in pod["spec"]  # KubeRay's definitions drop it
+
+    @pytest.mark.parametrize("scheduler", SCHEDULERS)
+    def test_a_pod_that_kueue_gives_its_place_waits_for_that_too(self, scheduler: str) -> None:
+        plan = effective(scheduler).placed({"learner": Placed(workload="w")})
+        *_, ray = as_gang(plan, 1, ray_job(plan, 1))
+        gates = [gate["name"] for gate in templates(ray)["learner"]["spec"]["schedulingGates"]]
+        own = ["rltrain.dev/pod-group"] if scheduler == "kubernetes" else []
+        assert gates == ["kueue.x-k8s.io/topology", *own]
 
 
 def test_one_gang_of_each_scheduler_as_yaml() -> None:
