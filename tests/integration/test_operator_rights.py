@@ -493,6 +493,7 @@ def a_run_that_waits_in_a_queue(cluster: Cluster) -> None:
     cluster.until(lambda: played_kueue.boosts_are_minded(kube, namespace), "boosts are minded")
     kueue = {"apiVersion": played_kueue.VERSION}
     labels = {"pool": "spot"}
+    allow = {"queues": ["team"], "workloadPriorityClasses": ["high"], "priorityClasses": ["urgent"]}
     kube.apply(
         kueue | {"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": labels}},
         kueue | {"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 100},
@@ -501,6 +502,12 @@ def a_run_that_waits_in_a_queue(cluster: Cluster) -> None:
             "kind": "PriorityClass",
             "metadata": {"name": "urgent"},
             "value": 1000,
+        },
+        {
+            "apiVersion": "rltrain.dev/v1alpha1",
+            "kind": "RLTrainingProfile",
+            "metadata": {"name": "queues"},
+            "spec": {"pools": [{"name": "cpu"}], "allow": allow},
         },
     )
 
@@ -514,7 +521,8 @@ def a_run_that_waits_in_a_queue(cluster: Cluster) -> None:
         facts = workload("queued")["status"]["conditions"]
         return ("QuotaReserved", "False") in [(one["type"], one["status"]) for one in facts]
 
-    cluster.train("queued", scheduling={"queue": "team", "workloadPriorityClass": "high"})
+    scheduling = {"queue": "team", "workloadPriorityClass": "high"}
+    cluster.train("queued", profile="queues", scheduling=scheduling)
     made = cluster.until(lambda: workload("queued"), "it asks its queue")
     assert made["spec"]["priority"] == 100
     played_kueue.admit(kube, namespace, "queued", "spot")
@@ -529,10 +537,12 @@ def a_run_that_waits_in_a_queue(cluster: Cluster) -> None:
     cluster.until(lambda: not workload("queued"), "it leaves the queue")
     cluster.delete("rlrun", "queued")
 
-    cluster.train("urgent", scheduling={"queue": "team", "priorityClass": "urgent"})
+    scheduling = {"queue": "team", "priorityClass": "urgent"}
+    cluster.train("urgent", profile="queues", scheduling=scheduling)
     made = cluster.until(lambda: workload("urgent"), "it asks its queue")
     assert made["spec"]["priority"] == 1000
     cluster.delete("rlrun", "urgent")
+    kube.kubectl("delete", "rlprofile", "queues")
 
 
 def a_conflict(cluster: Cluster) -> None:
