@@ -153,7 +153,7 @@ def user(admission: KubeApi) -> tuple[str, str]:
 def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) -> None:
     # Which expressions do not fit the types is said in its status by a controller, where one runs; here each is evaluated.
     policy = admission.get("validatingadmissionpolicy", "rltrain-profiles")
-    assert len(policy["spec"]["validations"]) == 15
+    assert len(policy["spec"]["validations"]) == 16
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
