@@ -83,7 +83,7 @@ class Queue:
         self.kube.kubectl("apply", *arguments, stdin=json.dumps(document))
 
     def workload(self, name: str) -> dict[str, Any]:
-        return self.kube.get("workload", name, "-n", self.namespace)
+        return self.kube.get("workload", name, "-n", self.namespace, "--show-managed-fields")
 
     def condition(self, name: str, kind: str) -> tuple[str, str]:
         """Status and reason of a condition; empty where it is not there."""
@@ -125,6 +125,16 @@ class Queue:
 
         found: dict[str, int] = self.until(admitted, f"{name} is admitted")
         return found
+
+    def until_older(self, name: str) -> None:
+        """Wait until what is admitted now was admitted later than it: Kueue orders them by whole seconds."""
+        conditions = self.workload(name)["status"]["conditions"]
+        since = next(one["lastTransitionTime"] for one in conditions if one["type"] == "QuotaReserved")
+        admitted = datetime.datetime.fromisoformat(since)
+        self.until(
+            lambda: datetime.datetime.now(datetime.UTC) - admitted >= datetime.timedelta(seconds=1),
+            f"{name} is older",
+        )
 
     def until_evicted(self, name: str, reason: str = "Preempted") -> None:
         self.until(

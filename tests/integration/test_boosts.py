@@ -102,7 +102,7 @@ def test_kueue_evicts_who_loses_least_and_nobody_for_its_equals(queue: Queue) ->
     for name in ("cheap", "dear"):
         submit(queue, name, 0, 2)
         queue.until_admitted(name)
-        time.sleep(1.1)  # times of conditions are whole seconds
+        queue.until_older(name)
     assert boosted(queue, "dear", 40).boost == 40
     assert boosted(queue, "cheap", 7).boost == 7
     submit(queue, "equal", 0, 2)

@@ -195,7 +195,10 @@ def test_a_boost_counts_wherever_the_priority_does(queue: Queue) -> None:
     queue.submit("urgent", URGENT, pod_sets(4, 4))
     queue.until_waits("urgent")
     assert queue.condition("long", "Evicted") == ("", "")
+    # Kueue tries again when something of its queues changes, and not when a boost does.
+    queue.delete("urgent")
     queue.submit("long", LONG, pod_sets(4, 4), priority_boost="-1")
+    queue.submit("urgent", URGENT, pod_sets(4, 4))
     queue.until_evicted("long")
 
 
@@ -216,6 +219,7 @@ def test_without_the_gate_a_boost_changes_nothing(without_boost: Queue) -> None:
     queue = without_boost
     queue.submit("older", LONG, pod_sets(2, 2))
     queue.until_admitted("older")
+    queue.until_older("older")
     queue.submit(
         "newer", LONG, pod_sets(2, 2), priority_boost="much"
     )  # what tells a client that the gate is off
