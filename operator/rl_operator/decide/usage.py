@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from rl_api.progress import Attempt, Condition, PoolUsage, RunStatus, Usage
-from rl_operator.decide.attempt.outcome import QUOTA_TAKEN, SUCCEEDED, code_of
+from rl_operator.decide.attempt.outcome import INTERRUPTED, NO_FAILURES, SUCCEEDED, code_of
 from rl_operator.decide.look import Look
 from rl_operator.decide.queueing import EVICTED
 from rl_operator.model.decision import Decision, Note
@@ -133,7 +133,9 @@ def _lost(pools: Pools, old: RunStatus, new: RunStatus) -> Pools:
 def _loss(attempt: Attempt) -> Literal["", "evicted", "failed"]:
     """To what an attempt that ended lost its last steps; empty: they are kept."""
     code = code_of(attempt)
-    return "" if code == SUCCEEDED else "evicted" if code == QUOTA_TAKEN else "failed"
+    if code == SUCCEEDED:
+        return ""
+    return "evicted" if code in NO_FAILURES or code == INTERRUPTED else "failed"
 
 
 def _evicted(old: RunStatus, new: RunStatus) -> bool:
