@@ -85,7 +85,7 @@ def record_of(status: Manifest) -> Record:
         evicted=tuple(
             (str(one.get("time") or ""), str(one.get("reason") or "")[:_LONGEST]) for one in evictions
         ),
-        pools=tuple((str(name)[:_LONGEST], pool) for name, pool in held.items()),
+        pools=tuple((str(name), pool) for name, pool in held.items()),
         waited=_amount(usage.get("waitedSeconds")),
         waits=_wants(status) and not any(pool.accelerators for pool in held.values()),
     )

@@ -9,7 +9,7 @@ import pytest
 from rl_api.progress import RunStatus
 from rl_operator.model.figures import Figures, figures_of
 from rl_operator.model.record import OUTCOMES, PoolRecord, Record, record_of
-from rl_operator.model.teams import KEPT_SECONDS, Teams, held_by_team
+from rl_operator.model.teams import FORGOTTEN_SECONDS, KEPT_SECONDS, MOST_KEPT, Teams, held_by_team
 
 KEY = ("team-a", "sums")
 
@@ -134,6 +134,40 @@ def test_a_run_that_is_there_again_goes_on_and_a_later_one_of_its_name_begins_an
     assert teams.seconds["team-a", "h100", "started"] == 10.0
     teams.see({KEY: run("2027")}, 4.0)
     assert teams.seconds["team-a", "h100", "started"] == 20.0
+
+
+def test_pools_with_long_names_are_told_apart() -> None:
+    pools = {f"{'a' * 63}+{last}": {"trained": 1.0} for last in "bc"}
+    teams = Teams()
+    teams.see({}, 0.0)
+    for look in (1.0, 2.0):
+        teams.see({KEY: figures_of("2026", status(usage={"pools": pools}))}, look)
+    assert {pool: teams.seconds["team-a", pool, "trained"] for pool in pools} == dict.fromkeys(pools, 1.0)
+
+
+def test_a_namespace_that_deletes_many_runs_leaves_the_others_theirs() -> None:
+    many = {("team-b", f"run-{number}"): run() for number in range(MOST_KEPT + 1)}
+    teams = Teams()
+    teams.see({KEY: run(), **many}, 0.0)
+    teams.see(many, 1.0)
+    for key in many:
+        teams.gone(key, None, 2.0)
+    assert set(teams.kept()) == {KEY, *many} - {("team-b", "run-0")}
+
+
+def test_a_namespace_without_runs_is_forgotten_and_counts_anew() -> None:
+    other = ("team-b", "stays")
+    teams = Teams()
+    teams.see({other: run()}, 0.0)
+    teams.see({KEY: run(), other: run()}, 1.0)
+    teams.see({other: run()}, 10.0)
+    teams.see({other: run()}, 10.0 + FORGOTTEN_SECONDS - 1)
+    assert teams.waited == {"team-a": 7.0, "team-b": 0.0}
+    teams.see({other: run()}, 10.0 + FORGOTTEN_SECONDS)
+    counters = (teams.seconds, teams.results, teams.evictions)
+    assert {key[0] for sums in counters for key in sums} == {"team-b"} == set(teams.waited)
+    teams.see({KEY: run("2027"), other: run()}, 20.0 + FORGOTTEN_SECONDS)
+    assert counted(teams) == {"trained": 70.0, "started": 10.0, "evicted": 4.0, "failed": 5.0}
 
 
 def test_what_is_held_now_is_summed_over_all_runs() -> None:
