@@ -14,6 +14,9 @@ OUTCOMES: Final = ("trained", "started", "evicted", "failed")
 RESULTS: Final = ("succeeded", "failed", "deleted")
 """What may become of a run; deleted: before its end."""
 
+NOT_WANTED: Final = frozenset({"Retrying", "Stopping", "Suspended", "Finished"})
+"""Reasons of ClusterReady with which a run wants no pods for now."""
+
 _MOST_POOLS: Final = 32
 _LONGEST: Final = 63
 
@@ -87,7 +90,7 @@ def record_of(status: Manifest) -> Record:
         ),
         pools=tuple((str(name), pool) for name, pool in held.items()),
         waited=_amount(usage.get("waitedSeconds")),
-        waits=_wants(status) and not any(pool.accelerators for pool in held.values()),
+        waits=wants(status) and not any(pool.accelerators for pool in held.values()),
     )
 
 
@@ -100,11 +103,14 @@ def queued_of(status: Manifest, since: float | None) -> Queued | None:
     return Queued(str(queue["name"])[:_LONGEST], position, since)
 
 
-def _wants(status: Manifest) -> bool:
-    conditions = {str(one.get("type")): one.get("status") for one in _objects(status.get("conditions"))}
+def wants(status: Manifest) -> bool:
+    """Whether a run with this status wants pods, if it has none."""
+    found = _objects(status.get("conditions"))
+    conditions = {str(one.get("type")): one.get("status") for one in found}
     over = any(conditions.get(kind) == "True" for kind in ("Succeeded", "Failed"))
     stopped = conditions.get("Suspended") in ("True", "Unknown")
-    return conditions.get("Accepted") == "True" and not over and not stopped
+    idle = any(one.get("type") == "ClusterReady" and one.get("reason") in NOT_WANTED for one in found)
+    return conditions.get("Accepted") == "True" and not over and not stopped and not idle
 
 
 def _pool(pool: Mapping[str, Any]) -> PoolRecord:

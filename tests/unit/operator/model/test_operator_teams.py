@@ -170,6 +170,15 @@ def test_a_namespace_without_runs_is_forgotten_and_counts_anew() -> None:
     assert counted(teams) == {"trained": 70.0, "started": 10.0, "evicted": 4.0, "failed": 5.0}
 
 
+def test_a_run_that_is_to_be_tried_again_later_does_not_wait() -> None:
+    def waits(reason: str) -> bool:
+        accepted, ready = {"type": "Accepted", "status": "True"}, {"type": "ClusterReady", "status": "False"}
+        return record_of(status(usage=None, conditions=[accepted, ready | {"reason": reason}])).waits
+
+    assert waits("Starting")
+    assert not waits("Retrying")
+
+
 def test_what_is_held_now_is_summed_over_all_runs() -> None:
     other = figures_of("2026", status(usage=None))
     held, waiting = held_by_team({KEY: run(), ("team-a", "b"): run(), ("team-b", "c"): other})
