@@ -14,6 +14,9 @@ OUTCOMES: Final = ("trained", "started", "evicted", "failed")
 RESULTS: Final = ("succeeded", "failed", "deleted")
 """What may become of a run; deleted: before its end."""
 
+NODE_DRAINED: Final = "NodeDrained"
+"""Reason of an eviction by which only the nodes are to be others."""
+
 NOT_WANTED: Final = frozenset({"Retrying", "Stopping", "Suspended", "Finished"})
 """Reasons of ClusterReady with which a run wants no pods for now."""
 
@@ -52,6 +55,8 @@ class Record:
     """One of `RESULTS`; empty: it goes on."""
     attempts: int = 0
     evictions: int = 0
+    drained: int = 0
+    """Of the evictions that are still listed, those by which only the nodes were to be others."""
     evicted: tuple[tuple[str, str], ...] = ()
     """Time and reason of the last evictions, oldest first."""
     pools: tuple[tuple[str, PoolRecord], ...] = ()
@@ -85,6 +90,7 @@ def record_of(status: Manifest) -> Record:
         result=phase.lower() if phase in ("Succeeded", "Failed") else "",
         attempts=int(_amount(attempts[-1].get("number"))) if attempts else 0,
         evictions=max(len(evictions), int(sum(_amount(one.get("preemptions")) for one in attempts))),
+        drained=sum(one.get("reason") == NODE_DRAINED for one in evictions),
         evicted=tuple(
             (str(one.get("time") or ""), str(one.get("reason") or "")[:_LONGEST]) for one in evictions
         ),
@@ -103,7 +109,7 @@ def queued_of(status: Manifest, since: float | None) -> Queued | None:
     return Queued(str(queue["name"])[:_LONGEST], position, since)
 
 
-def wants(status: Manifest) -> bool:
+def wants(status: Mapping[str, Any]) -> bool:
     """Whether a run with this status wants pods, if it has none."""
     found = _objects(status.get("conditions"))
     conditions = {str(one.get("type")): one.get("status") for one in found}

@@ -62,6 +62,12 @@ def of_records(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
         ),
     )
     yield gauge(
+        "rltrain_run_drains",
+        "How often the pods of a run had to leave their nodes, of its last evictions",
+        labels,
+        (([*key], one.record.drained) for key, one in runs.items() if one.record.drained or _goes_on(one)),
+    )
+    yield gauge(
         "rltrain_run_info",
         "1 for the hash of a run's spec, and what became of it: succeeded, failed, deleted, or nothing yet",
         [*labels, "spec_hash", "result"],

@@ -68,6 +68,15 @@ def test_what_cannot_be_read_counts_as_nothing(broken: dict[str, Any]) -> None:
     assert all(pool == PoolRecord() for _, pool in found.pools)
 
 
+def test_drained_nodes_are_told_apart_from_other_evictions() -> None:
+    listed = [
+        {"attempt": 1, "reason": reason, "time": "2026-01-01T00:00:00Z"}
+        for reason in ("NodeDrained", "Preempted")
+    ]
+    found = record_of(status(evictions=listed))
+    assert (found.evictions, found.drained) == (2, 1)
+
+
 def test_what_runs_had_before_the_operator_began_is_not_counted_again() -> None:
     teams = Teams()
     teams.see({KEY: run()}, 0.0)
