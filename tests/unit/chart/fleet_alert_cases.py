@@ -9,6 +9,7 @@ from alert_cases import ONE, RUN, Case, trains, waits
 FILL: Final = f"rltrain_run_buffer_fill_ratio{{{RUN}}}"
 WAITED: Final = f"rltrain_run_waited_seconds{{{RUN}}}"
 EVICTIONS: Final = f"rltrain_run_evictions{{{RUN}}}"
+DRAINS: Final = f"rltrain_run_drains{{{RUN}}}"
 SAMPLERS: Final = f"rltrain_run_sampler_busy_ratio{{{RUN}}}"
 LEARNERS: Final = f"rltrain_run_learner_busy_ratio{{{RUN}}}"
 UNSAVED: Final = f"rltrain_run_unsaved_accelerator_seconds{{{RUN}}}"
@@ -77,10 +78,21 @@ FLEET: Final = [
     Case(
         "RLTrainRunEvictedOften",
         "three times in five hours, and never again",
-        {EVICTIONS: "0x100 1x100 2x100 3x600"},
+        {EVICTIONS: "0x100 1x100 2x100 3x600", DRAINS: "0x900"},
         {250: [], 305: [ONE], 450: [ONE], 700: []},
     ),
-    Case("RLTrainRunEvictedOften", "once in three hours", {EVICTIONS: "4x180 5x180 6x180"}, {170: [], 350: [], 530: []}),
+    Case(
+        "RLTrainRunEvictedOften",
+        "its nodes are drained one after another",
+        {EVICTIONS: "1x100 2x100 3x100 4x300", DRAINS: "0x100 1x100 2x100 3x300"},
+        {305: [], 400: []},
+    ),
+    Case(
+        "RLTrainRunEvictedOften",
+        "once in three hours",
+        {EVICTIONS: "4x180 5x180 6x180", DRAINS: "4x540"},
+        {170: [], 350: [], 530: []},
+    ),
     Case(
         "RLTrainRunLearnersStarve",
         "its samplers get slower",
