@@ -217,9 +217,9 @@ class PoolUsage(StatusModel):
     started: float = Field(default=0.0, ge=0.0)
     """While pods started, loaded, waited for somebody, or stopped."""
     evicted: float = Field(default=0.0, ge=0.0)
-    """Trained, and lost to evictions."""
+    """Trained, and lost to evictions, or to a stop without a checkpoint."""
     failed: float = Field(default=0.0, ge=0.0)
-    """Trained, and lost to failures, or to a stop without a checkpoint."""
+    """Trained, and lost to failures."""
 
 
 class Usage(PoolUsage):

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from rl_cli.fields import instant, mapping, number, sentence, whole
 from rl_cli.view import length, row
 from rl_operator.model.names import Manifest
+from rl_operator.model.record import wants
 
 By = Literal["team", "run", "pool"]
 
@@ -49,7 +50,7 @@ class TopRun:
     name: str
     phase: str
     state: Literal["runs", "waits", "stands", "over"]
-    """stands: it is suspended, refused or being stopped."""
+    """stands: it wants no pods, as it is suspended, refused, being stopped, or to be tried again later."""
     reason: str
     pools: Mapping[str, Sums]
     total: Sums
@@ -130,9 +131,14 @@ def top_run(run: Manifest, now: datetime) -> TopRun:
     total = Sums()
     for pool in pools.values():
         total.add(pool)
-    stands = shown.deleting or shown.phase == "Suspended" or _says(status, "Accepted") == "False"
     state: Literal["runs", "waits", "stands", "over"] = (
-        "over" if shown.over else "runs" if total.held else "stands" if stands else "waits"
+        "over"
+        if shown.over
+        else "runs"
+        if total.held
+        else "waits"
+        if wants(status) and not shown.deleting
+        else "stands"
     )
     waited, updated = _amount(usage.get("waitedSeconds")), instant(usage.get("updatedAt"))
     if state == "waits" and updated is not None:
@@ -281,12 +287,6 @@ def _sums(pool: Mapping[str, Any]) -> Sums:
 
 def _amount(value: object) -> float:
     return max(number(value) or 0.0, 0.0)
-
-
-def _says(status: Mapping[str, Any], kind: str) -> object:
-    conditions = status.get("conditions")
-    found = conditions if isinstance(conditions, list) else []
-    return next((mapping(one).get("status") for one in found if mapping(one).get("type") == kind), None)
 
 
 def _percent(share: float | None) -> str:

@@ -143,6 +143,7 @@ def _of_run(run: Run, minute: int, at: float) -> Iterator[tuple[str, Labels, flo
     yield "rltrain_run_waited_seconds", labels, run.waited
     yield "rltrain_run_attempts", labels, run.attempts
     yield "rltrain_run_evictions", labels, sum(run.evictions.values())
+    yield "rltrain_run_drains", labels, run.evictions["NodeDrained"]
     result = {"end": "succeeded"}.get(run.state, "")
     yield "rltrain_run_info", labels | {"spec_hash": run.name, "result": result}, 1
     if run.state == "end":

@@ -13,10 +13,9 @@ from typing import Final
 
 from rl_operator.decide.look import Look
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.record import NODE_DRAINED
 from rl_operator.model.seen import CORDONED, Pod, Ray
 from rl_operator.model.workload import Fact
-
-NODE_DRAINED: Final = "NodeDrained"
 
 PAUSE: Final = timedelta(seconds=120)
 """From a run's new pods after one drain to the next drain of it: nodes that are cordoned again and again cost it no more."""

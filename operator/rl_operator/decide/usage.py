@@ -14,11 +14,12 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from rl_api.progress import Attempt, Condition, PoolUsage, RunStatus, Usage
-from rl_operator.decide.attempt.outcome import QUOTA_TAKEN, SUCCEEDED, code_of
+from rl_operator.decide.attempt.outcome import INTERRUPTED, NO_FAILURES, SUCCEEDED, code_of
 from rl_operator.decide.look import Look
 from rl_operator.decide.queueing import EVICTED
 from rl_operator.model.decision import Decision, Note
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.record import NOT_WANTED
 from rl_operator.model.seen import Pod
 from rl_operator.plan.effective import Effective
 
@@ -35,8 +36,6 @@ UNKNOWN_POOL: Final = "unknown"
 """Pool of the pods of an attempt whose run can no longer be carried out as it stands."""
 
 _SUMS: Final = ("accelerators", "trained", "unsaved", "started", "evicted", "failed")
-_NOT_WANTED: Final = frozenset({"Retrying", "Stopping", "Suspended", "Finished"})
-"""Reasons of ClusterReady with which a run wants no pods for now."""
 
 Pools = Mapping[str, PoolUsage]
 
@@ -133,7 +132,9 @@ def _lost(pools: Pools, old: RunStatus, new: RunStatus) -> Pools:
 def _loss(attempt: Attempt) -> Literal["", "evicted", "failed"]:
     """To what an attempt that ended lost its last steps; empty: they are kept."""
     code = code_of(attempt)
-    return "" if code == SUCCEEDED else "evicted" if code == QUOTA_TAKEN else "failed"
+    if code == SUCCEEDED:
+        return ""
+    return "evicted" if code in NO_FAILURES or code == INTERRUPTED else "failed"
 
 
 def _evicted(old: RunStatus, new: RunStatus) -> bool:
@@ -161,7 +162,7 @@ def _wants(status: RunStatus) -> bool:
     suspended = _condition(status, "Suspended")
     if _over(status) or (suspended is not None and suspended.status != "False"):
         return False
-    idle = ready is not None and ready.reason in _NOT_WANTED
+    idle = ready is not None and ready.reason in NOT_WANTED
     return accepted is not None and accepted.status == "True" and not idle
 
 

@@ -14,6 +14,12 @@ OUTCOMES: Final = ("trained", "started", "evicted", "failed")
 RESULTS: Final = ("succeeded", "failed", "deleted")
 """What may become of a run; deleted: before its end."""
 
+NODE_DRAINED: Final = "NodeDrained"
+"""Reason of an eviction by which only the nodes are to be others."""
+
+NOT_WANTED: Final = frozenset({"Retrying", "Stopping", "Suspended", "Finished"})
+"""Reasons of ClusterReady with which a run wants no pods for now."""
+
 _MOST_POOLS: Final = 32
 _LONGEST: Final = 63
 
@@ -49,6 +55,8 @@ class Record:
     """One of `RESULTS`; empty: it goes on."""
     attempts: int = 0
     evictions: int = 0
+    drained: int = 0
+    """Of the evictions that are still listed, those by which only the nodes were to be others."""
     evicted: tuple[tuple[str, str], ...] = ()
     """Time and reason of the last evictions, oldest first."""
     pools: tuple[tuple[str, PoolRecord], ...] = ()
@@ -82,12 +90,13 @@ def record_of(status: Manifest) -> Record:
         result=phase.lower() if phase in ("Succeeded", "Failed") else "",
         attempts=int(_amount(attempts[-1].get("number"))) if attempts else 0,
         evictions=max(len(evictions), int(sum(_amount(one.get("preemptions")) for one in attempts))),
+        drained=sum(one.get("reason") == NODE_DRAINED for one in evictions),
         evicted=tuple(
             (str(one.get("time") or ""), str(one.get("reason") or "")[:_LONGEST]) for one in evictions
         ),
-        pools=tuple((str(name)[:_LONGEST], pool) for name, pool in held.items()),
+        pools=tuple((str(name), pool) for name, pool in held.items()),
         waited=_amount(usage.get("waitedSeconds")),
-        waits=_wants(status) and not any(pool.accelerators for pool in held.values()),
+        waits=wants(status) and not any(pool.accelerators for pool in held.values()),
     )
 
 
@@ -100,11 +109,14 @@ def queued_of(status: Manifest, since: float | None) -> Queued | None:
     return Queued(str(queue["name"])[:_LONGEST], position, since)
 
 
-def _wants(status: Manifest) -> bool:
-    conditions = {str(one.get("type")): one.get("status") for one in _objects(status.get("conditions"))}
+def wants(status: Mapping[str, Any]) -> bool:
+    """Whether a run with this status wants pods, if it has none."""
+    found = _objects(status.get("conditions"))
+    conditions = {str(one.get("type")): one.get("status") for one in found}
     over = any(conditions.get(kind) == "True" for kind in ("Succeeded", "Failed"))
     stopped = conditions.get("Suspended") in ("True", "Unknown")
-    return conditions.get("Accepted") == "True" and not over and not stopped
+    idle = any(one.get("type") == "ClusterReady" and one.get("reason") in NOT_WANTED for one in found)
+    return conditions.get("Accepted") == "True" and not over and not stopped and not idle
 
 
 def _pool(pool: Mapping[str, Any]) -> PoolRecord:

@@ -14,11 +14,16 @@ from rl_operator.model.record import NO_RECORD, OUTCOMES, RESULTS, PoolRecord, R
 KEPT_SECONDS: Final = 600.0
 """For how long the record of a run that is gone is shown: a run may end and be deleted between two scrapes."""
 
-_MOST_KEPT: Final = 1000
+MOST_KEPT: Final = 100
+"""Runs of one namespace that are kept so: who makes and deletes many leaves the others theirs."""
+
+FORGOTTEN_SECONDS: Final = 3600.0
+"""How long after its last run the sums of a namespace are shown: Prometheus has scraped them, and namespaces come and go."""
 
 
 class Teams:
-    """Sums by namespace since the process began. Nothing that is summed ever falls."""
+    """Sums by namespace since the process began. Nothing that is summed ever falls; it begins anew in a namespace that had
+    no run for long."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str, str], float] = {}
@@ -27,7 +32,10 @@ class Teams:
         self.results: dict[tuple[str, str], int] = {}
         self.evictions: dict[tuple[str, str], int] = {}
         self._seen: dict[Key, Figures] | None = None
-        self._gone: dict[Key, tuple[float, Figures]] = {}
+        self._gone: dict[str, dict[str, tuple[float, Figures]]] = {}
+        """By namespace and name: until when it is kept, and what."""
+        self._empty: dict[str, float] = {}
+        """Since when a namespace has no run."""
 
     def see(self, figures: Mapping[Key, Figures], now: float) -> None:
         """Take in all runs there are. The first time is where counting begins: what they had before was counted by an
@@ -41,8 +49,13 @@ class Teams:
             self._count(key, one)
         for key in self._seen.keys() - figures.keys():
             self.gone(key, None, now)
-        for key in [key for key, (until, _) in self._gone.items() if until <= now]:
-            del self._gone[key]
+        for namespace, kept in list(self._gone.items()):
+            left = {name: one for name, one in kept.items() if one[0] > now}
+            if left:
+                self._gone[namespace] = left
+            else:
+                del self._gone[namespace]
+        self._forget({namespace for namespace, _ in self._seen}, now)
 
     def gone(self, key: Key, last: Figures | None, now: float) -> None:
         """A run was deleted, of which this is the last that was seen; None: what was seen before."""
@@ -57,14 +70,31 @@ class Teams:
         if known.phase not in ENDED:
             record = replace(record, result="deleted")
         self._add(key[0], known.record, record)
-        self._gone.pop(key, None)
-        self._gone[key] = (now + KEPT_SECONDS, Figures(known.phase, known.made, record=record))
-        while len(self._gone) > _MOST_KEPT:
-            del self._gone[next(iter(self._gone))]
+        kept = self._gone.setdefault(key[0], {})
+        kept.pop(key[1], None)
+        kept[key[1]] = (now + KEPT_SECONDS, Figures(known.phase, known.made, record=record))
+        if len(kept) > MOST_KEPT:
+            del kept[next(iter(kept))]
 
     def kept(self) -> dict[Key, Figures]:
         """Runs that are gone, and still shown."""
-        return {key: figures for key, (_, figures) in self._gone.items()}
+        return {
+            (namespace, name): figures
+            for namespace, kept in self._gone.items()
+            for name, (_, figures) in kept.items()
+        }
+
+    def _forget(self, there: set[str], now: float) -> None:
+        """Drop the sums of namespaces that had no run for long."""
+        gone = self.waited.keys() - there
+        self._empty = {namespace: self._empty.get(namespace, now) for namespace in gone}
+        old = {namespace for namespace, since in self._empty.items() if now - since >= FORGOTTEN_SECONDS}
+        if not old:
+            return
+        self.seconds = {key: value for key, value in self.seconds.items() if key[0] not in old}
+        self.waited = {key: value for key, value in self.waited.items() if key not in old}
+        self.results = {key: value for key, value in self.results.items() if key[0] not in old}
+        self.evictions = {key: value for key, value in self.evictions.items() if key[0] not in old}
 
     def _count(self, key: Key, one: Figures) -> None:
         assert self._seen is not None
@@ -72,8 +102,10 @@ class Teams:
         if before is not None and before.made != one.made:
             self._seen.pop(key)
             before = None
-        if before is None and key in self._gone and self._gone[key][1].made == one.made:
-            before = self._gone.pop(key)[1]  # the API server did not know the kind for a moment
+        _, kept = self._gone.get(key[0], {}).get(key[1], (0.0, None))
+        if before is None and kept is not None and kept.made == one.made:
+            before = kept  # the API server did not know the kind for a moment
+            del self._gone[key[0]][key[1]]
         self._seen[key] = one
         if before is None or before.record != one.record:
             self._add(key[0], before.record if before is not None else NO_RECORD, one.record)

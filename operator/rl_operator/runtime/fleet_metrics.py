@@ -36,13 +36,14 @@ def of_records(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
             for key, one in runs.items()
             for name, pool in one.record.pools
             for outcome, seconds in pool.outcomes.items()
+            if seconds or _goes_on(one)
         ),
     )
     yield gauge(
         "rltrain_run_waited_seconds",
         "Seconds for which a run wanted pods and was not given any",
         labels,
-        (([*key], one.record.waited) for key, one in runs.items()),
+        (([*key], one.record.waited) for key, one in runs.items() if one.record.waited or _goes_on(one)),
     )
     yield gauge(
         "rltrain_run_attempts",
@@ -54,7 +55,17 @@ def of_records(runs: Mapping[Key, Figures]) -> Iterator[Metric]:
         "rltrain_run_evictions",
         "How often the pods of a run were taken away",
         labels,
-        (([*key], one.record.evictions) for key, one in runs.items()),
+        (
+            ([*key], one.record.evictions)
+            for key, one in runs.items()
+            if one.record.evictions or _goes_on(one)
+        ),
+    )
+    yield gauge(
+        "rltrain_run_drains",
+        "How often the pods of a run had to leave their nodes, of its last evictions",
+        labels,
+        (([*key], one.record.drained) for key, one in runs.items() if one.record.drained or _goes_on(one)),
     )
     yield gauge(
         "rltrain_run_info",
@@ -116,6 +127,11 @@ def of_teams(teams: Teams, runs: Mapping[Key, Figures]) -> Iterator[Metric]:
         ["namespace", "reason"],
         (([*key], count) for key, count in list(teams.evictions.items())),
     )
+
+
+def _goes_on(one: Figures) -> bool:
+    """Whether its figures are shown also where they are 0: there are many more runs that are over."""
+    return not one.record.result
 
 
 def gauge(name: str, text: str, labels: list[str], values: Samples) -> GaugeMetricFamily:

@@ -7,9 +7,9 @@ from typing import Final
 from alert_cases import ONE, RUN, Case, trains, waits
 
 FILL: Final = f"rltrain_run_buffer_fill_ratio{{{RUN}}}"
-POSITION: Final = f'rltrain_run_queue_position{{{RUN}, queue="team-a"}}'
 WAITED: Final = f"rltrain_run_waited_seconds{{{RUN}}}"
 EVICTIONS: Final = f"rltrain_run_evictions{{{RUN}}}"
+DRAINS: Final = f"rltrain_run_drains{{{RUN}}}"
 SAMPLERS: Final = f"rltrain_run_sampler_busy_ratio{{{RUN}}}"
 LEARNERS: Final = f"rltrain_run_learner_busy_ratio{{{RUN}}}"
 UNSAVED: Final = f"rltrain_run_unsaved_accelerator_seconds{{{RUN}}}"
@@ -53,17 +53,46 @@ FLEET: Final = [
     Case(
         "RLTrainRunStarved",
         "it waits, was evicted, and waits again",
-        {WAITED: "90000+60x400 114000x60 114000+60x1200", POSITION: "2x400 _x60 2x1200"},
+        {WAITED: "90000+60x400 114000x60 114000+60x1200"} | waits("Queued", "Admitted"),
         {450: [], 1400: [], 1500: [ONE]},
+    ),
+    Case(
+        "RLTrainRunStarved",
+        "no node takes its pods",
+        {WAITED: "172000+60x200"} | waits("Unschedulable"),
+        {15: [], 30: [ONE]},
+    ),
+    Case(
+        "RLTrainRunStarved",
+        "it has waited long, and its pods start",
+        {WAITED: "200000x60"} | waits("Starting") | holds(),
+        {50: []},
+    ),
+    Case(
+        "RLTrainRunStarved",
+        "it has waited long, and is suspended",
+        {WAITED: "200000x60"} | waits("Suspended"),
+        {50: []},
     ),
     Case("RLTrainRunStarved", "it has waited long, and trains", {WAITED: "200000x60"}, {50: []}),
     Case(
         "RLTrainRunEvictedOften",
         "three times in five hours, and never again",
-        {EVICTIONS: "0x100 1x100 2x100 3x600"},
+        {EVICTIONS: "0x100 1x100 2x100 3x600", DRAINS: "0x900"},
         {250: [], 305: [ONE], 450: [ONE], 700: []},
     ),
-    Case("RLTrainRunEvictedOften", "once in three hours", {EVICTIONS: "4x180 5x180 6x180"}, {170: [], 350: [], 530: []}),
+    Case(
+        "RLTrainRunEvictedOften",
+        "its nodes are drained one after another",
+        {EVICTIONS: "1x100 2x100 3x100 4x300", DRAINS: "0x100 1x100 2x100 3x300"},
+        {305: [], 400: []},
+    ),
+    Case(
+        "RLTrainRunEvictedOften",
+        "once in three hours",
+        {EVICTIONS: "4x180 5x180 6x180", DRAINS: "4x540"},
+        {170: [], 350: [], 530: []},
+    ),
     Case(
         "RLTrainRunLearnersStarve",
         "its samplers get slower",
@@ -158,13 +187,19 @@ FLEET: Final = [
     Case(
         "RLTrainTeamLosesTime",
         "a third of what it has is lost to evictions",
-        became(trained="0+60x100", started="0+6x100", evicted="0+40x100", failed="0+3x100"),
+        became(trained="0+6000x100", started="0+600x100", evicted="0+4000x100", failed="0+300x100"),
         {10: [], 20: [{"namespace": "a", "outcome": "evicted"}], 90: [{"namespace": "a", "outcome": "evicted"}]},
     ),
     Case(
         "RLTrainTeamLosesTime",
         "little is lost",
-        became(trained="0+60x100", started="0+30x100", evicted="0+6x100", failed="0+6x100"),
+        became(trained="0+6000x100", started="0+3000x100", evicted="0+600x100", failed="0+600x100"),
+        {90: []},
+    ),
+    Case(
+        "RLTrainTeamLosesTime",
+        "a small run that fails at once is all that it has",
+        became(trained="0x100", started="0+30x100", evicted="0x100", failed="0+60x100"),
         {90: []},
     ),
     Case(
@@ -186,6 +221,18 @@ FLEET: Final = [
         quota("0x150") | quota("8x150", "team-b") | pending("9x150", resource="cpu")
         | quota("8x150", "team-b", resource="cpu"),
         {140: []},
+    ),
+    Case(
+        "RLTrainQuotaUnused",
+        "queues without a cohort, of which one is empty and another is full",
+        quota("0x150", cohort="") | quota("8x150", "team-b", cohort="") | pending("16x150"),
+        {140: []},
+    ),
+    Case(
+        "RLTrainQuotaUnused",
+        "a queue without a cohort, whose own workloads do not fit",
+        quota("2x150", cohort="") | quota("8x150", "team-b", cohort="") | pending("16x150", "team-a"),
+        {140: [{"cluster_queue": "team-a", "resource": GPU}]},
     ),
     Case(
         "RLTrainQuotaUnused",

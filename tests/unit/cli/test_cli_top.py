@@ -92,6 +92,20 @@ def test_what_waits_has_waited_up_to_now() -> None:
     assert top_run(TRAINS, NOW).waited == 60.0
 
 
+@pytest.mark.parametrize("reason", ["Retrying", "Stopping", "Suspended", "Finished"])
+def test_what_wants_no_pods_for_now_does_not_wait(reason: str) -> None:
+    ready = {"type": "ClusterReady", "status": "False", "reason": reason}
+    stands = top_run(
+        run("stands", phase="Pending", conditions=[ACCEPTED, ready], usage=usage(waited=9.0)), NOW
+    )
+    assert (stands.state, stands.waited) == ("stands", 9.0)
+    starting = ready | {"reason": "Starting"}
+    waits = top_run(
+        run("waits", phase="Pending", conditions=[ACCEPTED, starting], usage=usage(waited=9.0)), NOW
+    )
+    assert (waits.state, waits.waited) == ("waits", 14.0)
+
+
 def test_teams_and_pools_sum_up_their_runs() -> None:
     assert group_table(sorted_groups(teams_of(RUNS), "held"), "team") == [
         [*("TEAM", "RUN", "WAIT", "HELD", "POOLS", "SAMPLERS", "LEARNERS"),

@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
 from rl_operator.decide.attempt.stopping import Ready, Wait, ready_to_stop, stuck, wishing
-from rl_operator.decide.draining import NODE_DRAINED, drained
+from rl_operator.decide.draining import drained
 from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal
 from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
 from rl_operator.model.decision import Decision, Note, Target
+from rl_operator.model.record import NODE_DRAINED
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
 from rl_operator.plan.effective import Effective

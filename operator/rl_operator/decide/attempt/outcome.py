@@ -18,10 +18,15 @@ QUOTA_TAKEN: Final = "QuotaTaken"
 NO_ROOM: Final = "NoRoomForGang"
 """YuniKorn found no room for all pods for as long as it waits for some. No failure: another attempt waits again."""
 
+INTERRUPTED: Final = "Interrupted"
+"""Somebody ended the driver with a signal. It counts against the retries, as it may be a program's own doing."""
+NO_FAILURES: Final = frozenset({SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM})
+"""Codes of attempts that ended and did not fail."""
+
 _RESERVATION_OVER: Final = "ResourceReservationTimeout"
 _INVALID_INPUT: Final = 2
 _REWARD_FAILED: Final = 3
-_INTERRUPTED: Final = frozenset({130, 143})
+_SIGNALLED: Final = frozenset({130, 143})
 _FIRST_BACK_OFF: Final = 10.0
 _LONGEST_BACK_OFF: Final = 300.0
 
@@ -75,8 +80,8 @@ def _failed(world: World, ray: Ray) -> Outcome:
         return Outcome("InvalidInput", failure_sentence(ray.message), mendable=False)
     if code == _REWARD_FAILED:
         return Outcome("RewardFailed", failure_sentence(ray.message), mendable=False)
-    if code in _INTERRUPTED:
-        return Outcome("Interrupted", "the driver was told to stop")
+    if code in _SIGNALLED:
+        return Outcome(INTERRUPTED, "the driver was told to stop")
     dead = dead_pod(world, ray.attempt)
     # Attempts survive lost samplers: what became of one is no reason for an end that is not about samplers.
     if dead is not None and (dead.role != SAMPLER or SAMPLER in failure_sentence(ray.message)):
@@ -111,8 +116,7 @@ def failures(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [
         attempt
         for attempt in attempts
-        if attempt.end_time is not None
-        and code_of(attempt) not in (SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM)
+        if attempt.end_time is not None and code_of(attempt) not in NO_FAILURES
     ]
 
 

@@ -97,8 +97,12 @@ def test_of_a_run_without_accelerators_pods_count() -> None:
             {"rays": (replace(failed_ray(CRASH), held=True),), "pods": ()},
             {"trained": 300.0, "evicted": 90.0},
         ),
+        (
+            {"rays": (failed_ray(CRASH.replace("exit code 1", "exit code 143")),), "pods": ()},
+            {"trained": 300.0, "evicted": 90.0},
+        ),
     ],
-    ids=["failed", "deleted by somebody", "succeeded", "its queue took the quota back"],
+    ids=["failed", "deleted by somebody", "succeeded", "its queue took the quota back", "told to stop"],
 )
 def test_what_the_newest_checkpoint_does_not_hold_is_lost(
     change: dict[str, Any], lost: dict[str, float]
@@ -126,7 +130,7 @@ def test_a_suspension_without_a_checkpoint_loses_what_came_after_the_last_one() 
     story.set({"suspend": True})
     story.answered("refused", "there is nothing to save")
     story.look(rays=(), pods=())
-    assert parts(usage(story)) == {"started": 120.0, "waited_seconds": 30.0, "failed": 300.0}
+    assert parts(usage(story)) == {"started": 120.0, "waited_seconds": 30.0, "evicted": 300.0}
     story.wait(10_000)
     story.set({"suspend": False})
     story.look()

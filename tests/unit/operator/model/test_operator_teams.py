@@ -9,7 +9,7 @@ import pytest
 from rl_api.progress import RunStatus
 from rl_operator.model.figures import Figures, figures_of
 from rl_operator.model.record import OUTCOMES, PoolRecord, Record, record_of
-from rl_operator.model.teams import KEPT_SECONDS, Teams, held_by_team
+from rl_operator.model.teams import FORGOTTEN_SECONDS, KEPT_SECONDS, MOST_KEPT, Teams, held_by_team
 
 KEY = ("team-a", "sums")
 
@@ -66,6 +66,15 @@ def test_what_cannot_be_read_counts_as_nothing(broken: dict[str, Any]) -> None:
     found = record_of({**status(), **broken, "attempts": "none", "evictions": {"a": 1}, "conditions": 3})
     assert found.waited == found.attempts == found.evictions == 0
     assert all(pool == PoolRecord() for _, pool in found.pools)
+
+
+def test_drained_nodes_are_told_apart_from_other_evictions() -> None:
+    listed = [
+        {"attempt": 1, "reason": reason, "time": "2026-01-01T00:00:00Z"}
+        for reason in ("NodeDrained", "Preempted")
+    ]
+    found = record_of(status(evictions=listed))
+    assert (found.evictions, found.drained) == (2, 1)
 
 
 def test_what_runs_had_before_the_operator_began_is_not_counted_again() -> None:
@@ -134,6 +143,49 @@ def test_a_run_that_is_there_again_goes_on_and_a_later_one_of_its_name_begins_an
     assert teams.seconds["team-a", "h100", "started"] == 10.0
     teams.see({KEY: run("2027")}, 4.0)
     assert teams.seconds["team-a", "h100", "started"] == 20.0
+
+
+def test_pools_with_long_names_are_told_apart() -> None:
+    pools = {f"{'a' * 63}+{last}": {"trained": 1.0} for last in "bc"}
+    teams = Teams()
+    teams.see({}, 0.0)
+    for look in (1.0, 2.0):
+        teams.see({KEY: figures_of("2026", status(usage={"pools": pools}))}, look)
+    assert {pool: teams.seconds["team-a", pool, "trained"] for pool in pools} == dict.fromkeys(pools, 1.0)
+
+
+def test_a_namespace_that_deletes_many_runs_leaves_the_others_theirs() -> None:
+    many = {("team-b", f"run-{number}"): run() for number in range(MOST_KEPT + 1)}
+    teams = Teams()
+    teams.see({KEY: run(), **many}, 0.0)
+    teams.see(many, 1.0)
+    for key in many:
+        teams.gone(key, None, 2.0)
+    assert set(teams.kept()) == {KEY, *many} - {("team-b", "run-0")}
+
+
+def test_a_namespace_without_runs_is_forgotten_and_counts_anew() -> None:
+    other = ("team-b", "stays")
+    teams = Teams()
+    teams.see({other: run()}, 0.0)
+    teams.see({KEY: run(), other: run()}, 1.0)
+    teams.see({other: run()}, 10.0)
+    teams.see({other: run()}, 10.0 + FORGOTTEN_SECONDS - 1)
+    assert teams.waited == {"team-a": 7.0, "team-b": 0.0}
+    teams.see({other: run()}, 10.0 + FORGOTTEN_SECONDS)
+    counters = (teams.seconds, teams.results, teams.evictions)
+    assert {key[0] for sums in counters for key in sums} == {"team-b"} == set(teams.waited)
+    teams.see({KEY: run("2027"), other: run()}, 20.0 + FORGOTTEN_SECONDS)
+    assert counted(teams) == {"trained": 70.0, "started": 10.0, "evicted": 4.0, "failed": 5.0}
+
+
+def test_a_run_that_is_to_be_tried_again_later_does_not_wait() -> None:
+    def waits(reason: str) -> bool:
+        accepted, ready = {"type": "Accepted", "status": "True"}, {"type": "ClusterReady", "status": "False"}
+        return record_of(status(usage=None, conditions=[accepted, ready | {"reason": reason}])).waits
+
+    assert waits("Starting")
+    assert not waits("Retrying")
 
 
 def test_what_is_held_now_is_summed_over_all_runs() -> None:

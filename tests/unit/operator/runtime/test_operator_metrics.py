@@ -77,6 +77,7 @@ def test_the_record_of_a_run_is_shown_while_it_is_there_and_for_a_while_after() 
     metrics.show_runs({"Training": 1}, {("a", "b"): one})
     assert value("rltrain_run_accelerators", run | pool) == 8
     assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "trained"}) == 100
+    assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "evicted"}) == 0
     assert value("rltrain_run_waited_seconds", run) == 9
     assert (value("rltrain_run_attempts", run), value("rltrain_run_evictions", run)) == (2, 1)
     assert value("rltrain_run_info", run | {"spec_hash": "abc", "result": ""}) == 1
@@ -91,6 +92,7 @@ def test_the_record_of_a_run_is_shown_while_it_is_there_and_for_a_while_after() 
     assert value("rltrain_run_accelerators", run | pool) is None
     assert value("rltrain_run_info", run | {"spec_hash": "abc", "result": "deleted"}) == 1
     assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "failed"}) == 40
+    assert value("rltrain_run_accelerator_seconds", run | pool | {"outcome": "evicted"}) is None
     assert value("rltrain_team_accelerators", team) is None
     assert value("rltrain_team_accelerator_seconds_total", team | {"outcome": "failed"}) == 40
     assert value("rltrain_team_runs_total", {"namespace": "a", "result": "deleted"}) == 1
