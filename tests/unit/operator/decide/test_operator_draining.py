@@ -79,6 +79,17 @@ def test_a_run_on_a_cordoned_node_saves_and_goes_on_elsewhere_in_the_same_attemp
     assert decision.status.evictions[0].resumed_step == 5
 
 
+def test_the_pods_that_come_are_a_new_application_of_yunikorn() -> None:
+    story = Story(ELASTIC, [make_profile(default=True, gang={"scheduler": "yunikorn"})])
+    story.begin()
+    story.look(rays=(running_ray(),), pods=ELSEWHERE, reading=make_reading())
+    story.look(cordoned={"node-2": "is cordoned"})
+    story.answered("done")
+    story.look(rays=(), pods=())
+    job = story.look().create[-1]
+    assert job["metadata"]["labels"]["yunikorn.apache.org/app-id"] == "team-a.sums-1-12345678-1"
+
+
 def test_a_driver_that_never_answers_is_waited_for_no_longer_than_the_grace() -> None:
     story = training(ELASTIC | {"scheduling": {"preemptionGracePeriod": "30s"}})
     assert drained(story).ask == 30
