@@ -201,7 +201,7 @@ def by_hand(**changes: Any) -> Decision:
 def test_a_cluster_in_which_somebody_works_by_hand_is_not_stopped_for_a_cordon() -> None:
     decision = by_hand(cordoned=CORDONED)
     assert (decision.delete, decision.status.evictions) == ((), [])
-    assert deleted(by_hand(cordoned=REMOVED)) == [("RayCluster", "sums-1")]
+    assert [one.reason for one in by_hand(cordoned=REMOVED).status.evictions] == ["NodeDrained"]
     assert by_hand(cordoned=CORDONED, reading=make_reading()).ask is not None, "a driver trains in it"
 
 
