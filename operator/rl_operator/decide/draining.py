@@ -23,18 +23,29 @@ PAUSE: Final = timedelta(seconds=120)
 
 def drained(look: Look, ray: Ray) -> Fact | None:
     """Why head or learners must go elsewhere; None: they need not, or were moved a moment ago."""
-    if ray.deleting:
-        return None
     last = next((one for one in reversed(look.status.evictions) if one.reason == NODE_DRAINED), None)
     if last is not None and last.resumed_time is not None and look.now - last.resumed_time < PAUSE:
         return None
+    return leaving(look, ray)
+
+
+def leaving(look: Look, ray: Ray) -> Fact | None:
+    """The same, however long ago they were moved."""
     moved = [pod for pod in _on_their_way_out(look, ray) if pod.role in (HEAD, LEARNER)]
-    if not moved:
+    removed = any(look.world.cordoned[pod.node] != CORDONED for pod in moved)
+    if ray.deleting or not moved or (not removed and _is_left_alone(look, ray)):
         return None
     nodes = {pod.node: look.world.cordoned[pod.node] for pod in moved}
     where = " and ".join(f"node {node} {why}" for node, why in sorted(nodes.items()))
     roles = " and ".join(sorted({pod.role for pod in moved}))
     return Fact(NODE_DRAINED, f"{where}: {roles} must go elsewhere")
+
+
+def _is_left_alone(look: Look, ray: Ray) -> bool:
+    """Whether a cordon alone stops nothing: what runs could not be made again, or is a cluster in which somebody works by
+    hand, whose work no checkpoint keeps."""
+    by_hand = ray.kind == "RayCluster" and look.world.said(ray.attempt) is None
+    return look.effective is None or by_hand
 
 
 def samplers_to_move(look: Look, ray: Ray, fewest: int) -> tuple[str, ...]:

@@ -318,9 +318,10 @@ def _start(look: Look, number: int) -> Decision:
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     look = look.set("Training", "False", "Starting", "the pods are starting")
     missing, apply = _shared(look)
+    again = look.status.attempts[-1].preemptions
     create = (
         *missing,
-        *attempt_objects(effective, number, look.world.key, look.world.pod_group or ""),
+        *attempt_objects(effective, number, look.world.key, look.world.pod_group or "", again),
     )
     decision = look.decide("Starting", QUICK, finalizer=look.finalizer(True))
     return replace(decision, create=create, apply=apply)

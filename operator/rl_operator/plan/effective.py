@@ -28,7 +28,7 @@ from rl_operator.model.settings import Settings
 from rl_operator.model.workload import Placed
 from rl_operator.plan.allowed import ask, idle_on_accelerators, names_image, not_allowed, wrong_claim
 from rl_operator.plan.backends import Backend, backend_of
-from rl_operator.plan.gangs import queue_beside_gang
+from rl_operator.plan.gangs import claims_in_gang, queue_beside_gang
 from rl_operator.plan.limits import misplaced, over_limits
 from rl_operator.plan.pools import pools_of_roles
 from rl_operator.plan.profile import as_written, choose_profile, title
@@ -219,7 +219,11 @@ def _plan(
         return Refused.because("InvalidSpec", problems)
     labelled = (spec.scheduling.queue or profile.queue) is not None and spec.scheduling.integration == "label"
     roles = tuple(make_roles(spec, profile, pools, settings, labelled))
-    if problems := [*misplaced(spec, roles), *backend.misplaced(pools)]:
+    if problems := [
+        *misplaced(spec, roles),
+        *backend.misplaced(pools),
+        *claims_in_gang(called, profile, roles),
+    ]:
         return Refused.because("InvalidSpec", problems)
     if problems := list(idle_on_accelerators(roles)):
         return Refused.because("NotAllowed", problems, ask=ask(profile))

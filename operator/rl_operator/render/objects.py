@@ -24,12 +24,14 @@ def run_objects(effective: Effective) -> list[Manifest]:
     return [hashed(network_policy(effective)), hashed(disruption_budget(effective)), *map(hashed, claims)]
 
 
-def attempt_objects(effective: Effective, attempt: int, key: bytes, pod_group: str = "") -> list[Manifest]:
+def attempt_objects(
+    effective: Effective, attempt: int, key: bytes, pod_group: str = "", preemptions: int = 0
+) -> list[Manifest]:
     """Objects of one attempt, with tokens of the operator's `key`. The RayJob or RayCluster last: its pods need the
-    others. `pod_group`: the kind of PodGroup that the cluster knows, see `as_gang`."""
+    others. `pod_group`: the kind of PodGroup that the cluster knows, and `preemptions`: see `as_gang`."""
     ray = ray_cluster if effective.spec.workload == "Cluster" else ray_job
     config = hashed(config_map(effective, attempt))
-    gang = map(hashed, as_gang(effective, attempt, ray(effective, attempt), pod_group))
+    gang = map(hashed, as_gang(effective, attempt, ray(effective, attempt), pod_group, preemptions))
     return [secret(effective, attempt, key), config, *gang]
 
 

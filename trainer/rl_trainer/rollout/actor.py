@@ -177,6 +177,8 @@ class SamplerActor:
                 acquired = future.result()
                 if acquired.stop:
                     self._close_span()
+                    if self._leaving.is_set():  # since the look above: `leave` has had it released
+                        raise self._end_jobs(self._left())
                     return
                 self._held.append(acquired)
             self._start_what_may_start()

@@ -33,7 +33,8 @@ LOOK_SECONDS = 2.0
 @dataclass
 class _Sampler:
     """One sampler that was started, and what became of it. `ready`: its answer that it has loaded everything; None: it has
-    given it, and takes part. `node`: where it was started. `died`: when its end was seen. `unfinished`: groups that it left.
+    given it, and takes part. `node`: where it was started. `ended`: the buffer has told it to stop. `died`: when its end was
+    seen. `unfinished`: groups that it left.
     """
 
     actor: Any
@@ -41,6 +42,7 @@ class _Sampler:
     ready: ray.ObjectRef[int] | None
     node: str
     started: float
+    ended: bool = False
     died: float | None = None
     error: ActorDied | None = None
     unfinished: int = 0
@@ -122,7 +124,8 @@ class Samplers:
         while True:
             self._look()
             left = max(0.0, deadline - time.monotonic())
-            runs = {one.run: rank for rank, one in self._samplers.items() if one.died is None}
+            alive = {rank: one for rank, one in self._samplers.items() if one.died is None and not one.ended}
+            runs = {one.run: rank for rank, one in alive.items()}
             done, _ = ray.wait([call, *runs], timeout=min(left, LOOK_SECONDS) if self._elasticity else left)
             if call in done:
                 result = answer(call, actor, phase, 60.0)
@@ -135,6 +138,7 @@ class Samplers:
             for run in done:
                 try:
                     answer(run, f"sampler {runs[run]}", "sampling", 60.0)
+                    self._samplers[runs[run]].ended = True
                 except ActorDied as error:
                     self._died(runs[run], error)
 

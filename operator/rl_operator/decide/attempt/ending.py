@@ -132,10 +132,12 @@ def without_gang(look: Look, decision: Decision) -> Decision:
     ray, effective = look.world.ray(attempt.number), look.effective
     if ray is not None:
         kinds = (ray.pod_group,) * bool(ray.pod_group)
-    else:
+    elif effective is not None and effective.profile_digest == attempt.profile_hash:
         # What its RayJob said is gone with that; a kind that the cluster does not know has no objects.
-        gang = effective.profile.gang if effective is not None else None
+        gang = effective.profile.gang
         kinds = POD_GROUPS.get(gang.scheduler, ()) if gang is not None else ()
+    else:  # its profile has changed, and may have had another gang, or one at all
+        kinds = tuple(kind for each in POD_GROUPS.values() for kind in each)
     name = attempt.ray_job or attempt_name(str(look.world.metadata["name"]), attempt.number)
     gone = tuple(Target(kind, pod_group_name(kind, name)) for kind in kinds)
     return replace(decision, delete=(*decision.delete, *gone))

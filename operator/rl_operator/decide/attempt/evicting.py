@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
 from rl_operator.decide.attempt.stopping import Ready, Wait, ready_to_stop, stuck, wishing
-from rl_operator.decide.draining import drained
+from rl_operator.decide.draining import drained, leaving
 from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal
 from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
 from rl_operator.model.decision import Decision, Note, Target
+from rl_operator.model.names import SAMPLER
 from rl_operator.model.record import NODE_DRAINED
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
@@ -59,6 +60,8 @@ def _by_the_queue(look: Look) -> Fact | None:
 def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
     """What is to be done while pods must go, or the run waits for others; the look where the attempt goes on as it is."""
     eviction = pending(look, attempt)
+    if eviction is not None and ray is not None and _is_taken_back(look, ray, eviction):
+        look, eviction = look.showing(evictions=look.status.evictions[:-1]), None
     if eviction is None:
         why = demanded(look, ray)
         if why is None:
@@ -78,6 +81,13 @@ def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
     if eviction.released_time is None:
         return _release(look, attempt, eviction)
     return _again(look, attempt)
+
+
+def _is_taken_back(look: Look, ray: Ray, eviction: Eviction) -> bool:
+    """Whether the node stays after all, and the pods that wait for a checkpoint to leave it may stay too."""
+    waits = eviction.reason == NODE_DRAINED and eviction.stopped_time is None and not ray.deleting
+    going = any(pod.deleting is not None and pod.role != SAMPLER for pod in look.world.pods_of(ray.attempt))
+    return waits and not going and leaving(look, ray) is None
 
 
 def begun(look: Look, attempt: Attempt, why: Fact) -> tuple[Look, Eviction]:

@@ -22,10 +22,13 @@ from rl_operator.render.gang.volcano import volcano
 from rl_operator.render.gang.yunikorn import yunikorn
 
 
-def as_gang(effective: Effective, attempt: int, ray: Manifest, served: str = "") -> list[Manifest]:
+def as_gang(
+    effective: Effective, attempt: int, ray: Manifest, served: str = "", preemptions: int = 0
+) -> list[Manifest]:
     """The RayJob or RayCluster `ray`, the last, with what has to be there before it; without a gang in the profile only it.
 
-    `served`: the kind of PodGroup in `POD_GROUPS` that the cluster knows; empty: the newest.
+    `served`: the kind of PodGroup in `POD_GROUPS` that the cluster knows; empty: the newest. `preemptions`: how
+    often the attempt has lost its pods, and is made anew.
     """
     wanted = effective.profile.gang
     if wanted is None:
@@ -35,6 +38,7 @@ def as_gang(effective: Effective, attempt: int, ray: Manifest, served: str = "")
         name=attempt_name(effective.name, attempt),
         metadata=effective.attempt_metadata(attempt),
         uid=effective.uid,
+        preemptions=preemptions,
         members=tuple(head_first(spec.get("rayClusterSpec", spec))),
         queue=wanted.queue,
         priority_class=effective.spec.scheduling.priority_class,

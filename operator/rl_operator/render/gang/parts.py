@@ -43,6 +43,8 @@ class Gang:
     """Of an object of the attempt with that name."""
     uid: str
     """Of the run."""
+    preemptions: int
+    """Gangs that the attempt had before this one."""
     members: tuple[Member, ...]
     queue: str | None
     priority_class: str | None

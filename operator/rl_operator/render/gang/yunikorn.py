@@ -25,8 +25,9 @@ back and ends the pods, upon which the attempt is made anew (`rl_operator.decide
 def yunikorn(gang: Gang) -> Placement:
     """Labels as KubeRay reads them, and what it would do by them: so it may, but need not, be installed with
     `batchScheduler.name: yunikorn`."""
-    # The cluster has it once, for ever: that of an attempt that found no room is ended, and never takes pods again.
-    application = shorten(f"{gang.metadata['namespace']}.{gang.name}-{gang.uid[:8]}", _LONGEST_LABEL)
+    # The cluster has it once, for ever: that of pods that found no room, or went, is ended, and never takes pods again.
+    again = f"-{gang.preemptions}" if gang.preemptions else ""
+    application = shorten(f"{gang.metadata['namespace']}.{gang.name}-{gang.uid[:8]}{again}", _LONGEST_LABEL)
     labels = {"applicationId": application} | ({"queue": gang.queue} if gang.queue else {})
     groups = json.dumps([_group(member) for member in gang.members], separators=(",", ":"))
     style = f"placeholderTimeoutInSeconds={RESERVED_SECONDS} gangSchedulingStyle=Hard"

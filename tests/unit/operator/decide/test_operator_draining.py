@@ -13,6 +13,7 @@ from operator_worlds import (
     group,
     kinds,
     make_pod,
+    make_profile,
     make_ray,
     make_reading,
     running_ray,
@@ -78,6 +79,17 @@ def test_a_run_on_a_cordoned_node_saves_and_goes_on_elsewhere_in_the_same_attemp
     assert decision.status.evictions[0].resumed_step == 5
 
 
+def test_the_pods_that_come_are_a_new_application_of_yunikorn() -> None:
+    story = Story(ELASTIC, [make_profile(default=True, gang={"scheduler": "yunikorn"})])
+    story.begin()
+    story.look(rays=(running_ray(),), pods=ELSEWHERE, reading=make_reading())
+    story.look(cordoned={"node-2": "is cordoned"})
+    story.answered("done")
+    story.look(rays=(), pods=())
+    job = story.look().create[-1]
+    assert job["metadata"]["labels"]["yunikorn.apache.org/app-id"] == "team-a.sums-1-12345678-1"
+
+
 def test_a_driver_that_never_answers_is_waited_for_no_longer_than_the_grace() -> None:
     story = training(ELASTIC | {"scheduling": {"preemptionGracePeriod": "30s"}})
     assert drained(story).ask == 30
@@ -89,10 +101,30 @@ def test_a_driver_that_never_answers_is_waited_for_no_longer_than_the_grace() ->
     assert decision.status.evictions[0].checkpoint == "late"
 
 
-def test_a_run_that_has_begun_to_move_does_so_though_the_cordon_is_taken_back() -> None:
+def test_a_cordon_that_is_taken_back_before_the_checkpoint_moves_nothing() -> None:
     story = training(ELASTIC)
     drained(story)
-    assert deleted(story.answered("done", cordoned={})) == [("RayJob", "sums-1")]
+    decision = story.look(cordoned={})
+    assert (decision.ask, decision.delete, decision.status.evictions) == (None, (), [])
+    assert (decision.status.phase, decision.status.checkpoint_request) == ("Training", None)
+    assert condition(decision, "Training") == condition(training(ELASTIC).look(), "Training")
+    assert drained(story).ask is not None, "the next one is as good as the first"
+
+
+def test_pods_that_go_already_are_not_waited_for_though_the_node_is_gone() -> None:
+    story = training(ELASTIC)
+    drained(story)
+    going = tuple(make_pod(role, deleting=story.now) for role in ("head", "learner"))
+    decision = story.look(pods=going, cordoned={})
+    assert [one.reason for one in decision.status.evictions] == ["NodeDrained"]
+
+
+def test_a_run_that_stops_already_moves_though_the_cordon_is_taken_back() -> None:
+    story = training(ELASTIC)
+    drained(story)
+    assert deleted(story.answered("done")) == [("RayJob", "sums-1")]
+    decision = story.look(rays=(running_ray(deleting=True),), cordoned={})
+    assert len(decision.status.evictions) == 1
 
 
 def test_a_node_that_is_cordoned_again_and_again_costs_a_run_no_more() -> None:
@@ -153,6 +185,32 @@ def test_a_pod_that_tolerates_a_cordon_leaves_a_node_that_is_removed() -> None:
     assert [one.message for one in decision.status.evictions] == [
         "node node-1 is about to be removed by Karpenter: head and learner must go elsewhere"
     ]
+
+
+REMOVED = {"node-1": "is about to be removed by Karpenter"}
+
+
+def by_hand(**changes: Any) -> Decision:
+    """A cluster in which somebody may work."""
+    story = Story({"workload": "Cluster"})
+    story.look()
+    cluster = make_ray(kind="RayCluster", deployment_status="", cluster_state="ready", cluster="sums-1")
+    return story.look(rays=(cluster,), pods=tuple(map(make_pod, ("head", "learner", "sampler"))), **changes)
+
+
+def test_a_cluster_in_which_somebody_works_by_hand_is_not_stopped_for_a_cordon() -> None:
+    decision = by_hand(cordoned=CORDONED)
+    assert (decision.delete, decision.status.evictions) == ((), [])
+    assert [one.reason for one in by_hand(cordoned=REMOVED).status.evictions] == ["NodeDrained"]
+    assert by_hand(cordoned=CORDONED, reading=make_reading()).ask is not None, "a driver trains in it"
+
+
+def test_a_run_that_could_not_begin_again_is_not_stopped_for_a_cordon() -> None:
+    story = training(ELASTIC)
+    story.profiles = [make_profile(default=True, pools=[])]
+    decision = drained(story)
+    assert (decision.ask, decision.delete, decision.status.evictions) == (None, (), [])
+    assert story.look(cordoned=REMOVED).ask is not None
 
 
 def samplers(*places: str, ready: bool = True) -> tuple[Pod, ...]:

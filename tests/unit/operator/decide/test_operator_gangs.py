@@ -161,6 +161,20 @@ class TestEnd:
             Target(kind, "sums-1") for kind in POD_GROUPS["kubernetes"]
         ]
 
+    @pytest.mark.parametrize(
+        "after", [profile("kai", queue="research"), profile("none")], ids=["kai", "unreadable"]
+    )
+    def test_of_a_job_that_somebody_deleted_when_the_profile_had_changed(self, after: dict[str, Any]) -> None:
+        story = Story(SPEC, [profile()])
+        story.look(pod_group=VOLCANO)
+        story.profiles = [after]
+        decision = story.look(rays=(), pod_group=None)
+        assert {target for target in decision.delete if target.kind.startswith("PodGroup")} == {
+            Target(VOLCANO, "ray-sums-1-pg"),
+            Target("PodGroup.v1alpha1.scheduling.x-k8s.io", "sums-1"),
+            *(Target(kind, "sums-1") for kind in POD_GROUPS["kubernetes"]),
+        }
+
     def test_a_gang_without_room_in_time_costs_no_attempt(self) -> None:
         """YuniKorn ends the application for good, and KubeRay would make pods for it for ever."""
         story = Story({**SPEC, "retry": {"limit": 0}}, [profile("yunikorn")])

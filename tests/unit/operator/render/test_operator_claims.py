@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from operator_worlds import VERL, container, groups, live_objects, make_plan, make_profile, refused
 from service_worlds import FOLLOWED, checkpoint, make_service_plan
 
@@ -129,6 +130,24 @@ def test_claimed_devices_count_where_accelerators_do() -> None:
     )
     idle = refused({"sampler": {"resources": {"accelerators": 0}}}, profile)
     assert "pods with 1 or more devices of class gpu.nvidia.com" in idle.message
+
+
+@pytest.mark.parametrize("scheduler", ["volcano", "yunikorn", "schedulerPlugins"])
+def test_a_gang_whose_scheduler_sees_no_devices_is_refused(scheduler: str) -> None:
+    spec = {"sampler": {"pools": ["cpu"], "resources": {"accelerators": 0}}}
+    profile = make_profile(default=True, pools=POOLS, gang={"scheduler": scheduler})
+    found = refused(spec, profile)
+    assert (found.reason, found.message) == (
+        "InvalidSpec",
+        "spec.learner.pools: found pool gpus with deviceClass gpu.nvidia.com, allowed by profile shared: pools with an "
+        f"acceleratorResource, as gang.scheduler {scheduler} finds room for a gang by what its pods ask for, and sees no "
+        "devices that they claim",
+    )
+
+
+@pytest.mark.parametrize("gang", [{"scheduler": "kai", "queue": "research"}, {"scheduler": "kubernetes"}])
+def test_a_gang_whose_scheduler_sees_devices_may_claim_them(gang: dict[str, str]) -> None:
+    assert planned({}, gang=gang).profile.gang is not None
 
 
 def test_pools_of_a_role_claim_the_same() -> None:

@@ -185,11 +185,11 @@ class TestYunikorn:
         parameters = "placeholderTimeoutInSeconds=300 gangSchedulingStyle=Hard"
         assert annotations["yunikorn.apache.org/schedulingPolicyParameters"] == parameters
 
-    def test_each_attempt_is_an_application_of_its_own(self) -> None:
+    def test_each_attempt_is_an_application_of_its_own_and_so_is_one_that_is_made_anew(self) -> None:
         plan = effective("yunikorn")
         labels = []
-        for attempt in (1, 2):
-            (ray,) = as_gang(plan, attempt, ray_job(plan, attempt))
+        for attempt, preemptions in ((1, 0), (1, 1), (2, 0)):
+            (ray,) = as_gang(plan, attempt, ray_job(plan, attempt), preemptions=preemptions)
             own = ray["metadata"]["labels"]
             labels.append(own["yunikorn.apache.org/app-id"])
             assert own["ray.io/gang-scheduling-enabled"] == "true"
@@ -197,7 +197,7 @@ class TestYunikorn:
             pods = [one["metadata"]["labels"] for one in templates(ray).values()]
             assert only([one["applicationId"] for one in pods]) == labels[-1]
             assert only([one["queue"] for one in pods]) == "root.research"
-        assert labels == ["team-a.sums-1-12345678", "team-a.sums-2-12345678"]
+        assert labels == ["team-a.sums-1-12345678", "team-a.sums-1-12345678-1", "team-a.sums-2-12345678"]
 
 
 class TestSchedulerPlugins:
