@@ -126,6 +126,12 @@ class Queue:
         found: dict[str, int] = self.until(admitted, f"{name} is admitted")
         return found
 
+    def until_older(self, name: str) -> None:
+        """Wait until what is admitted now is newer than this: Kueue knows seconds, and nothing of their parts."""
+        conditions = self.workload(name)["status"]["conditions"]
+        since = next(one["lastTransitionTime"] for one in conditions if one["type"] == "QuotaReserved")
+        self.until(lambda: condition("", "", "")["lastTransitionTime"] > since, f"{name} is a second old")
+
     def until_evicted(self, name: str, reason: str = "Preempted") -> None:
         self.until(
             lambda: self.condition(name, "Evicted") == ("True", reason), f"{name} is evicted: {reason}"

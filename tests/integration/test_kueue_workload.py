@@ -216,6 +216,7 @@ def test_without_the_gate_a_boost_changes_nothing(without_boost: Queue) -> None:
     queue = without_boost
     queue.submit("older", LONG, pod_sets(2, 2))
     queue.until_admitted("older")
+    queue.until_older("older")
     queue.submit(
         "newer", LONG, pod_sets(2, 2), priority_boost="much"
     )  # what tells a client that the gate is off
