@@ -15,7 +15,7 @@ class Nodes(NamedTuple):
 
     accelerators: float
     """Of all live nodes."""
-    count: int
+    live: int
     """Live nodes: pods, on a cluster."""
 
 
@@ -45,5 +45,5 @@ class HeldTime:
         """Count up to now without asking anybody: Ray may be the one that died."""
         now = self._clock()
         self.accelerators += self._nodes.accelerators * (now - self._counted)
-        self.pods += self._nodes.count * (now - self._counted)
+        self.pods += self._nodes.live * (now - self._counted)
         self._counted = now
