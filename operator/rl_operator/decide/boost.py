@@ -44,7 +44,7 @@ STEP: Final = 1.0
 """Levels by which what is wanted must differ from what is written: a factor of 1.4 in what is lost."""
 
 PAUSE: Final = timedelta(minutes=1)
-"""Between two writes for a run that goes on."""
+"""Between two writes for a run that goes on and has a boost."""
 
 
 def boosting(look: Look, decision: Decision) -> Decision:
@@ -90,7 +90,8 @@ def wanted(
     level = min(LEVELS * math.log2(1 + loss(status, accelerators, now)) * most / MOST, float(most))
     if 0 <= before <= most and abs(level - before) < STEP:
         return None
-    written = workload.boost_writers.get(boosts.manager)
+    # One that was taken away with the quota is given anew at once: who has just come back would be the first to go again.
+    written = workload.boost_writers.get(boosts.manager) if before else None
     return None if written is not None and now - written < PAUSE else round(level)
 
 
