@@ -43,7 +43,8 @@ def submit(queue: Queue, name: str, priority: int, accelerators: int, **annotati
 
 
 def seen(queue: Queue, name: str) -> Workload:
-    return parse_workload(queue.workload(name))
+    """As the operator sees it; kubectl does not show who wrote what."""
+    return parse_workload(ask(queue.kube, lambda api: api.get("Workload", queue.namespace, name)))
 
 
 def boosted(queue: Queue, name: str, value: int, manager: str = US) -> Workload:
