@@ -25,6 +25,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("test_operator.py", "test_tenants.py")
+# What one does with the spare node would disturb another.
+ON_THE_SPARE_NODE = ("test_nodes.py", "test_drain.py")
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
 SYSTEM = "rltrain-system"
@@ -81,6 +83,8 @@ class Scenarios(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if Path(file).name in ON_THE_SPARE_NODE:
+            return "the spare node"
         return file if Path(file).name in TOGETHER else nodeid
 
 

@@ -11,8 +11,7 @@ from test_scaling import goes_on, hears, said, wind_up
 from test_training import START_SECONDS
 from training_run import ENDLESS, TrainingRun
 
-# Another scenario makes the spare node stand still.
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+pytestmark = pytest.mark.long
 
 GRACE_SECONDS = 60
 
@@ -86,4 +85,3 @@ def test_a_drained_sampler_gives_its_groups_back_and_the_learner_trains_on(
     goes_on(run)
     assert "is told to go with its pod and has given " in said(cluster, run)
     assert run.status.get("evictions", []) == [], "no eviction of the run"
-    wind_up(run)
