@@ -90,6 +90,8 @@ class Store:
         self._objects: dict[str, dict[Key, Seen]] = {kind: {} for kind in WATCHED}
         self._of_run: dict[Key, set[tuple[str, Key]]] = defaultdict(set)
         self._run_of: dict[tuple[str, Key], Key] = {}
+        self._workloads: dict[str, dict[str, Workload]] = defaultdict(dict)
+        """By namespace and name: whoever waits asks for those in its queue again and again."""
         self._absent: set[str] = set()
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """The version at which an object was gone: news of it may be late, and one whose label is back is there again."""
@@ -112,6 +114,8 @@ class Store:
         self._objects[kind][place] = Seen(
             kind, uid, version, view, _owner(document) or controller_of(document, "RayJob")
         )
+        if isinstance(view, Workload):
+            self._workloads[place[0]][place[1]] = view
         if view is None:
             return [key] if (key := self._run_of.get((kind, place))) else []
         if isinstance(view, WorkerGroup) and known is not None and known.view == view:
@@ -155,6 +159,8 @@ class Store:
         if known is not None and known.uid != uid:
             return []
         seen = self._objects[kind].pop(place, None)
+        if kind == "Workload":
+            self._workloads[place[0]].pop(place[1], None)
         if kind == "RLTrainingProfile":
             return list(self._objects[KIND])
         if kind == KIND:
@@ -217,15 +223,8 @@ class Store:
 
     def waiting(self, namespace: str, queue: str) -> Iterator[Workload]:
         """What stands in a queue of a namespace, whoever's it is."""
-        for place, seen in self._objects["Workload"].items():
-            view = seen.view
-            if (
-                place[0] == namespace
-                and isinstance(view, Workload)
-                and view.queue == queue
-                and view.pending
-                and view.slice is None
-            ):
+        for view in self._workloads[namespace].values():
+            if view.queue == queue and view.pending and view.slice is None:
                 yield view
 
     def workload_of(self, uid: str) -> Key | None:

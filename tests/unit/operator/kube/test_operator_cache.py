@@ -52,6 +52,27 @@ class TestStore:
         store.drop(node(12))
         assert store.cordoned("n") == ""
 
+    def test_who_waits_in_a_queue_is_found_whoever_it_is(self) -> None:
+        def workload(name: str, version: int, queue: str, *labels: str) -> dict[str, Any]:
+            metadata = {"name": name, "namespace": "team-a", "uid": name, "resourceVersion": str(version)}
+            metadata["labels"] = dict.fromkeys(labels, "0")  # type: ignore[assignment]
+            return {"kind": "Workload", "metadata": metadata, "spec": {"queueName": queue}}
+
+        def waiting(queue: str) -> list[str]:
+            return sorted(one.name for one in store.waiting("team-a", queue))
+
+        store = Store()
+        store.put(workload("a", 1, "main"))
+        store.put(workload("b", 2, "main"))
+        store.put(workload("c", 3, "other"))
+        store.put(workload("borrowed", 4, "main", "rltrain.dev/samplers"))
+        assert (waiting("main"), waiting("other")) == (["a", "b"], ["c"])
+        assert store.workload_of("b") == ("team-a", "b")
+        store.put(workload("b", 5, "other"))
+        store.drop(workload("a", 6, "main"))
+        assert (waiting("main"), waiting("other")) == ([], ["b", "c"])
+        assert list(store.waiting("team-b", "main")) == []
+
     def test_older_news_is_dropped(self) -> None:
         store = Store()
         store.put(stored("Pod", "p", 5, status={"phase": "Running"}))
