@@ -28,7 +28,7 @@ SHARE: Final = REPOSITORY / ".tools" / "share"
 GROUPS: Final = ("kueue.x-k8s.io", "ray.io")
 JOBS: Final = ("rayjobs", "rayclusters")
 GATES: Final = {"PriorityBoost": True, "VisibilityOnDemand": False}
-START_SECONDS: Final = 90.0
+START_SECONDS: Final = 180.0
 
 
 class KueueProcess(Program):
