@@ -213,7 +213,10 @@ class KubeApi:
     def _ask(self, path: str) -> int:
         if not self.certificate.exists():
             return 0
-        context = ssl.create_default_context(cafile=str(self.certificate))
+        try:
+            context = ssl.create_default_context(cafile=str(self.certificate))
+        except ssl.SSLError:
+            return 0  # it is being written
         return http_status(f"{self.server}{path}", {"Authorization": f"Bearer {self.token}"}, context)
 
     def _write_kubeconfig(self) -> None:
