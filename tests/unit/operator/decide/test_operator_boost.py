@@ -112,6 +112,11 @@ def test_there_is_at_most_one_write_in_a_minute() -> None:
     assert wanted(replace(known, boost_writers={"us": NOW - PAUSE}), ON, trained(9000), 8, NOW) is not None
 
 
+def test_one_that_has_come_back_has_its_boost_at_once() -> None:
+    back = replace(RUNS, boost=0, boost_writers={"us": NOW - timedelta(seconds=5)})
+    assert wanted(back, ON, trained(9000), 8, NOW) == level(9000)
+
+
 def test_nothing_is_written_where_it_is_not_known_what_it_would_do() -> None:
     assert wanted(RUNS, replace(ON, gate=None), trained(9000), 8, NOW) is None
     assert wanted(RUNS, ON, trained(9000), None, NOW) is None

@@ -63,7 +63,8 @@ class Long:
         )
         wanted = boost.wanted(workload, KUEUE, self.status, ACCELERATORS, now)
         if wanted is not None:
-            assert wanted == 0 or self.written is None or now - self.written >= boost.PAUSE
+            paused = self.written is None or now - self.written >= boost.PAUSE
+            assert wanted == 0 or paused or not self.boost
             self.boost, self.written = wanted, now
 
     def train(self, now: datetime) -> None:
