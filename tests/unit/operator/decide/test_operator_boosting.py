@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from operator_worlds import NOW, make_reading
-from test_operator_queued import Queued, pods, running_ray
+from operator_worlds import NOW, make_reading, running_ray
+from queued_runs import Queued, pods
 
 from rl_api.progress import CheckpointStatus
 from rl_operator.model.decision import Decision
