@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rl_operator.decide.look import STUCK_POD, Look
+from rl_operator.decide.look import Look, withdrawal
 from rl_operator.decide.queued import released, repriced
-from rl_operator.model.decision import Decision, Target, WorkloadChange
+from rl_operator.model.decision import Decision, WorkloadChange
 from rl_operator.model.names import SAMPLER, Manifest
 from rl_operator.model.parse import hash_of
 from rl_operator.model.seen import World
@@ -40,13 +40,12 @@ def borrowing(look: Look, decision: Decision) -> Decision:
         decision = replace(decision, apply=(*decision.apply, priced))
     if main is not None and main.runs and not main.ready and working:
         # Kueue evicts what is not ready in time, where it is told to.
-        ready = WorkloadChange(main.name, main.uid, "PodsReady", "Started", "its pods are ready")
-        decision = replace(decision, tell_queue=(*decision.tell_queue, ready))
+        decision = replace(decision, tell_queue=(*decision.tell_queue, _started(main)))
     if ray is None or not working or main is None or SAMPLER not in main.assigned:
         # Nothing is to run. What is there still has its quota until it is gone.
-        if not known or _samplers(look):
+        if not known or look.holding(SAMPLER):
             return decision
-        return replace(decision, delete=(*decision.delete, *map(_target, known)))
+        return replace(decision, delete=(*decision.delete, *withdrawal(*known)))
     if not main.runs:
         return decision
     found, fewest = _parts(world, effective), main.assigned[SAMPLER].count
@@ -60,18 +59,16 @@ def borrowing(look: Look, decision: Decision) -> Decision:
         create=(*decision.create, *(one for live, one in wanted if live is None)),
         apply=(*decision.apply, *changed),
     )
-    if _samplers(look) > fewest + sum(one.count for one in found.given):
+    if len(look.holding(SAMPLER)) > fewest + sum(one.count for one in found.given):
         return decision  # they are on their way out
-    gone = tuple(released(one) for one in found.kept if one.taken and one.evicted is not None)
+    gone = tuple(released(one) for one in found.kept if one.taken)
     told = tuple(
-        WorkloadChange(one.name, one.uid, "PodsReady", "Started", "its pods are ready")
-        for one in found.given
-        if not one.ready and _ready(world) >= fewest + one.count
+        _started(one) for one in found.given if not one.ready and _ready(world) >= fewest + one.count
     )
     return replace(
         decision,
         tell_queue=(*decision.tell_queue, *gone, *told),
-        delete=(*decision.delete, *map(_target, found.dropped)),
+        delete=(*decision.delete, *withdrawal(*found.dropped)),
     )
 
 
@@ -126,16 +123,9 @@ def _fewest(world: World, at_start: int) -> int:
     return main.assigned[SAMPLER].count if main is not None and SAMPLER in main.assigned else at_start
 
 
-def _samplers(look: Look) -> int:
-    """Sampler pods that are there, on their way out or not; without those that a node that died has not let go."""
-    overdue = look.now - STUCK_POD
-    pods = [pod for pod in look.world.pods if pod.role == SAMPLER and not pod.gone]
-    return sum(pod.deleting is None or pod.deleting > overdue for pod in pods)
+def _started(workload: Workload) -> WorkloadChange:
+    return WorkloadChange(workload.name, workload.uid, "PodsReady", "Started", "its pods are ready")
 
 
 def _ready(world: World) -> int:
     return sum(pod.role == SAMPLER and pod.ready and pod.deleting is None for pod in world.pods)
-
-
-def _target(workload: Workload) -> Target:
-    return Target("Workload", workload.name, workload.uid)

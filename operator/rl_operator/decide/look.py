@@ -17,6 +17,7 @@ from rl_operator.decide.conditions import Conditions, State
 from rl_operator.model.decision import Decision, Note, Pull, Target
 from rl_operator.model.seen import Pod, Ray, World
 from rl_operator.model.settings import FINALIZER, Settings
+from rl_operator.model.workload import Workload
 from rl_operator.plan.effective import Effective, Plan
 
 STUCK_POD: Final = timedelta(seconds=180)
@@ -85,11 +86,14 @@ class Look:
     @property
     def empty(self) -> bool:
         """Whether nothing of the run has room on a node: no RayJob, and no pod but what a node that died has not let go."""
+        return not self.world.rays and not self.holding()
+
+    def holding(self, role: str = "") -> list[Pod]:
+        """Pods, of all roles or of one, that have room on a node, on their way out or not; without those that a node that
+        died has not let go."""
         overdue = self.now - STUCK_POD
-        there = (pod for pod in self.world.pods if not pod.gone)
-        return not self.world.rays and all(
-            pod.deleting is not None and pod.deleting <= overdue for pod in there
-        )
+        pods = [pod for pod in self.world.pods if not pod.gone and role in ("", pod.role)]
+        return [pod for pod in pods if pod.deleting is None or pod.deleting > overdue]
 
     def set(self, kind: str, status: State, reason: str, message: str) -> Look:
         """With a condition."""
@@ -169,6 +173,11 @@ def removal(*rays: Ray) -> tuple[Target, ...]:
         for ray in rays
         if not ray.deleting or ray.needs_token
     )
+
+
+def withdrawal(*workloads: Workload) -> tuple[Target, ...]:
+    """What deletes Workloads, and gives their quota back with that."""
+    return tuple(Target("Workload", one.name, one.uid) for one in workloads)
 
 
 def known_status(run: Mapping[str, Any]) -> RunStatus:

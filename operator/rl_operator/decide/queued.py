@@ -14,11 +14,12 @@ from typing import Final
 from rl_api.progress import QueueStatus
 from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.drift import drift
-from rl_operator.decide.look import QUICK, SLOW, Look, removal
-from rl_operator.model.decision import Decision, Target, WorkloadChange
+from rl_operator.decide.look import QUICK, SLOW, Look, removal, withdrawal
+from rl_operator.decide.queueing import EVICTED
+from rl_operator.model.decision import Decision, WorkloadChange
 from rl_operator.model.names import PODS_ANNOTATION, Manifest
 from rl_operator.model.parse import hash_of
-from rl_operator.model.workload import Workload, placed
+from rl_operator.model.workload import PREEMPTOR, Workload, placed
 from rl_operator.plan.effective import Effective
 from rl_operator.render.claims import claim_templates
 from rl_operator.render.objects import hashed
@@ -33,7 +34,6 @@ _PASSING: Final = frozenset({"ObjectRefused", "QuotaExceeded"})
 
 _MORE: Final = re.compile(r"insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed")
 _NEVER: Final = re.compile(r"insufficient quota for (\S+) in flavor (\S+), .*?> maximum capacity \(([^)]+)\)")
-_PREEMPTOR: Final = re.compile(r"\(UID: ([^,]+), JobUID: [^)]*\) due to ([^;]+)")
 
 
 def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision:
@@ -65,7 +65,7 @@ def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision
         decision = _waiting(
             look, effective, QUEUED, "its Workload is made anew for what the run is now", QUICK
         )
-        return replace(decision, delete=(Target("Workload", main.name, main.uid),))
+        return replace(decision, delete=withdrawal(main))
     if not main.runs:
         decision = _waiting(look, effective, *why(look, effective, main))
         return replace(decision, create=_claims(look, effective), apply=(wanted,) if changed else ())
@@ -88,7 +88,7 @@ def give_way(look: Look) -> Decision | None:
         assert fact is not None
         why = f"the queue took the quota back: {by_whom(fact.message, look)}"
         for kind in ("Admitted", "ClusterReady"):
-            look = look.set(kind, "False", "Evicted", why)
+            look = look.set(kind, "False", EVICTED, why)
         decision = look.decide("Pending", QUICK, delete=removal(*look.world.rays))
         return replace(decision, tell_queue=(released(main),) if look.empty else ())
     if effective is None or not effective.queued:
@@ -105,7 +105,7 @@ def without_quota(look: Look, reason: str) -> Decision | None:
 
 
 def _withdrawn(look: Look) -> Decision:
-    gone = tuple(Target("Workload", one.name, one.uid) for one in look.world.workloads if not one.deleting)
+    gone = withdrawal(*(one for one in look.world.workloads if not one.deleting))
     why = "the run cannot begin as it is, and has left its queue"
     look = look.showing(queue=None).set("Admitted", "False", "Withdrawn", why)
     return look.decide("Pending", SLOW, delete=gone)
@@ -220,11 +220,11 @@ def ordinal(number: int) -> str:
 
 def by_whom(message: str, look: Look) -> str:
     """Kueue's message about an eviction, with a name for whom it was."""
-    found = _PREEMPTOR.search(message)
+    found = PREEMPTOR.search(message)
     if found is None:
         return one_line(message, 300)
-    whom = look.world.preemptor or f"a workload (UID {found[1]})"
-    return one_line(f"preempted for {whom} due to {found[2]}", 300)
+    whom = look.world.preemptor or f"a workload (UID {found['uid']})"
+    return one_line(f"preempted for {whom} due to {found['why']}", 300)
 
 
 def _waiting(look: Look, effective: Effective, reason: str, message: str, requeue: float = SLOW) -> Decision:

@@ -34,7 +34,7 @@ from rl_operator.decide.draining import samplers_to_move
 from rl_operator.decide.drift import drift
 from rl_operator.decide.eviction_cost import trains
 from rl_operator.decide.gangs import missing_pod_group, with_gang
-from rl_operator.decide.look import QUICK, SLOW, SOON, STUCK_POD, TURN, Look, removal, started
+from rl_operator.decide.look import QUICK, SLOW, SOON, TURN, Look, removal, started
 from rl_operator.decide.queued import admitted, enter, give_way, shown, without_quota
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.room import no_room, samplers_with_room
@@ -351,13 +351,8 @@ def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
 
 def _leftovers(look: Look) -> Decision | None:
     """Wait while something of an earlier attempt is there: it might write where the next one does. None: nothing is."""
-    world, overdue = look.world, look.now - STUCK_POD
-    heads = [
-        pod
-        for pod in world.pods
-        if pod.role == HEAD and not pod.gone and (pod.deleting is None or pod.deleting > overdue)
-    ]
-    names = ", ".join([ray.name for ray in world.rays] + [pod.name for pod in heads])
+    world = look.world
+    names = ", ".join([ray.name for ray in world.rays] + [pod.name for pod in look.holding(HEAD)])
     if not names:
         return None
     look = look.set("ClusterReady", "False", "Stopping", f"waiting for {names} to be gone")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rl_operator.model.names import Key, Manifest
-from rl_operator.model.record import NO_RECORD, Queued, Record, queued_of, record_of
+from rl_operator.model.record import NO_RECORD, Queued, Record, object_in, queued_of, record_of
 from rl_operator.model.times import parse_time
 
 MOST_SHOWN: Final = 500
@@ -74,10 +74,10 @@ def figures_of(made: str, status: Manifest) -> Figures:
         return Figures(phase, made, failed=failed, record=record)
     numbers = []
     for name, (group, field, _) in NUMBERS.items():
-        value = _number(_object(status.get(group)).get(field))
+        value = _number(object_in(status.get(group)).get(field))
         if value is not None:
             numbers.append((name, value))
-    queued = queued_of(status, _number(_object(status.get("queue")).get("since")))
+    queued = queued_of(status, _number(object_in(status.get("queue")).get("since")))
     return Figures(phase, made, _waits(status), numbers=tuple(numbers), queued=queued, record=record)
 
 
@@ -117,10 +117,6 @@ def _conditions(status: Manifest) -> Iterator[Mapping[str, Any]]:
     found = status.get("conditions")
     entries: Iterable[Any] = found if isinstance(found, list) else ()
     return (one for one in entries if isinstance(one, Mapping))
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: object) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, Final
 
 from rl_api.base import API_VERSION
@@ -68,6 +69,11 @@ def shorten(name: str, limit: int) -> str:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
     return f"{name[: limit - 7].rstrip('-')}-{digest}"
+
+
+def digest_of(document: object) -> str:
+    """Short hash of plain data, by which a later one is told from it."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def attempt_name(run: str, number: int) -> str:

@@ -80,11 +80,11 @@ class Queued:
 
 def record_of(status: Manifest) -> Record:
     """The record of a run, from its status as the API server holds it; what cannot be read counts as not known."""
-    usage, attempts = _object(status.get("usage")), _objects(status.get("attempts"))
-    pools = sorted(_object(usage.get("pools")).items())[:_MOST_POOLS]
+    usage, attempts = object_in(status.get("usage")), _objects(status.get("attempts"))
+    pools = sorted(object_in(usage.get("pools")).items())[:_MOST_POOLS]
     evictions = _objects(status.get("evictions"))
     phase = str(status.get("phase") or "")
-    held = {name: _pool(_object(pool)) for name, pool in pools}
+    held = {name: _pool(object_in(pool)) for name, pool in pools}
     return Record(
         spec_hash=str(status.get("effectiveSpecHash") or "")[:_LONGEST],
         result=phase.lower() if phase in ("Succeeded", "Failed") else "",
@@ -102,7 +102,7 @@ def record_of(status: Manifest) -> Record:
 
 def queued_of(status: Manifest, since: float | None) -> Queued | None:
     """Where a run waits in its queue; None: it does not."""
-    queue = _object(status.get("queue"))
+    queue = object_in(status.get("queue"))
     position = queue.get("position")
     if not queue.get("name") or not isinstance(position, int) or isinstance(position, bool):
         return None
@@ -130,7 +130,8 @@ def _pool(pool: Mapping[str, Any]) -> PoolRecord:
     )
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def object_in(value: object) -> Mapping[str, Any]:
+    """A JSON object; anything else counts as an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 

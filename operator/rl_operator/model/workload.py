@@ -15,6 +15,9 @@ from rl_operator.model.writers import writers
 BOOST_ANNOTATION: Final = "kueue.x-k8s.io/priority-boost"
 """What is added to the priority of a Workload, where Kueue's gate PriorityBoost is on."""
 
+PREEMPTOR: Final = re.compile(r"\(UID: (?P<uid>[^,]+), JobUID: [^)]*\) due to (?P<why>[^;]+)")
+"""In Kueue's message about an eviction: uid of the Workload that it was for, and why (kueue: preemptionMessage)."""
+
 _LONGEST: Final = 1024
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rl_operator.model.names import Manifest
+from rl_operator.model.names import Manifest, digest_of
 from rl_operator.plan.roles import Role
 
 CLAIM: Final = "accelerators"
@@ -41,8 +39,7 @@ def claim_template_name(owner: str, role: Role) -> str | None:
     """Name of the template of a role's claims, which stands for what is in it; None: it claims nothing."""
     if not role.accelerators or role.pool.device_class is None:
         return None
-    digest = hashlib.sha256(json.dumps(_claim(role), sort_keys=True).encode()).hexdigest()
-    return f"{owner}-{role.name}-{digest[:8]}"
+    return f"{owner}-{role.name}-{digest_of(_claim(role))[:8]}"
 
 
 def add_claim(owner: str, role: Role, spec: Manifest, container: Manifest) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
-from rl_operator.model.names import HASH_ANNOTATION, Manifest
+from rl_operator.model.names import HASH_ANNOTATION, Manifest, digest_of
 from rl_operator.model.seen import QueuePriority
 from rl_operator.plan.effective import Effective
 from rl_operator.render.budget import disruption_budget
@@ -43,7 +40,6 @@ def all_objects(effective: Effective, attempt: int, key: bytes) -> list[Manifest
 
 def hashed(manifest: Manifest) -> Manifest:
     """The manifest with its own hash as an annotation, to see later whether it must be written again."""
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = dict(manifest["metadata"])
-    metadata["annotations"] = dict(metadata.get("annotations", {})) | {HASH_ANNOTATION: digest}
+    metadata["annotations"] = dict(metadata.get("annotations", {})) | {HASH_ANNOTATION: digest_of(manifest)}
     return manifest | {"metadata": metadata}

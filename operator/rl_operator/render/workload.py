@@ -7,8 +7,6 @@ again while the run goes on; elastic slices replace a Workload by a larger one, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +17,7 @@ from rl_operator.model.names import (
     SAMPLER,
     SAMPLERS_LABEL,
     Manifest,
+    digest_of,
     labels_of,
     owned,
     samplers_workload_name,
@@ -51,8 +50,8 @@ these a run may have is for its profile to say."""
 
 def run_workload(effective: Effective, priority: QueuePriority) -> Manifest:
     """The run with its fewest samplers: all of it is admitted at once, or nothing."""
-    roles = [(role, role.at_start) for role in effective.roles]
-    return _workload(effective, effective.name, {}, roles, priority)
+    pod_sets = [{**_pod_set(effective, role), "count": role.at_start} for role in effective.roles]
+    return _workload(effective, effective.name, {}, pod_sets, priority)
 
 
 def sampler_workloads(
@@ -64,13 +63,13 @@ def sampler_workloads(
         return []
     role = effective.role(SAMPLER)
     below = replace(priority, value=max(priority.value - BELOW, _LOWEST), reference=None)
-    role = replace(role, placed=placed)
+    pod_set = _pod_set(effective, replace(role, placed=placed))
     return [
         _workload(
             effective,
             samplers_workload_name(effective.name, part),
             {SAMPLERS_LABEL: str(part)},
-            [(role, count)],
+            [{**pod_set, "count": count}],
             below,
         )
         for part, count in enumerate(parts(more))
@@ -87,20 +86,19 @@ def _workload(
     effective: Effective,
     name: str,
     labels: Mapping[str, str],
-    roles: list[tuple[Role, int]],
+    pod_sets: list[Manifest],
     priority: QueuePriority,
 ) -> Manifest:
     spec: dict[str, Any] = {
         "queueName": effective.queue,
         "priority": priority.value,
-        "podSets": [_pod_set(effective, role, count) for role, count in roles],
+        "podSets": pod_sets,
     }
     if priority.reference is not None:
         spec["priorityClassRef"] = dict(priority.reference)
     all_labels = labels_of(effective.name) | dict(labels)
-    pods = json.dumps([spec["queueName"], spec["podSets"]], sort_keys=True)
     metadata = owned(effective.name, effective.namespace, effective.uid, name, all_labels)
-    metadata["annotations"] = {PODS_ANNOTATION: hashlib.sha256(pods.encode()).hexdigest()[:16]}
+    metadata["annotations"] = {PODS_ANNOTATION: digest_of([effective.queue, pod_sets])}
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
@@ -109,7 +107,8 @@ def _workload(
     }
 
 
-def _pod_set(effective: Effective, role: Role, count: int) -> Manifest:
+def _pod_set(effective: Effective, role: Role) -> Manifest:
+    """A role's pods, but for how many there are."""
     pod = pod_template(effective, role, 1)["spec"]
     spec = {key: pod[key] for key in _OF_NODES if key in pod}
     for key in ("initContainers", "containers"):
@@ -118,7 +117,6 @@ def _pod_set(effective: Effective, role: Role, count: int) -> Manifest:
     topology = pod_set_topology(role)
     return {
         "name": role.name,
-        "count": count,
         "template": {"spec": spec},
         **({"topologyRequest": topology} if topology else {}),
     }

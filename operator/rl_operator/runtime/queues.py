@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any, Final
 
 from rl_operator.kube.boost import boost_manager, levels, minds_boosts
@@ -12,7 +11,7 @@ from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.model.names import Key
 from rl_operator.model.seen import QueuePriority, World
-from rl_operator.model.workload import Boosts, Flavor, Line, Workload, line_of, parse_flavor
+from rl_operator.model.workload import PREEMPTOR, Boosts, Flavor, Line, Workload, line_of, parse_flavor
 from rl_operator.plan.effective import Effective
 from rl_operator.runtime.known import Known
 
@@ -23,8 +22,6 @@ _SECONDS: Final = 30.0
 
 _BOOSTS_SECONDS: Final = 600.0
 """How long Kueue is taken to mind boosts, or not to, as it did; it is started anew to change that."""
-
-_PREEMPTOR: Final = re.compile(r"\(UID: ([^,]+),")
 
 
 class Queues:
@@ -110,8 +107,8 @@ class Queues:
 
     def _whom(self, namespace: str, main: Workload) -> str:
         """For whom the quota was taken: by name in the run's own namespace, else by namespace."""
-        said = _PREEMPTOR.search(main.evicted.message) if main.evicted is not None else None
-        place = self._store.workload_of(said[1]) if said is not None else None
+        said = PREEMPTOR.search(main.evicted.message) if main.evicted is not None else None
+        place = self._store.workload_of(said["uid"]) if said is not None else None
         if place is None:
             return ""
         return f"Workload {place[1]}" if place[0] == namespace else f"a workload of namespace {place[0]}"

@@ -15,16 +15,15 @@ from rl_api.progress import MOST_EVICTIONS, Attempt, Eviction
 from rl_operator.decide.attempt.stopping import Ready, Wait, ready_to_stop, stuck, wishing
 from rl_operator.decide.draining import drained, leaving
 from rl_operator.decide.eviction_cost import predicted_seconds
-from rl_operator.decide.look import QUICK, Look, removal
+from rl_operator.decide.look import QUICK, Look, removal, withdrawal
 from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
-from rl_operator.model.decision import Decision, Note, Target
+from rl_operator.decide.queueing import EVICTED
+from rl_operator.model.decision import Decision, Note
 from rl_operator.model.names import SAMPLER
 from rl_operator.model.record import NODE_DRAINED
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
 from rl_operator.plan.effective import Effective
-
-EVICTED = "Evicted"
 
 
 def pending(look: Look, attempt: Attempt) -> Eviction | None:
@@ -59,7 +58,7 @@ def _by_the_queue(look: Look) -> Fact | None:
 
 def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
     """What is to be done while pods must go, or the run waits for others; the look where the attempt goes on as it is."""
-    eviction = pending(look, attempt)
+    eviction, fresh = pending(look, attempt), False
     if eviction is not None and ray is not None and _is_taken_back(look, ray, eviction):
         look, eviction = look.showing(evictions=look.status.evictions[:-1]), None
     if eviction is None:
@@ -67,17 +66,11 @@ def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
         if why is None:
             return look
         look, eviction = begun(look, attempt, why)
-        if (
-            ray is not None
-            and not ray.deleting
-            and not isinstance(_ready(look, attempt, ray, eviction), Wait)
-        ):
-            # It is written down before anything goes: that the RayJob is gone would be taken for a failure.
-            return _said(look, why.message).decide("Stopping", 0.0)
+        fresh = True
     if ray is not None and eviction.released_time is not None and not ray.deleting:
         return _resumed(look)  # its operator died before it could say so
     if ray is not None:
-        return _stop(look, attempt, ray, eviction)
+        return _stop(look, attempt, ray, eviction, fresh)
     if eviction.released_time is None:
         return _release(look, attempt, eviction)
     return _again(look, attempt)
@@ -110,11 +103,14 @@ def _with(look: Look, **fields: object) -> tuple[Look, Eviction]:
     return look.showing(evictions=[*before, changed]), changed
 
 
-def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Decision:
-    """A checkpoint, then the RayJob goes."""
+def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction, fresh: bool) -> Decision:
+    """A checkpoint, then the RayJob goes; `fresh`: the eviction has just begun."""
     why = eviction.message
     if not ray.deleting and eviction.stopped_time is None:
         ready = _ready(look, attempt, ray, eviction)
+        if fresh and not isinstance(ready, Wait):
+            # It is written down before anything goes: that the RayJob is gone would be taken for a failure.
+            return _said(look, why).decide("Stopping", 0.0)
         look = wishing(look.answering(ray), attempt)
         if isinstance(ready, Wait):
             look = _said(look, f"{why}; waiting for the driver's checkpoint")
@@ -145,7 +141,7 @@ def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
     decision = _said(look.at_rest(), f"{eviction.message}; {_goes_on(look)}").decide("Pending", QUICK)
     if main is not None and _moved(look) and any(one.by_topology for one in main.assigned.values()):
         # The queue has chosen the nodes, and would put new pods on the same ones.
-        return replace(decision, delete=(Target("Workload", main.name, main.uid),))
+        return replace(decision, delete=withdrawal(main))
     return replace(decision, tell_queue=(released(main),) if main is not None and main.taken else ())
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 from rl_api.progress import Attempt, CheckpointRequest
 from rl_operator.decide.attempt.ending import end_attempt
 from rl_operator.decide.attempt.outcome import SUSPENDED, Outcome, outcome
-from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal
-from rl_operator.model.decision import Decision, Target
+from rl_operator.decide.look import IDLE, QUICK, STUCK_POD, Look, removal, withdrawal
+from rl_operator.model.decision import Decision
 from rl_operator.model.seen import Ray
 from rl_operator.model.settings import FINALIZER
 
@@ -141,7 +141,7 @@ def suspended(look: Look) -> Decision:
         look = look.set("ClusterReady", "False", SUSPENDED, "the run is suspended")
         look = look.set("Training", "False", SUSPENDED, "the run is suspended")
     # What waits in no queue has no place in one, and no quota; not before its pods are gone.
-    workloads = tuple(Target("Workload", one.name, one.uid) for one in look.world.workloads)
+    workloads = withdrawal(*look.world.workloads)
     gone = removal(*look.world.rays)
     if workloads and not look.empty:
         return look.decide("Suspended", QUICK, delete=gone)
