@@ -104,6 +104,6 @@ bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on
 	@scripts/tools apiserver kueue-crds kueue kwok
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
-bench-arrivals: $(INSTALLED) ## what training 50 urgent runs cost three long ones under Kueue, with the priority boost and without (two and a half hours; ARGS="--arrivals 10 --scale 1" for three minutes)
+bench-arrivals: $(INSTALLED) ## what training 50 urgent runs cost three long ones under Kueue, with the priority boost and without (an hour and a quarter; ARGS="--arrivals 10 --scale 1" for three minutes)
 	@scripts/tools apiserver kueue-crds kueue kwok
 	@$(BIN)/python bench/arrivals.py $(ARGS)

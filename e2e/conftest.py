@@ -26,8 +26,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("test_operator.py", "test_tenants.py")
 # What one does with the spare node would disturb another.
-ON_THE_SPARE_NODE = ("test_nodes.py", "test_drain.py")
+ON_THE_SPARE_NODE = ("test_nodes.py", "test_drain.py", "test_gang.py")
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
+CHART = REPOSITORY / "charts" / "rltrain"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
 SYSTEM = "rltrain-system"
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
@@ -119,11 +120,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def install_operator(
     cluster: Cluster,
     *values: str,
-    chart: Path = REPOSITORY / "charts" / "rltrain",
+    chart: Path = CHART,
     image: str = OPERATOR_IMAGE,
 ) -> None:
     """Install or upgrade the chart with helm, as a platform engineer does it; `values` are helm's `name=value`."""
     repository, _, tag = image.rpartition(":")
+    if chart == CHART:
+        values = ("gang.schedulers={kubernetes}", *values)
     # The image may have changed below an unchanged tag, so that pods are made anew each time.
     installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
     command = ["helm", "upgrade", "--install", "rltrain", str(chart)]
@@ -278,6 +281,21 @@ def train_elsewhere(
     with ExitStack() as stack:
         name = stack.enter_context(open_namespace(cluster, request, f"{request.node.name[:30]}-other"))
         yield stack.enter_context(trainer(cluster, name, record_property))
+
+
+@pytest.fixture
+def spare_node(cluster: Cluster) -> Iterator[str]:
+    """A node that may be drained or lost, and on which only those are that tolerate it; it takes pods again afterwards."""
+    nodes = cluster.list("nodes", selector=f"{SPARE}=true")
+    tainted = [node for node in nodes if any(one["key"] == SPARE for one in node["spec"].get("taints", []))]
+    if not tainted:
+        pytest.skip("the cluster has no spare node; scripts/cluster up 2 makes one")
+    name: str = tainted[0]["metadata"]["name"]
+    others = [node["metadata"]["name"] for node in cluster.list("nodes") if node["metadata"]["name"] != name]
+    yield name
+    cluster.kubectl("uncordon", name)
+    for other in others:
+        cluster.kubectl("label", "node", other, f"{SPARE}-")
 
 
 @pytest.fixture

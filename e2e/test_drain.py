@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import SPARE, Train
@@ -14,20 +12,6 @@ from training_run import ENDLESS, TrainingRun
 pytestmark = pytest.mark.long
 
 GRACE_SECONDS = 60
-
-
-@pytest.fixture
-def spare_node(cluster: Cluster) -> Iterator[str]:
-    """A node that may be drained; it takes pods again afterwards."""
-    nodes = cluster.list("nodes", selector=f"{SPARE}=true")
-    if not nodes:
-        pytest.skip("the cluster has no spare node; scripts/cluster up 2 makes one")
-    name: str = nodes[0]["metadata"]["name"]
-    others = [node["metadata"]["name"] for node in cluster.list("nodes", selector=f"{SPARE}!=true")]
-    yield name
-    cluster.kubectl("uncordon", name)
-    for other in others:
-        cluster.kubectl("label", "node", other, f"{SPARE}-")
 
 
 def drain(cluster: Cluster, node: str, run: TrainingRun, seconds: int) -> None:

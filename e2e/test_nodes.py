@@ -32,33 +32,22 @@ def docker(*arguments: str) -> bool:
 
 
 @pytest.fixture
-def spare_node(cluster: Cluster) -> Iterator[str]:
-    """The node that may be lost; it is back afterwards."""
-    found = [
-        node
-        for node in cluster.list("nodes", selector=f"{SPARE}=true")
-        if any(taint["key"] == SPARE for taint in node["spec"].get("taints", []))
-    ]
-    if not found:
-        pytest.skip("the cluster has no spare node; scripts/cluster up 2 makes one")
-    name: str = found[0]["metadata"]["name"]
-    others = [node["metadata"]["name"] for node in cluster.list("nodes", selector=f"{SPARE}!=true")]
-    yield name
-    for other in others:
-        cluster.kubectl("label", "node", other, f"{SPARE}-")
-    docker("unpause", name)
-    cluster.kubectl("wait", "node", name, "--for=condition=Ready", "--timeout=120s", timeout=150)
+def mortal_node(cluster: Cluster, spare_node: str) -> Iterator[str]:
+    """The spare node, which may be lost; it is back afterwards."""
+    yield spare_node
+    docker("unpause", spare_node)
+    cluster.kubectl("wait", "node", spare_node, "--for=condition=Ready", "--timeout=120s", timeout=150)
 
 
 @pytest.mark.long
 def test_lost_node_is_named_and_the_run_goes_on_elsewhere(
-    cluster: Cluster, spare_node: str, train: Train
+    cluster: Cluster, mortal_node: str, train: Train
 ) -> None:
     run = train("stranded", ENDLESS | {"learner": {"pools": ["spare"]}})
     kept = run.wait_for_checkpoint(START_SECONDS)
-    assert [pod["spec"]["nodeName"] for pod in run.pods("learner")] == [spare_node]
+    assert [pod["spec"]["nodeName"] for pod in run.pods("learner")] == [mortal_node]
     # Nothing on it answers any more, and no connection is closed.
-    wait_for("the node is frozen", lambda: docker("pause", spare_node), 60)  # it fails while processes begin
+    wait_for("the node is frozen", lambda: docker("pause", mortal_node), 60)  # it fails while processes begin
     run.wind_up(kept + 40)
     # The pool gets another node.
     home = run.pods("head")[0]["spec"]["nodeName"]
