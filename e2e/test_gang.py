@@ -1,4 +1,4 @@
-"""A gang of Kubernetes' own scheduler: what does not fit holds nothing and says which pool is short; it starts when a node joins."""
+"""A gang of Kubernetes' own scheduler: what does not fit holds nothing, names the pool, and starts when a node joins."""
 
 from __future__ import annotations
 
