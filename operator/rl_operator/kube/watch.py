@@ -22,6 +22,8 @@ _STUCK_SECONDS: Final = 3.0 * WATCH_SECONDS
 _UNKNOWN_SECONDS: Final = 5.0
 """How often a kind that the cluster does not know is asked for: KubeRay may be installed at any time."""
 _LONGEST_PAUSE: Final = 8.0
+_DENIED_SECONDS: Final = 30.0
+"""How often a kind is asked for that the operator may do without: its rights may be given to it at any time."""
 
 
 class Sink(Protocol):
@@ -38,10 +40,18 @@ class Watch:
     """One kind of objects, in one namespace or in all."""
 
     def __init__(
-        self, api: Api, sink: Sink, kind: str, namespace: str | None = None, labels: str = ""
+        self,
+        api: Api,
+        sink: Sink,
+        kind: str,
+        namespace: str | None = None,
+        labels: str = "",
+        *,
+        optional: bool = False,
     ) -> None:
+        """Prepare; `optional`: that it may not be read is no fault, and looked at again now and then."""
         self._api, self._sink, self.kind, self._namespace = api, sink, kind, namespace
-        self._labels = labels
+        self._labels, self.optional = labels, optional
         self._version = ""
         self._moved = math.inf
 
@@ -63,6 +73,9 @@ class Watch:
                     await self._follow()
                 failures = 0
             except ApiError as error:
+                if error.forbidden and self.optional:
+                    await asyncio.sleep(_DENIED_SECONDS)
+                    continue
                 failures += 1
                 if error.gone or error.missing:
                     self._version = ""

@@ -62,7 +62,14 @@ class Controller:
         self.drivers = Drivers(settings.driver_url, metrics.driver_called)
         self.queue = WorkQueue(metrics.queue_depth.set)
         self.watches = [
-            Watch(api, self, kind, scope, "" if kind in UNLABELLED or kind in _OURS else MANAGED_SELECTOR)
+            Watch(
+                api,
+                self,
+                kind,
+                scope,
+                "" if kind in UNLABELLED or kind in _OURS else MANAGED_SELECTOR,
+                optional=kind == "Node",
+            )
             for kind in (*WATCHED, *SERVICE_KINDS)
             for scope in (self.namespaces if KINDS[kind].namespaced else ()) or (None,)
         ]
@@ -80,15 +87,14 @@ class Controller:
             ApiError: something could not be read in time.
         """
         deadline = time.monotonic() + _PRIME_SECONDS
-        for watch in list(self.watches):
+        for watch in self.watches:
             while True:
                 try:
                     await watch.list()
                     break
                 except ApiError as error:
-                    if watch.kind == "Node" and error.forbidden:
+                    if watch.optional and error.forbidden:
                         LOG.warning("runs are not moved away from nodes that are drained: %s", error)
-                        self.watches.remove(watch)
                         break
                     if not error.passing or time.monotonic() > deadline:
                         raise

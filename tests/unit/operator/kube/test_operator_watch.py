@@ -16,6 +16,7 @@ from rl_operator.kube.wire import BREATH_SECONDS, ApiError
 
 GONE = ApiError(410, "Expired", "too old resource version")
 MISSING = ApiError(404, "NotFound", "no such kind")
+DENIED = ApiError(403, "Forbidden", "nodes is forbidden")
 BROKEN = ApiError(0, "NoAnswer", "the API server does not answer")
 
 
@@ -70,12 +71,12 @@ class Seen:
         self.said.append(f"all {sorted(there) if there is not None else None} {version}")
 
 
-def follow(*answers: Any) -> tuple[list[str], list[str]]:
+def follow(*answers: Any, optional: bool = False) -> tuple[list[str], list[str]]:
     """What was asked and what was told, when there are no answers left."""
 
     async def work() -> tuple[list[str], list[str]]:
         server, seen = Server(*answers), Seen()
-        watch = Watch(cast(Api, server), seen, "Pod")
+        watch = Watch(cast(Api, server), seen, "Pod", optional=optional)
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(20):
             await server.done.wait()
@@ -90,6 +91,7 @@ def follow(*answers: Any) -> tuple[list[str], list[str]]:
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.01)
     monkeypatch.setattr(module, "_UNKNOWN_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_DENIED_SECONDS", 0.01)
 
 
 def test_it_lists_page_by_page_and_watches_from_there() -> None:
@@ -136,6 +138,17 @@ def test_a_kind_that_comes_and_goes() -> None:
     asked, said = follow(MISSING, MISSING, [([pod("a", 3)], "7")], MISSING, MISSING, [([], "9")])
     assert asked == ["list", "list", "list", "watch 7", "list", "list", "watch 9"]
     assert said == ["all None 0", "all None 0", "LISTED a", "all ['uid-a'] 7", "all None 0", "all [] 9"]
+
+
+def test_what_it_may_do_without_is_seen_as_soon_as_it_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    answers = DENIED, DENIED, DENIED, DENIED, [([pod("a", 3)], "7")], DENIED, []
+    asked, said = follow(*answers, optional=True)
+    assert asked == [*["list"] * 5, *["watch 7"] * 3]
+    assert said == ["LISTED a", "all ['uid-a'] 7"]
+    assert caplog.text == "", "it was said once, as the operator began"
+    follow(*answers)
+    assert caplog.text.count("cannot be watched") == 5
 
 
 def test_a_watch_that_hangs_is_told_to_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
