@@ -62,7 +62,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
     decision = without_gang(look, boosting(look, borrowing(look, _decide(look))))
-    wait = within_budget(look.old, decision.status, now)
+    wait = within_budget(look.old, decision.status, now, world.followed)
     if wait is None:
         return with_usage(look, decision)
     return replace(decision, status=look.old, requeue=min(wait, decision.requeue))

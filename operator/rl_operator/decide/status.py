@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -31,7 +32,11 @@ REFRESH: Final = timedelta(seconds=30)
 """After this time the same figures are written again, as a sign of life."""
 
 BUDGET: Final = timedelta(seconds=10)
-"""How long figures alone wait to be written after those before them: an API server keeps thousands of runs."""
+"""How long figures alone wait at least to be written after those before them."""
+
+_FIGURES_A_SECOND: Final = 20.0
+"""So many runs have their figures written in a second: each takes an API server some milliseconds, as it checks all of the
+run's rules anew."""
 
 _NOT_SUBMITTED: Final = (
     "all pods are ready, and KubeRay does not start the job in them: its operator must reach the head by Service {}, and "
@@ -59,26 +64,32 @@ def figures(progress: Progress) -> Progress:
     return progress.model_copy(update={"updated_at": None, "eta_seconds": None})
 
 
-def news(old: Progress, new: Progress) -> float | None:
-    """In how many seconds a reading wants to be seen after another; None: it says nothing new."""
+def budget(followed: int) -> timedelta:
+    """How long figures alone wait to be written after those before them, where so many drivers are followed."""
+    return max(BUDGET, timedelta(seconds=math.ceil(followed / _FIGURES_A_SECOND)))
+
+
+def news(old: Progress, new: Progress, followed: int) -> float | None:
+    """In how many seconds a reading wants to be seen after another, of one of so many drivers; None: it says nothing new."""
     if old.phase != new.phase:
         return 0.0
-    return BUDGET.total_seconds() if figures(old) != figures(new) else None
+    return budget(followed).total_seconds() if figures(old) != figures(new) else None
 
 
-def within_budget(old: RunStatus, new: RunStatus, now: datetime) -> float | None:
-    """Seconds that a new status must wait to be written; None: none.
+def within_budget(old: RunStatus, new: RunStatus, now: datetime, followed: int) -> float | None:
+    """Seconds that a new status must wait to be written, where so many drivers are followed; None: none.
 
-    What the driver counts, and how many pods are ready, waits until figures were written `BUDGET` ago; everything else that
-    changes, such as phase, checkpoint and conditions, is written at once, and takes those along.
+    What the driver counts, and how many pods are ready, waits until figures were written a `budget` ago; everything else
+    that changes, such as phase, checkpoint and conditions, is written at once, and takes those along.
     """
     before, after = old.progress, new.progress
     if before is None or before.updated_at is None or after is None or before.phase != after.phase:
         return None
     if new == old or new.model_copy(update={"progress": before, "roles": old.roles}) != old:
         return None
-    left = before.updated_at + BUDGET - now
-    return left.total_seconds() if timedelta(0) < left <= BUDGET else None
+    most = budget(followed)
+    left = before.updated_at + most - now
+    return left.total_seconds() if timedelta(0) < left <= most else None
 
 
 def last_figures(

@@ -57,7 +57,7 @@ class Talks:
         self,
         drivers: Drivers,
         wake: Callable[[Key, float], None],
-        news: Callable[[Progress, Progress], float | None],
+        news: Callable[[Progress, Progress, int], float | None],
         pause: float = 1.0,
     ) -> None:
         """Prepare; nobody is asked yet.
@@ -65,13 +65,19 @@ class Talks:
         Args:
             drivers: where to ask.
             wake: is told of a run of which there is news, and in how many seconds it wants to be looked at.
-            news: in how many seconds a second reading wants to be seen after a first; None: it says nothing new.
+            news: in how many seconds a second reading wants to be seen after a first, of one of so many drivers that are
+                followed; None: it says nothing new.
             pause: seconds between two requests for progress, and after a wish that a driver, busy for a moment, failed.
         """
         self._drivers, self._wake, self._news, self._pause = drivers, wake, news, pause
         self._tasks: dict[tuple[str, Key], tuple[object, asyncio.Task[None]]] = {}
         self._followed: Counter[str] = Counter()
         self._questions, self._wishes = Places(_QUESTIONS), Places(_WISHES)
+
+    @property
+    def followed(self) -> int:
+        """How many drivers are followed."""
+        return self._followed.total()
 
     def follow(self, key: Key, pull: Pull | None, heard: Heard) -> None:
         """Keep asking this driver of a run, and no other; None: none."""
@@ -132,7 +138,7 @@ class Talks:
                 another = old is None or (old.progress.phase, old.checkpoint) != (progress.phase, checkpoint)
                 heard.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
                 if old is not None and not another:
-                    seconds = self._news(old.progress, progress)
+                    seconds = self._news(old.progress, progress, self.followed)
                     if seconds is not None:
                         self._wake(key, seconds)
                 elif woken <= now:

@@ -248,6 +248,8 @@ class World:
     """Kind of PodGroup of the profile's gang scheduler that the cluster knows; empty: none; None: not asked for."""
     cordoned: Mapping[str, str] = field(default_factory=dict)
     """Nodes with pods of the run on which no more are put, and why."""
+    followed: int = 0
+    """How many drivers the operator follows, of all runs."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""

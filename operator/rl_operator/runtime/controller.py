@@ -278,7 +278,7 @@ class Controller:
         plan = self.cluster.plan(world.run, memory)
         # Nothing is waited for from here to where the ledger has what was decided.
         others = self.ledger.others(Holder(*key), plan.profile_name, made_at(world.run))
-        decision = reconcile(replace(world, others=others), now, plan)
+        decision = reconcile(replace(world, others=others, followed=self._talks.followed), now, plan)
         if not decision.unreadable:
             needs = held(world, decision.status.attempts, plan, decision)
             waiting = made_at(world.run) if waits(decision.status.conditions) else None

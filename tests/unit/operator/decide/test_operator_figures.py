@@ -51,13 +51,13 @@ def test_when_figures_are_new(
 def test_figures_that_have_just_been_written_have_their_whole_time() -> None:
     old = RunStatus(progress=SHOWN, phase="Training")
     new = old.model_copy(update={"progress": progress(8, updated_at=NOW)})
-    waits = {seconds: within_budget(old, new, at(seconds)) for seconds in (-1, 0, 9, 10, 11)}
+    waits = {seconds: within_budget(old, new, at(seconds), 1) for seconds in (-1, 0, 9, 10, 11)}
     assert waits == {-1: None, 0: 10.0, 9: 1.0, 10: None, 11: None}
-    assert within_budget(old, new.model_copy(update={"progress": None}), at(1)) is None
+    assert within_budget(old, new.model_copy(update={"progress": None}), at(1), 1) is None
     ended = new.model_copy(update={"progress": progress(8, phase="Evaluating")})
-    assert within_budget(old, ended, at(1)) is None
+    assert within_budget(old, ended, at(1), 1) is None
     timeless = RunStatus(progress=progress(), phase="Training")
-    assert within_budget(timeless, new, at(1)) is None
+    assert within_budget(timeless, new, at(1), 1) is None
 
 
 STEPS = StopSpec(max_steps=30)

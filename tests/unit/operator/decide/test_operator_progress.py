@@ -9,7 +9,7 @@ import pytest
 from operator_worlds import NOW, Story, all_pods, failed_ray, make_reading
 
 from rl_api.progress import CheckpointStatus, Progress, RoleStatus, RunStatus
-from rl_operator.decide.status import merge_progress, news, within_budget
+from rl_operator.decide.status import budget, merge_progress, news, within_budget
 from rl_operator.model.decision import Decision
 
 
@@ -81,11 +81,11 @@ def test_pods_that_change_nothing_else_wait_with_the_figures() -> None:
     assert old.progress is not None
     fewer = old.model_copy(update={"roles": {"sampler": RoleStatus(desired=2, ready=1)}})
     later = NOW + timedelta(seconds=4)
-    assert within_budget(old, fewer, later) == 7.0
-    assert within_budget(old, fewer, NOW + timedelta(seconds=11)) is None
-    assert within_budget(old, fewer.model_copy(update={"phase": "Stopping"}), later) is None
-    assert within_budget(old, old, later) is None
-    assert within_budget(RunStatus(), fewer, later) is None
+    assert within_budget(old, fewer, later, 1) == 7.0
+    assert within_budget(old, fewer, NOW + timedelta(seconds=11), 1) is None
+    assert within_budget(old, fewer.model_copy(update={"phase": "Stopping"}), later, 1) is None
+    assert within_budget(old, old, later, 1) is None
+    assert within_budget(RunStatus(), fewer, later, 1) is None
 
 
 def test_the_drivers_clock_is_not_ours() -> None:
@@ -120,11 +120,23 @@ def test_what_a_reading_does_not_say_stays() -> None:
     assert (merged.step, merged.max_steps, merged.reward) == (7, 100, 0.75)
 
 
+def test_figures_of_a_thousand_runs_are_written_less_often() -> None:
+    assert [budget(count).total_seconds() for count in (0, 1, 200, 201, 1000)] == [10, 10, 10, 11, 50]
+    one = Progress(phase="Training", step=1, updated_at=NOW)
+    old = RunStatus(progress=one)
+    new = RunStatus(progress=one.model_copy(update={"step": 2}))
+    assert within_budget(old, new, NOW + timedelta(seconds=20), 200) is None
+    assert within_budget(old, new, NOW + timedelta(seconds=20), 1000) == 30.0
+    assert within_budget(old, new.model_copy(update={"phase": "Stopping"}), NOW, 1000) is None
+    assert news(one, one.model_copy(update={"step": 2}), 1000) == 50.0
+    assert news(one, one.model_copy(update={"phase": "Evaluating"}), 1000) == 0.0
+
+
 def test_what_is_news() -> None:
     one = Progress(phase="Training", step=1, eta_seconds=5)
-    assert news(one, one.model_copy(update={"eta_seconds": 4})) is None
-    assert news(one, one.model_copy(update={"step": 2})) == 10.0
-    assert news(one, one.model_copy(update={"phase": "Evaluating"})) == 0.0
+    assert news(one, one.model_copy(update={"eta_seconds": 4}), 1) is None
+    assert news(one, one.model_copy(update={"step": 2}), 1) == 10.0
+    assert news(one, one.model_copy(update={"phase": "Evaluating"}), 1) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def follow(*answers: Answer) -> tuple[list[tuple[int, str]], Memory, ScriptedDri
         told.append((heard.reading.progress.step if heard.reading else -1, heard.reading_error))
 
     async def work() -> None:
-        talks = Talks(drivers, wake, lambda old, new: 0.0 if old != new else None, pause=0.0)
+        talks = Talks(drivers, wake, lambda old, new, followed: 0.0 if old != new else None, pause=0.0)
         talks.follow(KEY, PULL, heard)
         await drivers.said_all.wait()
         talks.close()
@@ -97,7 +97,7 @@ def test_one_driver_of_a_run_is_asked() -> None:
     drivers, heard = ScriptedDrivers([]), Memory("u")
 
     async def work() -> list[str]:
-        talks = Talks(drivers, lambda key, seconds: None, lambda old, new: None)
+        talks = Talks(drivers, lambda key, seconds: None, lambda old, new, followed: None)
         for pull in (PULL, PULL, replace(PULL, attempt=2, address="10.0.0.8")):
             talks.follow(KEY, pull, heard)
             await asyncio.sleep(0)
@@ -133,7 +133,7 @@ def test_silent_drivers_of_one_namespace_silence_no_other() -> None:
 
         async with FakeDriver(answer) as url:
             drivers = Drivers(url + "/{namespace}", Metrics().driver_called)
-            talks = Talks(drivers, lambda key, seconds: heard.set(), lambda old, new: None)
+            talks = Talks(drivers, lambda key, seconds: heard.set(), lambda old, new, followed: None)
             for number in range(300):
                 talks.follow(("silent", f"run-{number}"), PULL, Memory("u"))
                 talks.ask(("silent", f"run-{number}"), PULL, "w", 60.0, Memory("u"))
@@ -156,7 +156,7 @@ def test_a_driver_that_does_not_answer_is_asked_less_and_less_often(monkeypatch:
         raise DriverError("no answer within 3 s")
 
     async def work() -> None:
-        talks = Talks(AnyDrivers(fail), lambda key, seconds: None, lambda old, new: None)
+        talks = Talks(AnyDrivers(fail), lambda key, seconds: None, lambda old, new, followed: None)
         slept = asyncio.sleep
 
         async def sleep(seconds: float) -> None:
@@ -186,7 +186,7 @@ def test_a_driver_that_changes_its_mind_all_the_time_is_heard_now_and_then() -> 
         def wake(key: tuple[str, str], seconds: float) -> None:
             woken.append(asyncio.get_running_loop().time() + seconds)
 
-        talks = Talks(AnyDrivers(flip), wake, lambda old, new: 0.0, pause=0.05)
+        talks = Talks(AnyDrivers(flip), wake, lambda old, new, followed: 0.0, pause=0.05)
         talks.follow(KEY, PULL, Memory("u"))
         while len(woken) < 5:
             await asyncio.sleep(0.01)
@@ -212,7 +212,10 @@ def test_the_last_word_of_a_driver_is_kept_however_soon_it_comes() -> None:
 
     async def work() -> None:
         talks = Talks(
-            AnyDrivers(answer), lambda key, seconds: woken.append(seconds), lambda old, new: None, pause=0.05
+            AnyDrivers(answer),
+            lambda key, seconds: woken.append(seconds),
+            lambda old, new, followed: None,
+            pause=0.05,
         )
         talks.follow(KEY, PULL, memory)
         while words:
@@ -232,7 +235,7 @@ def test_the_more_drivers_a_namespace_has_the_less_often_each_is_asked() -> None
 
     async def work() -> tuple[int, float]:
         drivers, began = AnyDrivers(answer), time.monotonic()
-        talks = Talks(drivers, lambda key, seconds: None, lambda old, new: None, pause=0.1)
+        talks = Talks(drivers, lambda key, seconds: None, lambda old, new, followed: None, pause=0.1)
         for number in range(1000):
             talks.follow(("many", str(number)), PULL, Memory("u"))
         talks.follow(("one", "mine"), PULL, Memory("u"))
