@@ -185,6 +185,13 @@ class Store:
         seen = self._objects[KIND].get(key)
         return seen.view.begun if seen is not None and isinstance(seen.view, Run) else None
 
+    def gives_way(self, key: Key) -> bool:
+        """Whether Kueue wants quota back that the run has, or some of its samplers."""
+        known = self._objects["Workload"]
+        places = [place for kind, place in self._of_run.get(key, ()) if kind == "Workload"]
+        views = [known[place].view for place in places if place in known]
+        return any(isinstance(view, Workload) and view.taken for view in views)
+
     def runs(self) -> list[Key]:
         """All runs."""
         return list(self._objects[KIND])

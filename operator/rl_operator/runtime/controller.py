@@ -76,7 +76,7 @@ class Controller:
         self.finished_at = time.monotonic()
         self.ledger = Ledger()
         self._memory: dict[Key, Memory] = {}
-        self._talks = Talks(self.drivers, self.queue.add_after, news)
+        self._talks = Talks(self.drivers, self._heard, news)
         self.services = Services(self.cluster, self.drivers, settings, metrics, self.ledger, self._begins)
 
     async def prime(self) -> None:
@@ -151,7 +151,14 @@ class Controller:
 
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self.queue.add(key, urgent=self._is_new(key))
+            self.queue.add(key, urgent=self._is_new(key) or self.store.gives_way(key))
+
+    def _heard(self, key: Key, seconds: float) -> None:
+        """A driver has said something that wants to be seen in so many seconds."""
+        if seconds > 0:
+            self.queue.add_after(key, seconds)
+        else:
+            self._wake([key])
 
     def _begins(self, holders: Iterable[Holder]) -> None:
         """It may be their turn."""

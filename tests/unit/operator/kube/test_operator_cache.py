@@ -274,3 +274,19 @@ def test_whether_a_run_has_begun() -> None:
     store.put({**make_run(resourceVersion="2"), "status": {"phase": "Training", "attempts": [{"number": 1}]}})
     assert store.begun(KEY) is True
     assert store.phases() == {"Training": 1}
+
+
+def test_whether_a_queue_wants_quota_back() -> None:
+    def workload(version: int, *facts: tuple[str, str]) -> dict[str, Any]:
+        conditions = [{"type": kind, "status": status} for kind, status in facts]
+        return stored("Workload", "sums", version, "w", status={"conditions": conditions}, metadata=OWNED)
+
+    store = Store()
+    store.put(make_run())
+    assert not store.gives_way(KEY)
+    store.put(workload(5, ("QuotaReserved", "True"), ("Admitted", "True")))
+    assert not store.gives_way(KEY)
+    store.put(workload(6, ("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True")))
+    assert store.gives_way(KEY)
+    store.put(workload(7, ("QuotaReserved", "False"), ("Evicted", "True")))
+    assert not store.gives_way(KEY), "it was given back"
