@@ -32,7 +32,7 @@ from typing import Final
 import table
 from aiohttp import web
 from fleet import manifests
-from fleet_cluster import JSON, LONG, PLAYERS, URGENT, FleetCluster, Rays, until
+from fleet_cluster import JSON, LONG, PLAYERS, URGENT, FleetCluster, Rays, equipped, until
 from kube_load import RUNS
 from kueue_process import find_kueue
 from operator_load import binaries_and_run, patience
@@ -226,8 +226,14 @@ async def measure(arm: str, args: argparse.Namespace, folder: Path, run: JSON) -
             return {
                 "arm": arm,
                 "took": took,
+                "done": len(arrivals.done),
                 "long": {
-                    name: {"lost": one.lost, "evictions": one.lives - 1, "share": one.trained / took}
+                    name: {
+                        "lost": one.lost,
+                        "evictions": one.lives - 1,
+                        "share": one.trained / took,
+                        "trains": one.trains,
+                    }
                     for name, one in arrivals.long.items()
                 },
             }
@@ -281,7 +287,7 @@ def show(results: list[JSON], args: argparse.Namespace) -> bool:
         table.at_least("share of the time that the least trained run has", least[boosted], AT_LEAST, ""),
     ]
     meta = {"arrivals": args.arrivals, "seed": args.seed, "scale": args.scale, "results": results}
-    return table.report("arrivals", columns, rows, meta, checks)
+    return table.report("arrivals", columns, rows, meta, checks, args.out)
 
 
 def main() -> int:
@@ -291,12 +297,12 @@ def main() -> int:
     parser.add_argument("--arrivals", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=12.0, help="what all seconds are multiplied by")
+    table.add_out(parser)
     args = parser.parse_args()
     found = binaries_and_run("arrivals")
     if found is None:
         return 2
-    if find_kueue() is None:
-        print("arrivals: no Kueue here: scripts/tools kueue-crds kueue kwok builds it", file=sys.stderr)
+    if not equipped("arrivals"):
         return 2
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as folder:
         results = asyncio.run(both(args, Path(folder), found[1]))

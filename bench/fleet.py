@@ -32,14 +32,11 @@ from typing import Final
 import kube_load
 import table
 from aiohttp import web
-from fleet_cluster import CONNECTIONS, JSON, LONG, PLAYERS, QUEUE, ROOT, URGENT, FleetCluster, Rays, until
+from fleet_cluster import CONNECTIONS, JSON, LONG, PLAYERS, QUEUE, URGENT, FleetCluster, Rays, equipped, until
 from kube_load import RUNS, Client, cpu_seconds, peak_megabytes
+from kueue_process import find_kueue
 from operator_load import WRITES, binaries_and_run, patience, percentile
 from operator_process import OperatorProcess
-
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
-
-from kueue_process import find_kueue
 
 RATIO, REQUEST_SECONDS, MEGABYTES = 1.3, 3.0, 400.0
 EVERY_SECONDS: Final = 0.5  # an urgent run
@@ -332,7 +329,7 @@ def per_run(found: JSON, verbs: tuple[str, ...]) -> float:
     return sum(n for what, n in found["calls"].items() if what.split()[0] in verbs) / int(found["runs"])
 
 
-def show(results: list[JSON]) -> bool:
+def show(results: list[JSON], out: Path) -> bool:
     """The table and the targets."""
     columns = ["way", "runs"]
     columns += [f"{what} {p}, s" for what in ("admitted", "RayJob") for p in ("p50", "p99")]
@@ -391,7 +388,7 @@ def show(results: list[JSON]) -> bool:
                 f"{found['mode']}: "
                 + ", ".join(f"{what} {n:,}" for what, n in sorted(found["calls"].items()))
             )
-    return table.report("fleet", columns, rows, {"results": results}, checks)
+    return table.report("fleet", columns, rows, {"results": results}, checks, out)
 
 
 def main() -> int:
@@ -406,21 +403,21 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the namespaces in which they do")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["plain", "workload"])
+    table.add_out(parser)
     args = parser.parse_args()
     if set(args.modes) == {"plain"}:
         parser.error("--modes: found plain alone, allowed: beside label or workload, whose RayJob it takes")
     found = binaries_and_run("fleet")
     if found is None:
         return 2
-    if find_kueue() is None:
-        print("fleet: no Kueue here: scripts/tools kueue-crds kueue kwok builds it", file=sys.stderr)
+    if not equipped("fleet"):
         return 2
     kept: JSON = {}
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as folder:
         # What a plain RayJob looks like is known from one that the operator made.
         modes = sorted(args.modes, key=lambda mode: -MODES.index(mode))
         results = [asyncio.run(measure(mode, args, Path(folder), found[1], kept)) for mode in modes]
-    return 0 if show(results) else 1
+    return 0 if show(results, args.out) else 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from kube_load import Client
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
-from kueue_process import QueuedCluster  # noqa: E402
+from kueue_process import QueuedCluster, find_kueue  # noqa: E402
 from operator_process import OperatorProcess, Program  # noqa: E402
 
 ACCELERATOR: Final = "nvidia.com/gpu"
@@ -60,6 +60,17 @@ async def until(
             said = time.monotonic()
             print(f"  {what()}", file=sys.stderr, flush=True)
         await asyncio.sleep(0.05)
+
+
+def equipped(who: str) -> bool:
+    """Whether Kueue and kwok are here; a sentence says so where they are not."""
+    kueue = find_kueue()
+    if kueue is not None and (kueue.parent / "kwok").exists():
+        return True
+    print(
+        f"{who}: no Kueue or no kwok here: scripts/tools kueue-crds kueue kwok builds them", file=sys.stderr
+    )
+    return False
 
 
 class FleetCluster:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -98,15 +99,19 @@ class Taken(NamedTuple):
     cpu: float
 
 
-def timed(command: list[str], cluster: Cluster, lines: int) -> Taken:
-    """Run a command, which must say at least so many lines."""
+def timed(command: list[str], cluster: Cluster, names: list[str]) -> Taken:
+    """Run a command, which must say all of these names."""
     environment = {**os.environ, "KUBECONFIG": str(cluster.kube.kubeconfig)}
     before, started = children_seconds(), time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     taken = Taken(time.monotonic() - started, children_seconds() - before)
-    if done.returncode or len(done.stdout.splitlines()) < lines:
-        said = f"{done.stdout[:300]}{done.stderr[:300]}"
-        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}, {said}")
+    said = set(re.findall(r"[\w-]+", done.stdout))
+    missing = [name for name in names if name not in said]
+    if done.returncode or missing:
+        told = f"{done.stdout[:300]}{done.stderr[:300]}"
+        raise RuntimeError(
+            f"{' '.join(command)}: status {done.returncode}, {len(missing)} names are missing: {missing[:5]}\n{told}"
+        )
     return taken
 
 
@@ -120,18 +125,20 @@ def measure(cluster: Cluster, args: argparse.Namespace) -> list[tuple[str, table
     """Each way in turn, so often: what the machine does besides falls on all of them."""
     ours = [sys.executable, "-m", "rl_cli.main"]
     kubectl = [str(cluster.kube.binaries / "kubectl"), "get", "rltrainingruns.rltrain.dev", "-A"]
-    lines = {"team": args.namespaces, "pool": 1}
-    ways = {"kubectl get -A": (kubectl, args.runs), "rltrain --help": ([*ours, "--help"], 1)}
+    runs = [f"run-{number:04d}" for number in range(args.runs)]
+    teams = [f"team-{number:02d}" for number in range(min(args.namespaces, args.runs))]
+    names = {"team": teams, "pool": ["h100"]}
+    ways = {"kubectl get -A": (kubectl, runs), "rltrain --help": ([*ours, "--help"], ["top"])}
     for way in WAYS:
         command = ["top", "-A", *way]
         ways[f"rltrain {' '.join(command)}"] = (
             [*ours, *command],
-            lines.get(way[-1] if way else "", args.runs),
+            names.get(way[-1] if way else "", runs),
         )
     taken: dict[str, list[Taken]] = {name: [] for name in ways}
     for _ in range(args.tries):
-        for name, (command, least) in ways.items():
-            taken[name].append(timed(command, cluster, least))
+        for name, (command, listed) in ways.items():
+            taken[name].append(timed(command, cluster, listed))
     return [
         (name, table.spread([one.wall for one in its]), table.spread([one.cpu for one in its]))
         for name, its in taken.items()
@@ -145,6 +152,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--namespaces", type=int, default=50)
     parser.add_argument("--tries", type=int, default=5)
+    table.add_out(parser)
     args = parser.parse_args()
     found = binaries_and_run("fleet_top")
     if found is None:
@@ -163,7 +171,7 @@ def main() -> int:
     ]
     rows = [[name, args.runs, wall, cpu] for name, wall, cpu in taken]
     columns = ["command", "runs", "seconds", "of processors"]
-    return 0 if table.report("fleet_top", columns, rows, checks=checks) else 1
+    return 0 if table.report("fleet_top", columns, rows, checks=checks, out=args.out) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -68,14 +69,26 @@ def machine() -> dict[str, Any]:
     }
 
 
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """The option of a benchmark that says where `report` writes."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where the JSON file is written (default: bench/results)",
+    )
+
+
 def report(
     name: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
     meta: Mapping[str, Any] | None = None,
     checks: Sequence[Check] = (),
+    out: Path = RESULTS,
 ) -> bool:
-    """Print `rows` as a table and the checks below it, and write both to `results/NAME.json`.
+    """Print `rows` as a table and the checks below it, and write both to NAME.json in the folder `out`.
 
     A cell may be a `Spread` (printed as min / median / max, stored with its values), a number or text.
     Returns True when every check passed, so that a script can end with `sys.exit(not report(...))`.
@@ -97,7 +110,7 @@ def report(
         verdict = "[green]reached[/]" if check.passed else "[red]missed[/]"
         console.print(f"{verdict}  {check.name}: {check.found} (wanted {check.wanted})", highlight=False)
 
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     payload = {
         "name": name,
         "columns": list(columns),
@@ -106,11 +119,13 @@ def report(
         "passed": all(check.passed for check in checks),
         "meta": {**machine(), **dict(meta or {})},
     }
-    target = RESULTS / f"{name}.json"
+    target = out / f"{name}.json"
     temporary = target.with_suffix(".json.tmp")
     temporary.write_text(json.dumps(payload, indent=2) + "\n")
     temporary.replace(target)
-    console.print(f"written to {target.relative_to(RESULTS.parent.parent)}", style="dim", highlight=False)
+    root = RESULTS.parent.parent
+    shown = target.relative_to(root) if target.is_relative_to(root) else target
+    console.print(f"written to {shown}", style="dim", highlight=False)
     return all(check.passed for check in checks)
 
 
