@@ -187,10 +187,20 @@ class Store:
 
     def gives_way(self, key: Key) -> bool:
         """Whether Kueue wants quota back that the run has, or some of its samplers."""
+        return any(one.taken for one in self._workloads_of(key))
+
+    def may_begin(self, key: Key) -> bool:
+        """Whether Kueue has admitted the run, and nothing of it has pods yet."""
+        there = {kind for kind, _ in self._of_run.get(key, ())}
+        if not there.isdisjoint(("RayJob", "RayCluster")):
+            return False
+        return any(one.runs and one.slice is None for one in self._workloads_of(key))
+
+    def _workloads_of(self, key: Key) -> Iterator[Workload]:
         known = self._objects["Workload"]
-        places = [place for kind, place in self._of_run.get(key, ()) if kind == "Workload"]
-        views = [known[place].view for place in places if place in known]
-        return any(isinstance(view, Workload) and view.taken for view in views)
+        for kind, place in self._of_run.get(key, ()):
+            if kind == "Workload" and place in known and isinstance(view := known[place].view, Workload):
+                yield view
 
     def runs(self) -> list[Key]:
         """All runs."""

@@ -151,7 +151,7 @@ class Controller:
 
     def _wake(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self.queue.add(key, urgent=self._is_new(key) or self.store.gives_way(key))
+            self.queue.add(key, urgent=self._is_urgent(key))
 
     def _heard(self, key: Key, seconds: float) -> None:
         """A driver has said something that wants to be seen in so many seconds."""
@@ -168,10 +168,11 @@ class Controller:
             else:
                 self.services.wake([holder.key])
 
-    def _is_new(self, key: Key) -> bool:
-        """Whether nothing has been begun for a run yet."""
+    def _is_urgent(self, key: Key) -> bool:
+        """Whether nothing was made for a run yet, it has quota and does not use it, or others wait for what it has."""
         memory = self._memory.get(key)
-        return self.store.begun(key) is False and not (memory is not None and memory.begun)
+        is_new = self.store.begun(key) is False and not (memory is not None and memory.made)
+        return is_new or self.store.may_begin(key) or self.store.gives_way(key)
 
     async def run(self, workers: int) -> None:
         """Work until cancelled."""
@@ -270,8 +271,10 @@ class Controller:
         memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
         if memory.untold is not None:
             (told, decision), memory.untold = memory.untold, None
-            await self._tell(key, told, decision, memory)
-            return
+            # That it waits in a queue is not said of one that has its quota meanwhile: it is decided upon anew.
+            if not self.store.may_begin(key):
+                await self._tell(key, told, decision, memory)
+                return
         world = await self.cluster.observe(key, run, memory)
         try:
             await self._decide(key, world, memory)
@@ -296,7 +299,7 @@ class Controller:
             await self._leave_alone(key, world.run, decision, memory)
             return
         memory.unreadable = ""
-        memory.begun = memory.begun or bool(decision.create)
+        memory.made = memory.made or bool(decision.create or world.workloads)
         await self.cluster.make(world, decision, memory)
         if decision.create and self.queue.pressed:
             # Another run waits for its first pods: they are worth more than what is said of this one.

@@ -21,7 +21,7 @@ class Memory:
     refusal: str = ""
     scale_refusal: str = ""
     scale_again: float = 0.0
-    begun: bool = False
+    made: bool = False
     """Whether the first objects were made; before that a run is urgent."""
     untold: tuple[World, Decision] | None = None
     """What was done, and is not in the status yet."""

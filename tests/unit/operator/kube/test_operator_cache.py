@@ -276,17 +276,19 @@ def test_whether_a_run_has_begun() -> None:
     assert store.phases() == {"Training": 1}
 
 
-def test_whether_a_queue_wants_quota_back() -> None:
+def test_whether_a_queue_gave_quota_and_wants_it_back() -> None:
     def workload(version: int, *facts: tuple[str, str]) -> dict[str, Any]:
         conditions = [{"type": kind, "status": status} for kind, status in facts]
         return stored("Workload", "sums", version, "w", status={"conditions": conditions}, metadata=OWNED)
 
     store = Store()
     store.put(make_run())
-    assert not store.gives_way(KEY)
+    assert (store.may_begin(KEY), store.gives_way(KEY)) == (False, False)
     store.put(workload(5, ("QuotaReserved", "True"), ("Admitted", "True")))
-    assert not store.gives_way(KEY)
+    assert (store.may_begin(KEY), store.gives_way(KEY)) == (True, False)
+    store.put(stored("RayJob", "sums-1", 1, "r", metadata=OWNED))
+    assert (store.may_begin(KEY), store.gives_way(KEY)) == (False, False), "it has"
     store.put(workload(6, ("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True")))
-    assert store.gives_way(KEY)
+    assert (store.may_begin(KEY), store.gives_way(KEY)) == (False, True)
     store.put(workload(7, ("QuotaReserved", "False"), ("Evicted", "True")))
-    assert not store.gives_way(KEY), "it was given back"
+    assert (store.may_begin(KEY), store.gives_way(KEY)) == (False, False), "it was given back"
