@@ -316,7 +316,7 @@ async def _urgent(
     for name in names:
         await fleet.apply(*name, URGENT)
         await asyncio.sleep(EVERY_SECONDS)
-    await until(lambda: all(name in fleet.jobs for name in names), state, patience(args.urgent), watched)
+    await until(lambda: all(name in fleet.jobs for name in names), state, patience(args.runs), watched)
     victims = [name for name in fleet.evicted if name in fleet.created]
     asked = [drivers.asked[name] - fleet.evicted[name] for name in victims if name in drivers.asked]
     found["urgent"] = fleet.since(names, fleet.jobs)
