@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,11 @@ class Racks:
             self.until(lambda: said in self.waits(name), f"{name} says why it waits")
         except AssertionError as error:
             raise AssertionError(f"{name} says: {self.waits(name)}") from error
+
+    def until_older(self, name: str) -> None:
+        """Wait until what is made now is younger than a Workload: their age is in whole seconds."""
+        made = datetime.fromisoformat(self.there("workload", name)["metadata"]["creationTimestamp"])
+        self.until(lambda: datetime.now(UTC) - made >= timedelta(seconds=1), f"{name} is older")
 
     def until(self, condition: Any, what: str) -> Any:
         return self.operator.until(condition, what, SECONDS)
@@ -266,6 +272,7 @@ def test_a_run_waits_for_a_rack_and_starts_when_one_has_room(racks: Racks) -> No
         f'topology "{racks.namespace}-gpu" allows to fit only 1 out of 2 pod(s)'
     )
     racks.until_waits("sums", f"1st of 1 {why}")
+    racks.until_older("sums")
     racks.submit("later", pool="gpu", topology={"required": "rack"})
     racks.until_waits("later", f"2nd of 2 {why}")
     assert not racks.there("rayjob", "sums-1"), "no pods are made that would wait"
