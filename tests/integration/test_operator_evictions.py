@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from fake_driver import FakeDriver
 from kueue_process import QueuedCluster
 from operator_inside import run
 from operator_process import OperatorProcess
+from played_kuberay import KubeRay, driver
 
 SECONDS = 120.0
 """For what another replica has to find out first: that the lease is free."""
@@ -24,36 +20,13 @@ KUEUE = "kueue.x-k8s.io/v1beta2"
 ACCELERATOR = "nvidia.com/gpu"
 
 
-@contextmanager
-def driver() -> Iterator[str]:
-    """Drivers of all runs, which train and write every checkpoint that they are asked for: where they answer."""
-    asked = {"step": 3}
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if request.method == "POST":
-            asked["step"] += 1
-        said: dict[str, Any] = {"phase": "Training", "step": asked["step"], "maxSteps": 1000}
-        checkpoint = {"step": asked["step"], "uri": f"file:///checkpoints/{asked['step']}"}
-        return web.json_response({**said, "checkpoint": checkpoint})
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server = FakeDriver(answer)
-    try:
-        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
-    finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-
-
 class Evictions:
     """A namespace whose queue has accelerators for one run, and two replicas of the operator."""
 
     def __init__(self, cluster: QueuedCluster, folder: Path, url: str) -> None:
         self.kube = cluster.kube
         self.namespace = self.kube.new_namespace("evictions")
+        self.kuberay = KubeRay(self.kube, self.namespace)
         options = (
             "--all-namespaces",
             "--leader-elect",
@@ -132,67 +105,13 @@ class Evictions:
     def leader(self) -> OperatorProcess | None:
         return next((one for one in self.replicas if one.metrics().get("rltrain_operator_leader") == 1), None)
 
-    def _tell(self, kind: str, name: str, status: dict[str, Any]) -> None:
-        where = ("-n", self.namespace, "--subresource=status", "--type=merge")
-        self.kube.kubectl("patch", kind, name, *where, "-p", json.dumps({"status": status}))
-
-    def play_kuberay(self, job: str) -> None:
+    def start(self, job: str) -> None:
         """The RayJob runs: its RayCluster and its head are there."""
         made = self.until(lambda: self.there("rayjob", job), f"{job} is made")
-        labels = {
-            key: text for key, text in made["metadata"]["labels"].items() if key.startswith("rltrain.dev/")
-        }
-        cluster, spec = f"{job}-abcde", made["spec"]["rayClusterSpec"]
-        metadata = {"name": cluster, "labels": labels | managed(made), "ownerReferences": owner(made)}
-        self.kube.apply(
-            {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec},
-            namespace=self.namespace,
-        )
-        template = spec["headGroupSpec"]["template"]
-        reference = owner(self.there("raycluster", cluster))
-        metadata = template["metadata"] | {"name": f"{cluster}-head", "ownerReferences": reference}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": template["spec"] | {"nodeName": "somewhere"},
-        }
-        self.kube.apply(pod, namespace=self.namespace)
-        ready = [{"type": "Ready", "status": "True"}]
-        self._tell("pod", f"{cluster}-head", {"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})
-        self._tell(
-            "rayjob",
-            job,
-            {
-                "rayClusterName": cluster,
-                "jobDeploymentStatus": "Running",
-                "jobStatus": "RUNNING",
-                "rayClusterStatus": {"state": "ready", "head": {"serviceName": f"{cluster}-head-svc"}},
-            },
-        )
-
-    def end_pods(self) -> None:
-        """As the kubelet and KubeRay do it, when their time is over."""
-        for kind in ("pods", "rayclusters"):
-            self.kube.kubectl(
-                "delete", kind, "--all", "-n", self.namespace, "--grace-period=0", "--force", "--wait=true"
-            )
-
-
-def owner(document: dict[str, Any]) -> list[dict[str, Any]]:
-    metadata = document["metadata"]
-    about = {
-        "apiVersion": document["apiVersion"],
-        "kind": document["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-    }
-    return [about | {"controller": True}]
-
-
-def managed(document: dict[str, Any]) -> dict[str, str]:
-    name = "app.kubernetes.io/managed-by"
-    return {name: document["metadata"]["labels"][name]}
+        cluster = self.kuberay.make_cluster(made)
+        head = cluster["spec"]["headGroupSpec"]
+        self.kuberay.start_pod(self.kuberay.make_pod(cluster, head, "head", "somewhere"))
+        self.kuberay.start_job(cluster)
 
 
 @pytest.fixture
@@ -211,7 +130,7 @@ def cluster(queued: QueuedCluster, tmp_path: Path) -> Iterator[Evictions]:
 
 
 def test_the_leader_dies_in_the_middle_of_an_eviction(cluster: Evictions) -> None:
-    cluster.play_kuberay("long-1")
+    cluster.start("long-1")
     cluster.until(lambda: cluster.status.get("phase") == "Training", "it trains")
     pod = {
         "containers": [{"name": "job", "resources": {"requests": {ACCELERATOR: "1"}}}],
@@ -231,7 +150,7 @@ def test_the_leader_dies_in_the_middle_of_an_eviction(cluster: Evictions) -> Non
     assert first is not None
     first.kill()
     assert cluster.fact("long", "QuotaReserved") == "True", "its pods are still there"
-    cluster.end_pods()
+    cluster.kuberay.end_pods()
     cluster.until(
         lambda: cluster.fact("urgent", "Admitted") == "True", "another replica gives the quota back"
     )
@@ -245,7 +164,7 @@ def test_the_leader_dies_in_the_middle_of_an_eviction(cluster: Evictions) -> Non
     assert (given_back["status"], given_back["reason"]) == ("False", "Pending")
 
     cluster.kube.kubectl("delete", "workload", "urgent", "-n", cluster.namespace)
-    cluster.play_kuberay("long-1")
+    cluster.start("long-1")
     cluster.until(lambda: cluster.status.get("phase") == "Training", "it trains again")
     [attempt] = cluster.status["attempts"]
     assert (attempt["number"], attempt["preemptions"]) == (1, 1)

@@ -7,7 +7,7 @@ place and its quota while a failed attempt is made again. While the run is suspe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -21,8 +21,10 @@ from rl_operator.model.names import PODS_ANNOTATION, Manifest
 from rl_operator.model.parse import hash_of
 from rl_operator.model.workload import PREEMPTOR, Workload, placed
 from rl_operator.plan.effective import Effective
+from rl_operator.plan.roles import Role
 from rl_operator.render.claims import claim_templates
 from rl_operator.render.objects import hashed
+from rl_operator.render.topology import pod_set_topology
 from rl_operator.render.workload import run_workload
 
 QUEUED: Final = "Queued"
@@ -179,13 +181,22 @@ def why(look: Look, effective: Effective, main: Workload) -> tuple[str, str]:
             "AdmissionCheck",
             f"queue {main.queue} has quota for the run, and waits for {main.checks or 'its checks'}",
         )
-    said = main.waits.message if main.waits is not None else ""
     line = look.world.line
+    said = main.waits.message if main.waits is not None else line.said if line is not None else ""
     place = f"{ordinal(line.position)} of {line.waiting} in {main.queue}" if line is not None else "waits"
     needs = _needs(effective)
     asked = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
     pods = sum(role.at_start for role in effective.roles)
-    return QUEUED, f"{place}; needs {asked or f'{pods} pods'}{_short(said, needs) if said else ''}"
+    together = "".join(f", all {role.name}s in one {level}" for role, level in _together(effective))
+    return QUEUED, f"{place}; needs {asked or f'{pods} pods'}{together}{_short(said, needs) if said else ''}"
+
+
+def _together(effective: Effective) -> Iterator[tuple[Role, str]]:
+    """Roles whose pods Kueue must find one domain for, and its level: Kueue says only what is wrong with the flavor that it
+    tried last, which may be one that another role does not want anyway."""
+    for role in effective.roles:
+        if role.topology is not None and "required" in pod_set_topology(role) and role.at_start > 1:
+            yield role, role.topology.level
 
 
 def _needs(effective: Effective) -> dict[str, int]:

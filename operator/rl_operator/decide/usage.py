@@ -82,9 +82,14 @@ def counted(look: Look, new: RunStatus) -> Usage:
     kept = _lost(_saved(pools, old, new, look.now), old, new)
     pools = {
         name: kept.get(name, PoolUsage()).model_copy(update={"accelerators": held.get(name, 0.0)})
-        for name in sorted({*kept, *held})
+        for name in sorted({*before.pools, *kept, *held})
     }
-    pools = {name: pool for name, pool in pools.items() if any(getattr(pool, part) for part in _SUMS)}
+    # One that was written stays: server-side apply makes a null, which is refused, of a map that loses all that it had.
+    pools = {
+        name: pool
+        for name, pool in pools.items()
+        if name in before.pools or any(getattr(pool, part) for part in _SUMS)
+    }
     sums = {part: round(sum(getattr(pool, part) for pool in pools.values()), 3) for part in _SUMS}
     return Usage(**sums, pools=pools, waited_seconds=waited, updated_at=look.now)
 

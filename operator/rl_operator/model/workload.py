@@ -152,19 +152,28 @@ class Line:
     position: int
     """Of this one, from 1."""
     waiting: int
+    said: str = ""
+    """What Kueue says of the first of those that ask for the very same, which it does not say of each; empty: nothing."""
 
 
 def line_of(name: str, waiting: Iterable[Workload]) -> Line | None:
     """Place of the Workload of this name among those that wait, in Kueue's order; None: it does not wait.
 
-    Kueue takes the highest priority first, boost included, then the oldest (kueue: pkg/cache/queue/cluster_queue.go).
+    Kueue takes the highest priority first, boost included, then the oldest. Where one does not fit, others of the same pods
+    and priority are not tried, and nothing is said of them (kueue: pkg/cache/queue/cluster_queue.go).
     """
     latest = datetime.max.replace(tzinfo=UTC)
-    found = sorted(
-        waiting, key=lambda one: (-(one.priority + (one.boost or 0)), one.created or latest, one.name)
-    )
-    names = [one.name for one in found]
-    return Line(names.index(name) + 1, len(names)) if name in names else None
+    found = sorted(waiting, key=lambda one: (-_rank(one), one.created or latest, one.name))
+    position = next((number for number, one in enumerate(found, 1) if one.name == name), None)
+    if position is None:
+        return None
+    this = found[position - 1]
+    alike = (one for one in found if this.pods and (one.pods, _rank(one)) == (this.pods, _rank(this)))
+    return Line(position, len(found), next((one.waits.message for one in alike if one.waits is not None), ""))
+
+
+def _rank(workload: Workload) -> int:
+    return workload.priority + (workload.boost or 0)
 
 
 def parse_workload(document: Mapping[str, Any]) -> Workload:

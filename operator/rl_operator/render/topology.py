@@ -26,7 +26,8 @@ _OURS: Final = (RUN_LABEL, ATTEMPT_LABEL, ROLE_LABEL)
 def pod_set_topology(role: Role) -> Manifest:
     """`topologyRequest` of a role's pod set in a Kueue Workload (v1beta2); empty: none.
 
-    Kueue knows nothing of spreading. In a flavor with a topology it places pods of no request as well, as it likes.
+    Kueue knows nothing of spreading. Where all flavors of a queue have a topology it places pods of no request as well, as
+    it likes; where only some have one, it admits none to these.
     """
     topology = role.topology
     if topology is None or topology.how == "spread" or not _by_kueue(role):

@@ -69,6 +69,38 @@ def test_its_place_is_told_while_it_waits(run: Queued) -> None:
     assert decision.status.queue.position == 1
 
 
+def test_where_kueue_says_nothing_of_a_run_it_is_told_what_it_says_of_another_of_the_kind(
+    run: Queued,
+) -> None:
+    said = 'topology "default" allows to fit only 1 out of 2 pod(s)'
+    found = condition(run.queue(line=Line(2, 2, said)), "Admitted")
+    assert found == ("False", "Queued", f"2nd of 2 in team-a; needs 4 pods [{said}]")
+    found = condition(run.queue(waits=Fact("Pending", "its own"), line=Line(2, 2, said)), "Admitted")
+    assert found == ("False", "Queued", "2nd of 2 in team-a; needs 4 pods [its own]")
+
+
+@pytest.mark.parametrize(
+    ("topology", "replicas", "told"),
+    [
+        ({"required": "rack"}, 2, "needs 2 nvidia.com/gpu, all learners in one rack"),
+        ({"required": "rack"}, 1, "needs 1 nvidia.com/gpu"),
+        ({"preferred": "rack"}, 2, "needs 2 nvidia.com/gpu"),
+        ({"spread": "rack"}, 2, "needs 2 nvidia.com/gpu"),
+        (None, 2, "needs 2 nvidia.com/gpu"),
+    ],
+)
+def test_what_must_be_in_one_place_is_told(topology: dict[str, str] | None, replicas: int, told: str) -> None:
+    racks = {"topology": [{"name": "rack", "label": "example.com/rack"}]}
+    spec = {
+        **QUEUED,
+        "learner": {"pools": ["h100"], "replicas": replicas, "topology": topology},
+        "sampler": {"replicas": 1, "pools": ["cpu"]},
+    }
+    run = Queued(spec, pools=[GPU_POOLS[0] | racks, *GPU_POOLS[1:]])
+    found = condition(run.queue(line=Line(1, 1)), "Admitted")
+    assert found == ("False", "Queued", f"1st of 1 in team-a; {told}")
+
+
 def test_accelerators_that_are_free_are_told() -> None:
     spec = {
         **QUEUED,

@@ -77,6 +77,16 @@ def test_waiting_starting_and_training_are_told_apart_by_pool() -> None:
     assert usage(story).pools["h100"].trained == 300.0
 
 
+def test_a_pool_that_was_written_stays_though_its_pods_went_at_once() -> None:
+    """Of a map that loses all that it had server-side apply makes a null, and the API server refuses the status."""
+    story = begun()
+    story.look(rays=(make_ray(),), pods=all_pods())
+    assert usage(story).pools["h100"].accelerators == 3
+    story.look(pods=())
+    assert parts(usage(story)) == {}
+    assert list(usage(story).pools) == ["h100"]
+
+
 def test_of_a_run_without_accelerators_pods_count() -> None:
     story = begun({"profile": "gpu", "sampler": {"pools": ["cpu"]}, "learner": {"pools": ["cpu"]}})
     story.wait(1)

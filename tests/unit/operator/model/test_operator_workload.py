@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from rl_operator.model.workload import Flavor, Line, Workload, line_of, parse_workload, placed
+from rl_operator.model.workload import Fact, Flavor, Line, Workload, line_of, parse_workload, placed
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -89,6 +90,27 @@ def test_the_line_is_by_priority_with_its_boost_and_then_by_age() -> None:
         Line(position, 4) for position in (1, 2, 3, 4)
     ]
     assert line_of("admitted", waiting) is None
+
+
+def test_what_kueue_says_of_one_holds_for_those_that_ask_for_the_same() -> None:
+    told = Workload("told", pods="same", waits=Fact("Pending", "no rack has room"))
+    waiting = [
+        told,
+        Workload("alike", pods="same"),
+        Workload("other", pods="others"),
+        Workload("urgent", pods="same", priority=1),
+        Workload("unknown"),
+        replace(told, name="foreign", pods=""),
+    ]
+    said = {one.name: line_of(one.name, waiting) for one in waiting}
+    assert {name: line.said for name, line in said.items() if line is not None} == {
+        "told": "no rack has room",
+        "alike": "no rack has room",
+        "other": "",
+        "urgent": "",
+        "unknown": "",
+        "foreign": "",
+    }
 
 
 def test_pods_get_what_flavors_and_checks_say() -> None:
