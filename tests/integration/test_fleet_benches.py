@@ -1,5 +1,5 @@
-"""The long benches of fleets, small and seeded, as a user runs them. `make bench-fleet`, `make bench-arrivals` and
-`make bench-top` are the whole.
+"""The long benches of fleets, small and seeded, as a user runs them. `make bench-fleet` and `make bench-top` are the whole; the
+short form of `make bench-arrivals` is tests/unit/operator/decide/test_operator_boost_simulation.py.
 
 What is measured here is what else the machine does: a missed target is no failure. What happens to runs is.
 """
@@ -24,7 +24,6 @@ SECONDS = 540.0
 pytestmark = pytest.mark.timeout(600)
 
 RUNS, URGENT = 10, 4
-ARRIVALS = 4
 LISTED = 30
 
 
@@ -76,18 +75,6 @@ def test_urgent_runs_of_a_fleet_get_their_quota_from_runs_that_are_asked_for_a_c
     assert len(result["requests"]["latencies"]) == result["evicted"]
     # A head, four learners and three samplers each, and nobody else's.
     assert result["pods"] == (RUNS + 1) * 8
-
-
-def test_urgent_runs_are_done_and_all_long_ones_train_again_with_boost_and_without(tmp_path: Path) -> None:
-    queues_or_skip()
-    options = [f"--arrivals={ARRIVALS}", "--seed=1", "--scale=0.2"]
-    results = figures(tmp_path, "arrivals", *options)["meta"]["results"]
-    assert [result["arm"] for result in results] == ["without boost", "with boost"]
-    for result in results:
-        assert result["done"] == ARRIVALS
-        assert len(result["long"]) == 3
-        assert all(one["trains"] for one in result["long"].values()), result
-        assert 1 <= sum(one["evictions"] for one in result["long"].values()) <= ARRIVALS, result
 
 
 def test_top_lists_all_runs_and_teams_of_a_fleet(tmp_path: Path) -> None:

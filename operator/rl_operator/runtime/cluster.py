@@ -263,8 +263,8 @@ class Cluster:
             self.store.put(await bring(self.api, manifest, live.uid))
         for target in decision.delete:
             await delete_owned(self.api, target, namespace, memory.uid)
-        if decision.boost is not None:
-            await self._boost(namespace, decision.boost)
+        if decision.boost is not None and not decision.boost.value:
+            await self._boost(namespace, decision.boost)  # it does not stand in its queue with one
         for change in decision.tell_queue:
             self.store.put(await tell_queue(self.api, namespace, change))
         if decision.scale is not None:
@@ -273,13 +273,15 @@ class Cluster:
             memory.scale_refusal = ""
 
     async def tell(self, world: World, decision: Decision) -> None:
-        """Write the finalizer, the events and the status; raises ApiError as `make` does.
+        """Write the finalizer, the events, what an eviction would cost and the status; raises ApiError as `make` does.
 
         The finalizer is there for a last checkpoint, which a RayJob that was just made has none to give: it need not wait
         for it, and a run that is deleted in between takes its RayJob along. Events come before the status: an operator that
         is killed between the two decides the same again, and what is there already is not written twice. The other way
         round it would be lost.
         """
+        if decision.boost is not None and decision.boost.value:
+            await self._boost(str(world.metadata["namespace"]), decision.boost)
         attempt = decision.status.attempts[-1].number if decision.status.attempts else 0
         events = [event_of(world.metadata, note, attempt, datetime.now(UTC)) for note in decision.notes]
         work: list[Any] = [write_event(self.api, event) for event in events]
