@@ -1,5 +1,5 @@
-"""The long benches of fleets, small and seeded, as a user runs them. `make bench-fleet` and `make bench-top` are the whole; the
-short form of `make bench-arrivals` is tests/unit/operator/decide/test_operator_boost_simulation.py.
+"""The long benches of fleets, small and seeded, as a user runs them. `make bench-fleet` and `make bench-top` are the whole;
+the short form of `make bench-arrivals` is tests/unit/operator/decide/test_operator_boost_simulation.py.
 
 What is measured here is what else the machine does: a missed target is no failure. What happens to runs is.
 """
