@@ -34,6 +34,9 @@ REFRESH: Final = timedelta(seconds=30)
 BUDGET: Final = timedelta(seconds=10)
 """How long figures alone wait at least to be written after those before them."""
 
+MOST_BUDGET: Final = timedelta(seconds=50)
+"""How long they wait at most: a driver whose figures are older than a minute is taken for silent (rl_cli.view)."""
+
 _FIGURES_A_SECOND: Final = 20.0
 """So many runs have their figures written in a second: each takes an API server some milliseconds, as it checks all of the
 run's rules anew."""
@@ -66,7 +69,7 @@ def figures(progress: Progress) -> Progress:
 
 def budget(followed: int) -> timedelta:
     """How long figures alone wait to be written after those before them, where so many drivers are followed."""
-    return max(BUDGET, timedelta(seconds=math.ceil(followed / _FIGURES_A_SECOND)))
+    return min(max(BUDGET, timedelta(seconds=math.ceil(followed / _FIGURES_A_SECOND))), MOST_BUDGET)
 
 
 def news(old: Progress, new: Progress, followed: int) -> float | None:

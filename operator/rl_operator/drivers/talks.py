@@ -74,10 +74,9 @@ class Talks:
         self._followed: Counter[str] = Counter()
         self._questions, self._wishes = Places(_QUESTIONS), Places(_WISHES)
 
-    @property
-    def followed(self) -> int:
-        """How many drivers are followed."""
-        return self._followed.total()
+    def followed(self, namespace: str) -> int:
+        """How many drivers would be followed if every namespace had as many as this one: of these it has its share."""
+        return self._followed[namespace] * len(self._followed)
 
     def follow(self, key: Key, pull: Pull | None, heard: Heard) -> None:
         """Keep asking this driver of a run, and no other; None: none."""
@@ -138,7 +137,7 @@ class Talks:
                 another = old is None or (old.progress.phase, old.checkpoint) != (progress.phase, checkpoint)
                 heard.reading = Reading(pull.attempt, datetime.now(UTC), progress, checkpoint)
                 if old is not None and not another:
-                    seconds = self._news(old.progress, progress, self.followed)
+                    seconds = self._news(old.progress, progress, self.followed(key[0]))
                     if seconds is not None:
                         self._wake(key, seconds)
                 elif woken <= now:

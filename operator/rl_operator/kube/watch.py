@@ -22,8 +22,9 @@ _STUCK_SECONDS: Final = 3.0 * WATCH_SECONDS
 _UNKNOWN_SECONDS: Final = 5.0
 """How often a kind that the cluster does not know is asked for: KubeRay may be installed at any time."""
 _LONGEST_PAUSE: Final = 8.0
-_DENIED_SECONDS: Final = 30.0
-"""How often a kind is asked for that the operator may do without: its rights may be given to it at any time."""
+_DENIED_SECONDS: Final = 120.0
+"""How often a kind is asked for that the operator may do without: its rights may be given to it at any time. So seldom that
+no alert takes it for a fault."""
 
 
 class Sink(Protocol):
@@ -74,6 +75,12 @@ class Watch:
                 failures = 0
             except ApiError as error:
                 if error.forbidden and self.optional:
+                    if self._version:
+                        LOG.warning("%ss are not seen any more: %s", self.kind, error)
+                        self._version = ""
+                        self._sink.listed(
+                            self.kind, self._namespace, None, 0
+                        )  # what was seen may not be so any more
                     await asyncio.sleep(_DENIED_SECONDS)
                     continue
                 failures += 1

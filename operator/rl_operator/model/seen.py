@@ -249,7 +249,7 @@ class World:
     cordoned: Mapping[str, str] = field(default_factory=dict)
     """Nodes with pods of the run on which no more are put, and why."""
     followed: int = 0
-    """How many drivers the operator follows, of all runs."""
+    """How many drivers the operator would follow if every namespace had as many as the run's."""
     reading: Reading | None = None
     reading_error: str = ""
     """Why the driver did not answer the last time."""

@@ -168,8 +168,14 @@ def line_of(name: str, waiting: Iterable[Workload]) -> Line | None:
     if position is None:
         return None
     this = found[position - 1]
-    alike = (one for one in found if this.pods and (one.pods, _rank(one)) == (this.pods, _rank(this)))
-    return Line(position, len(found), next((one.waits.message for one in alike if one.waits is not None), ""))
+    alike = [one for one in found if this.pods and (one.pods, _rank(one)) == (this.pods, _rank(this))]
+    return Line(position, len(found), next((said for one in alike if (said := _said(one))), ""))
+
+
+def _said(workload: Workload) -> str:
+    """What Kueue says of one that waits, but for why it was evicted, which is of it alone."""
+    evicted = workload.evicted.message if workload.evicted is not None else ""
+    return workload.waits.message if workload.waits is not None and workload.waits.message != evicted else ""
 
 
 def _rank(workload: Workload) -> int:

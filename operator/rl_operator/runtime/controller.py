@@ -76,6 +76,8 @@ class Controller:
         self.finished_at = time.monotonic()
         self.ledger = Ledger()
         self._memory: dict[Key, Memory] = {}
+        self._unprimed: set[Key] | None = None
+        """While everything is read for the first time: what was seen of it."""
         self._talks = Talks(self.drivers, self._heard, news)
         self.services = Services(self.cluster, self.drivers, settings, metrics, self.ledger, self._begins)
 
@@ -86,7 +88,7 @@ class Controller:
         Raises:
             ApiError: something could not be read in time.
         """
-        deadline = time.monotonic() + _PRIME_SECONDS
+        deadline, self._unprimed = time.monotonic() + _PRIME_SECONDS, set()
         for watch in self.watches:
             while True:
                 try:
@@ -103,6 +105,9 @@ class Controller:
         for key in self.store.runs():
             self._take_down(key)
         self.services.take_down()
+        # Only now is it known who goes first.
+        keys, self._unprimed = self._unprimed, None
+        self._wake(keys or ())
 
     def _take_down(self, key: Key) -> None:
         """What a run holds and whether it waits, as the API server has it, before anything is decided."""
@@ -111,6 +116,7 @@ class Controller:
             return
         memory = self._memory_of(key, str(run["metadata"].get("uid", "")))
         world, status = self.cluster.known(key, run, memory), known_status(run)
+        memory.made = bool(world.workloads)
         waiting = waits(status.conditions)
         if waiting or world.rays:
             plan = self.cluster.plan(run, memory)
@@ -150,6 +156,9 @@ class Controller:
         return "; ".join(problem for watch in self.watches if (problem := watch.problem))
 
     def _wake(self, keys: Iterable[Key]) -> None:
+        if self._unprimed is not None:
+            self._unprimed.update(keys)
+            return
         for key in keys:
             self.queue.add(key, urgent=self._is_urgent(key))
 
@@ -272,7 +281,7 @@ class Controller:
         if memory.untold is not None:
             (told, decision), memory.untold = memory.untold, None
             # That it waits in a queue is not said of one that has its quota meanwhile: it is decided upon anew.
-            if not self.store.may_begin(key):
+            if told.rays or not self.store.may_begin(key):
                 await self._tell(key, told, decision, memory)
                 return
         world = await self.cluster.observe(key, run, memory)
@@ -288,7 +297,7 @@ class Controller:
         plan = self.cluster.plan(world.run, memory)
         # Nothing is waited for from here to where the ledger has what was decided.
         others = self.ledger.others(Holder(*key), plan.profile_name, made_at(world.run))
-        decision = reconcile(replace(world, others=others, followed=self._talks.followed), now, plan)
+        decision = reconcile(replace(world, others=others, followed=self._talks.followed(key[0])), now, plan)
         if not decision.unreadable:
             needs = held(world, decision.status.attempts, plan, decision)
             waiting = made_at(world.run) if waits(decision.status.conditions) else None
@@ -309,6 +318,10 @@ class Controller:
         await self._tell(key, world, decision, memory)
 
     async def _tell(self, key: Key, world: World, decision: Decision, memory: Memory) -> None:
+        wish = decision.status.checkpoint_request
+        if decision.pull is not None and decision.ask is not None and wish is not None:
+            # Before it is told: others may wait for what the run has, and a checkpoint too many costs nothing else.
+            self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         await self.cluster.tell(world, decision)
         known = known_status(world.run).attempts
         attempt = decision.status.attempts[-1] if decision.status.attempts else None
@@ -318,9 +331,6 @@ class Controller:
         if attempt is not None and (not known or attempt.number != known[-1].number):
             memory.reading, memory.reading_error, memory.ask = None, "", None
         self._talks.follow(key, decision.pull, memory)
-        wish = decision.status.checkpoint_request
-        if decision.pull is not None and decision.ask is not None and wish is not None:
-            self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         self.queue.add_after(key, decision.requeue)
 
     async def _refused(self, key: Key, memory: Memory, refusal: str) -> None:

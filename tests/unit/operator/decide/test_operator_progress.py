@@ -121,7 +121,14 @@ def test_what_a_reading_does_not_say_stays() -> None:
 
 
 def test_figures_of_a_thousand_runs_are_written_less_often() -> None:
-    assert [budget(count).total_seconds() for count in (0, 1, 200, 201, 1000)] == [10, 10, 10, 11, 50]
+    assert [budget(count).total_seconds() for count in (0, 1, 200, 201, 1000, 9000)] == [
+        10,
+        10,
+        10,
+        11,
+        50,
+        50,
+    ]
     one = Progress(phase="Training", step=1, updated_at=NOW)
     old = RunStatus(progress=one)
     new = RunStatus(progress=one.model_copy(update={"step": 2}))

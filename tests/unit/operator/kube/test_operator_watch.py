@@ -142,13 +142,21 @@ def test_a_kind_that_comes_and_goes() -> None:
 
 def test_what_it_may_do_without_is_seen_as_soon_as_it_may_be(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    answers = DENIED, DENIED, DENIED, DENIED, [([pod("a", 3)], "7")], DENIED, []
+    answers = DENIED, DENIED, DENIED, DENIED, [([pod("a", 3)], "7")], []
     asked, said = follow(*answers, optional=True)
-    assert asked == [*["list"] * 5, *["watch 7"] * 3]
+    assert asked == [*["list"] * 5, *["watch 7"] * 2]
     assert said == ["LISTED a", "all ['uid-a'] 7"]
     assert caplog.text == "", "it was said once, as the operator began"
     follow(*answers)
-    assert caplog.text.count("cannot be watched") == 5
+    assert caplog.text.count("cannot be watched") == 4
+
+
+def test_what_it_may_see_no_more_is_forgotten_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    listed = [([pod("a", 3)], "7")]
+    asked, said = follow(listed, DENIED, DENIED, DENIED, listed, [], optional=True)
+    assert asked == ["list", "watch 7", *["list"] * 3, "watch 7", "watch 7"]
+    assert said == ["LISTED a", "all ['uid-a'] 7", "all None 0", "LISTED a", "all ['uid-a'] 7"]
+    assert caplog.text.count("Pods are not seen any more: ") == 1
 
 
 def test_a_watch_that_hangs_is_told_to_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:

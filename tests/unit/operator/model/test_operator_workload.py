@@ -102,8 +102,11 @@ def test_what_kueue_says_of_one_holds_for_those_that_ask_for_the_same() -> None:
         Workload("unknown"),
         replace(told, name="foreign", pods=""),
     ]
+    evicted = Fact("Preempted", "for a workload (UID: 1)")
+    waiting.insert(0, replace(told, name="evicted", evicted=evicted, waits=evicted))
     said = {one.name: line_of(one.name, waiting) for one in waiting}
     assert {name: line.said for name, line in said.items() if line is not None} == {
+        "evicted": "no rack has room",
         "told": "no rack has room",
         "alike": "no rack has room",
         "other": "",
