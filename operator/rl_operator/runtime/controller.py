@@ -309,6 +309,10 @@ class Controller:
             return
         memory.unreadable = ""
         memory.made = memory.made or bool(decision.create or world.workloads)
+        wish = decision.status.checkpoint_request
+        if decision.pull is not None and decision.ask is not None and wish is not None:
+            # Before anything is written: others may wait for what the run has, and a checkpoint too many costs little.
+            self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         await self.cluster.make(world, decision, memory)
         if decision.create and self.queue.pressed:
             # Another run waits for its first pods: they are worth more than what is said of this one.
@@ -318,10 +322,6 @@ class Controller:
         await self._tell(key, world, decision, memory)
 
     async def _tell(self, key: Key, world: World, decision: Decision, memory: Memory) -> None:
-        wish = decision.status.checkpoint_request
-        if decision.pull is not None and decision.ask is not None and wish is not None:
-            # Before it is told: others may wait for what the run has, and a checkpoint too many costs nothing else.
-            self._talks.ask(key, decision.pull, wish.id, decision.ask, memory)
         await self.cluster.tell(world, decision)
         known = known_status(world.run).attempts
         attempt = decision.status.attempts[-1] if decision.status.attempts else None
