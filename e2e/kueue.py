@@ -9,6 +9,8 @@ from typing import Any
 from cluster_client import Cluster, wait_for
 
 API = "kueue.x-k8s.io/v1beta2"
+WORKLOADS = "workloads.kueue.x-k8s.io"
+"""Kubernetes has some of its own."""
 PLENTY = {"memory": "64Gi"}
 """Of what the scenarios do not share."""
 
@@ -93,7 +95,7 @@ def urgent(cluster: Cluster, name: str, namespace: str, queue: str, cpu: str) ->
 
 def is_admitted(cluster: Cluster, name: str, namespace: str) -> bool:
     """Whether a Workload has its quota."""
-    found: dict[str, Any] = cluster.get("workload", name, namespace) or {}
+    found: dict[str, Any] = cluster.get(WORKLOADS, name, namespace) or {}
     facts = {one["type"]: one["status"] for one in found.get("status", {}).get("conditions", [])}
     return facts.get("Admitted") == "True" and facts.get("Evicted") != "True"
 
@@ -102,11 +104,11 @@ def admitted(cluster: Cluster, name: str, namespace: str, seconds: float) -> Non
     """Returns when a Workload has its quota."""
 
     def why() -> str:
-        return cluster.kubectl("get", "workloads", "-A", check=False).stdout
+        return cluster.kubectl("get", WORKLOADS, "-A", check=False).stdout
 
     wait_for(f"Workload {name} is admitted", lambda: is_admitted(cluster, name, namespace), seconds, why)
 
 
 def gone(cluster: Cluster, name: str, namespace: str) -> None:
     """Its quota is free again."""
-    cluster.kubectl("delete", "workload", name, "-n", namespace, "--timeout=60s")
+    cluster.kubectl("delete", WORKLOADS, name, "-n", namespace, "--timeout=60s")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import SYSTEM, TRAINER_IMAGE, Train
-from kueue import admitted, cluster_queue, gone, is_admitted, urgent
+from kueue import WORKLOADS, admitted, cluster_queue, gone, is_admitted, urgent
 from test_scaling import goes_on, wait_for_samplers
 from test_training import START_SECONDS, TRAIN_SECONDS
 from training_run import ENDLESS, TrainingRun
@@ -114,10 +114,10 @@ def test_who_must_go_saves_first_and_ends_as_one_that_was_not_disturbed(
         assert [(one["number"], one["preemptions"]) for one in run.status["attempts"]] == [(1, 3)]
         calm.wait_for_condition("Succeeded", TRAIN_SECONDS)
         assert weights(run) == weights(calm)
-        facts = cluster.get("workload", run.name, namespace) or {}
+        facts = cluster.get(WORKLOADS, run.name, namespace) or {}
         wait_for(
             "Kueue knows that it has ended",
-            lambda: "Finished" in json.dumps(cluster.get("workload", run.name, namespace)),
+            lambda: "Finished" in json.dumps(cluster.get(WORKLOADS, run.name, namespace)),
             30,
         )
         assert facts["metadata"]["ownerReferences"][0]["name"] == run.name
@@ -147,4 +147,4 @@ def test_borrowed_samplers_are_taken_back_and_given_again(
         assert run.pods("learner")[0]["metadata"]["uid"] == learner
         run.patch({"suspend": True})
         run.wait_for_condition("Suspended", 180)
-        wait_for("its quota is free", lambda: not cluster.list("workloads", namespace), 60)
+        wait_for("its quota is free", lambda: not cluster.list(WORKLOADS, namespace), 60)
