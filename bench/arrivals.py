@@ -226,14 +226,8 @@ async def measure(arm: str, args: argparse.Namespace, folder: Path, run: JSON) -
             return {
                 "arm": arm,
                 "took": took,
-                "done": len(arrivals.done),
                 "long": {
-                    name: {
-                        "lost": one.lost,
-                        "evictions": one.lives - 1,
-                        "share": one.trained / took,
-                        "trains": one.trains,
-                    }
+                    name: {"lost": one.lost, "evictions": one.lives - 1, "share": one.trained / took}
                     for name, one in arrivals.long.items()
                 },
             }

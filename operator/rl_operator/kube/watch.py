@@ -78,9 +78,8 @@ class Watch:
                     if self._version:
                         LOG.warning("%ss are not seen any more: %s", self.kind, error)
                         self._version = ""
-                        self._sink.listed(
-                            self.kind, self._namespace, None, 0
-                        )  # what was seen may not be so any more
+                        # What was seen may not be so any more.
+                        self._sink.listed(self.kind, self._namespace, None, 0)
                     await asyncio.sleep(_DENIED_SECONDS)
                     continue
                 failures += 1
