@@ -92,6 +92,12 @@ class TrainingDiverged(RLTrainError):
     """The loss was not a number several times in a row."""
 
 
+class PolicyMismatch(RLTrainError):
+    """Samplers and learner give the same tokens other probabilities, though both have the same weights."""
+
+    exit_code = 2
+
+
 class ProgramFailed(RLTrainError):
     """The program of `trainer.command` has ended, but not with exit code 0. The sentence has its last lines."""
 

@@ -192,6 +192,16 @@ def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_end_the_run(tmp_
     files.assert_nothing_lost_or_twice()
 
 
+def test_samplers_that_compute_another_policy_than_the_learner_end_the_run_before_it_is_kept(tmp_path: Path):
+    files = RunFiles(tmp_path)
+    # One decodes token by token, the other reads whole sequences: their last bits differ.
+    outcome = files.run("--set", "weightSync.maxMismatch=1.000000000001")
+    assert outcome.code == 2, outcome
+    assert "step 1: samplers (engine torch) and learner differ" in outcome.sentence
+    assert "spec.weightSync.maxMismatch is the bound" in outcome.sentence
+    assert files.steps == []
+
+
 def test_a_prompt_longer_than_the_context_says_which_and_what_to_change(tmp_path: Path):
     files = RunFiles(tmp_path)
     lines = (tmp_path / "prompts.jsonl").read_text().splitlines()

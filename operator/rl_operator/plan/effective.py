@@ -151,6 +151,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     },
     ("sampler",): {"topology": None},
     ("learner",): {"topology": None},
+    ("weightSync",): {"maxMismatch": 1.5},
     ("sampler", "resources"): {"ephemeralStorage": None},
     ("trainer", "resources"): {"ephemeralStorage": None},
     ("scheduling",): {"encryption": False, "integration": "workload", "workloadPriorityClass": None},

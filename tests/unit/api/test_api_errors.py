@@ -24,6 +24,7 @@ CODES = {
         "InvalidDocuments",
         "ModelError",
         "ModelUnavailable",
+        "PolicyMismatch",
         "TaskError",
         "RunFolderBusy",
         "PortInUse",

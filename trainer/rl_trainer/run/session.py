@@ -25,6 +25,7 @@ from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.held_time import HeldTime
 from rl_trainer.placement.places import nodes_now, place_run
 from rl_trainer.rollout.engines.vllm_needs import check_installed
+from rl_trainer.run.agreement import check_agreement
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.counters import Counters, step_record
@@ -164,6 +165,7 @@ class Session(Attempt):
     def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
         """One training step."""
         result = self.actors.update(batch, advantages, self.counters.step)
+        check_agreement(self.spec, self.counters.step, batch.groups, result.metrics)
         if self._kl is not None:
             result.metrics["kl"] = self._kl
         self.counters.finish_step(batch, result)
