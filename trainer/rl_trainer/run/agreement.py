@@ -35,6 +35,6 @@ def check_agreement(spec: RunSpec, step: int, groups: Sequence[Group], metrics: 
     if found > bound:
         raise PolicyMismatch(
             f"step {step + 1}: samplers (engine {spec.sampler.engine}) and learner differ about the same tokens under the "
-            f"same weights by a factor of {found:.3g} in the mean, allowed: {bound:.3g}; nothing of this step was kept. Compare "
-            "model.dtype, sampler.engine and the images' versions; spec.weightSync.maxMismatch is the bound, null looks away"
+            f"same weights by a factor of {found:.3g} in the mean, allowed: {bound:.3g}; nothing of this step was kept. "
+            "Compare model.dtype, engine and the images' versions; spec.weightSync.maxMismatch is the bound, null: none"
         )
