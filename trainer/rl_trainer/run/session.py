@@ -34,7 +34,7 @@ from rl_trainer.run.inputs import load_inputs
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
 from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.run.supported import check_supported
+from rl_trainer.run.supported import check_supported, long_sequences
 
 # Of every answer one number for each sampled token.
 TokenArrays = list[npt.NDArray[np.float64]]
@@ -66,6 +66,8 @@ class Session(Attempt):
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
+        if sentence := long_sequences(spec):
+            self.console.warning(sentence)
         address = ray_address()  # refused now if it is none: not when everything is loaded
         if spec.sampler.engine == "vllm" and not address:  # the nodes of a cluster may have other images
             check_installed()

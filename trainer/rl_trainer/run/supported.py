@@ -23,3 +23,14 @@ def check_supported(spec: RunSpec) -> None:
             raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
     if spec.sampler.engine == "vllm":
         check_temperature(spec.sampler.temperature)
+
+
+def long_sequences(spec: RunSpec) -> str | None:
+    """What to tell of sequences that may be longer than a pass of the learner; None: there is nothing to tell."""
+    longest, budget = spec.sampler.max_new_tokens, spec.learner.tokens_per_micro_batch
+    if longest <= budget:
+        return None
+    return (
+        f"sampler.maxNewTokens is {longest}, learner.tokensPerMicroBatch {budget}: a longer sequence is a pass of its own, "
+        "whole on one rank, as sequences are not split over ranks (context parallelism); plan the learner's memory for it"
+    )
