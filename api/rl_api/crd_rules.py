@@ -13,6 +13,7 @@ from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.base import RunName
 from rl_api.crd_placement import POOL_RULES, TOPOLOGY_RULES
 from rl_api.crd_places import FILE_RULE, PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
+from rl_api.crd_sampler import SAMPLER_CEL_RULES
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import Type, fields_of
 from rl_api.recipes import RECIPES, recipe
@@ -103,6 +104,7 @@ SPEC_RULES: Final[list[Rule]] = [
         for role in ("sampler", "learner", "trainer")
     ),
     *TOPOLOGY_RULES,
+    *SAMPLER_CEL_RULES,
     _loop_rule(
         f"{_SOURCE} != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",

@@ -19,7 +19,7 @@ class ResourcesSpec(Model):
     cpu: float | None = Field(default=None, gt=0.001, le=1024.0)
     """CPU cores; null: as many as the role's threads."""
     accelerators: int | None = Field(default=None, ge=0, le=1024)
-    """Accelerators (GPUs); null: tensorParallelSize on an accelerator pool, else 0."""
+    """Accelerators (GPUs); null: on an accelerator pool tensorParallelSize times pipelineParallelSize, else 0."""
     memory: Quantity | None = None
     """Memory of the pod; null: the profile's."""
     ephemeral_storage: Quantity | None = None
@@ -41,7 +41,19 @@ class SamplerSpec(Model):
     engine: Literal["torch", "vllm"] = "torch"
     """Inference engine: torch (plain PyTorch, also without GPU) or vllm."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
-    """Accelerators that share one model copy."""
+    """Accelerators that each layer of a sampler's model copy is divided over; in a run of rltrain's trainer above 1 only
+    with engine vllm."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Stages that the layers of a sampler's model copy are divided into, of tensorParallelSize accelerators each; above 1
+    only with engine vllm. All accelerators of a sampler are in one pod."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Share of each accelerator's memory that engine vllm takes, for weights and the cache of keys and values; null: 0.9."""
+    max_model_len: int | None = Field(default=None, ge=2, le=MOST)
+    """Longest sequence in tokens, prompt and completion, with engine vllm; null: the model's context, or as much of it as
+    fits into memory."""
+    quantization: Literal["none", "fp8"] = "none"
+    """Weights that engine vllm samples with: none (as the learner's, in model.dtype) or fp8 (quantised anew whenever weights
+    arrive; on GPUs only)."""
     max_sequences: int = Field(default=64, ge=1, le=65_536)
     """Sequences decoded at once by one sampler."""
     max_new_tokens: int = Field(default=256, ge=1, le=16_777_216)
@@ -58,6 +70,16 @@ class SamplerSpec(Model):
     """CPU threads per sampler."""
     resources: ResourcesSpec | None = None
     """Resources of one sampler; null: by engine and pool."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of one sampler: accelerators, or where it has none, processes on CPUs."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def cores(self) -> int:
+        """CPU cores of one sampler without accelerators: its threads, and at least one for each process."""
+        return max(self.threads, self.devices)
 
 
 class LoraSpec(Model):

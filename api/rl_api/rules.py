@@ -25,6 +25,7 @@ from rl_api.place_rules import (
 from rl_api.placement_rules import one_topology
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
+from rl_api.sampler_rules import SAMPLER_RULES
 from rl_api.task import RewardRule
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
@@ -347,6 +348,7 @@ LOOP_RULES: Final[tuple[Rule, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     *TRAINER_RULES,
     fewer_samplers_to_start,
+    *SAMPLER_RULES,
     pools_once,
     one_topology,
     tiny_only_with_tiny,

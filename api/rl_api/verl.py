@@ -50,6 +50,8 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "sampler.engine": ("vllm",),
     "sampler.replicas": (1,),
     "sampler.stop": ([],),
+    "sampler.pipelineParallelSize": (1,),
+    "sampler.quantization": ("none",),
     "buffer.maxStaleness": (0,),
     "buffer.order": ("fifo",),
     "buffer.onFull": ("block",),
@@ -288,6 +290,7 @@ def _fsdp(spec: RunSpec) -> dict[str, Any]:
 
 def _rollout(spec: RunSpec) -> dict[str, Any]:
     sampler = spec.sampler
+    asked = {"gpu_memory_utilization": sampler.gpu_memory_utilization, "max_model_len": sampler.max_model_len}
     return {
         "name": sampler.engine,
         "n": spec.algorithm.group_size,
@@ -299,6 +302,7 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
         "dtype": spec.model.dtype,
         "seed": spec.seed,
         "calculate_log_probs": True,
+        **{name: value for name, value in asked.items() if value is not None},
     }
 
 

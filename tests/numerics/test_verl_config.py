@@ -149,10 +149,12 @@ def test_number_format_and_seed(dtype: str, short: str) -> None:
 
 def test_sampling() -> None:
     asked = {"tensorParallelSize": 2, "maxSequences": 99, "maxNewTokens": 300, "temperature": 0.7}
-    found = composed(sampler=asked | {"topP": 0.9, "topK": 40})
+    memory = {"gpuMemoryUtilization": 0.6, "maxModelLen": 4096}
+    found = composed(sampler=asked | {"topP": 0.9, "topK": 40} | memory)
     rollout = omega_conf_to_dataclass(found.actor_rollout_ref.rollout)
     assert (rollout.name, rollout.tensor_model_parallel_size, rollout.max_num_seqs) == ("vllm", 2, 99)
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (0.7, 0.9, 40)
+    assert (rollout.gpu_memory_utilization, rollout.max_model_len) == (0.6, 4096)
     assert rollout.response_length == found.data.max_response_length == 300
     assert rollout.calculate_log_probs is True
     assert composed().actor_rollout_ref.rollout.top_k == -1

@@ -16,10 +16,12 @@ from rl_api.errors import InvalidConfig, ModelError, TaskError
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.loader import load_model
-from rl_trainer.rollout.engines import vllm as vllm_engine
+from rl_trainer.rollout.engines import vllm_arguments
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.vllm import VllmEngine, cache_bytes
+from rl_trainer.rollout.engines.vllm import VllmEngine
+from rl_trainer.rollout.engines.vllm_arguments import cache_bytes
+from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 
 SLOTS = 4
 # How far two programs in fp32 may be apart.
@@ -349,7 +351,7 @@ def test_room_for_fewer_sequences_than_there_are_slots(
         engine.add(given)
     expected, drawn = drain(other), drain(whole)
     # Each needs two blocks of 128 tokens; there are five, and one that vLLM keeps.
-    monkeypatch.setattr(vllm_engine, "CPU_CACHE", 6 * cache_bytes(folder, 1, torch.float32) // 4)
+    monkeypatch.setattr(vllm_arguments, "CPU_CACHE", 6 * cache_bytes(folder, 1, 4) // 4)
     engine = create_engine(folder, kind="vllm", slots=4)
     engine.add(work)
     steps, found = 0, {}
@@ -384,6 +386,27 @@ def test_a_tied_model_whose_weights_hold_a_head(model_folder: Callable[[str], Pa
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"config\.json ties the output head .* another lm_head\.weight"):
         create_engine(folder, kind="vllm", slots=1)
+
+
+def test_one_generator_for_all(model_folder: Callable[[str], Path]):
+    """As a run's samplers have it with stale weights: other tokens each time, with exact log-probs and versions."""
+    folder = model_folder("qwen2-tied")
+    decoder = load_decoder(folder)
+    options = VllmOptions(seed=5, max_model_len=64)
+    engine = create_engine(folder, kind="vllm", slots=SLOTS, options=options)
+    assert engine.context == 64
+    work = requests(prompts(9), 20, temperature=0.7, top_p=0.8)
+    drawn = []
+    for version in (1, 2):
+        engine.load_weights(decoder.hf_state_dict(), version)
+        engine.add(work)
+        found = drain(engine)
+        for place, result in found.items():
+            exact = exact_logprobs(decoder, work[place], result.tokens)
+            np.testing.assert_allclose(result.logprobs, exact, atol=CLOSE)
+            assert result.versions.tolist() == [version] * 20
+        drawn.append([found[place].tokens.tolist() for place in sorted(found)])
+    assert drawn[0] != drawn[1]
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path, folder: Path):

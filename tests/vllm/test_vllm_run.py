@@ -47,6 +47,38 @@ def test_the_quickstart_learns_with_vllm(staleness: int, tmp_path: Path):
     assert summary["steps"] == 12
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", ["tensorParallelSize", "pipelineParallelSize"])
+def test_a_sampler_of_two_parts_is_the_learners_policy(size: str, tmp_path: Path):
+    """Each part in a process of its own, on a core of its own where there are two."""
+    out = tmp_path / "out"
+    changes = {
+        "sampler.engine": "vllm",
+        f"sampler.{size}": "2",
+        "sampler.maxModelLen": "48",
+        "buffer.maxStaleness": "0",
+        "warmStart.maxSteps": "5",
+        "task.evaluation": "null",
+        "stop": "{maxSteps: 3}",
+    }
+    options = [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
+    done = rltrain("run", str(QUICKSTART), "--out", str(out), *options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr
+    steps = read_metrics(out / "metrics.jsonl")
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
+
+
+def test_a_model_that_cannot_be_divided_is_said_in_a_sentence(tmp_path: Path):
+    done = rltrain(
+        "run", str(QUICKSTART), "--out", str(tmp_path / "out"), "--set", "sampler.engine=vllm",
+        "--set", "sampler.tensorParallelSize=3",
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "spec.sampler.tensorParallelSize: found 3, allowed with this model: " in done.stderr
+
+
 def test_a_model_that_vllm_cannot_run_is_said_in_a_sentence(tmp_path: Path):
     done = rltrain(
         "run", str(QUICKSTART), "--out", str(tmp_path / "out"), "--set", "sampler.engine=vllm",

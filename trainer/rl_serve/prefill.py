@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.error_text import first_line
-from rl_trainer.rollout.engines.vllm import LEASE_SECONDS
+from rl_trainer.rollout.engines.vllm_arguments import LEASE_SECONDS
 
 logger = logging.getLogger(__name__)
 

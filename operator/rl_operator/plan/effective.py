@@ -149,7 +149,10 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
         **{"secrets": [], "isolation": "shared", "resources": None},
     },
-    ("sampler",): {"topology": None},
+    ("sampler",): {
+        **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
+        "quantization": "none",
+    },
     ("learner",): {"topology": None},
     ("weightSync",): {"maxMismatch": 1.5},
     ("sampler", "resources"): {"ephemeralStorage": None},

@@ -29,13 +29,17 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
         "sampler",
         *(("resources", "accelerators") if explicit else ("tensorParallelSize",)),
     )
-    yield from _no_room(path, sampler)
+    sizes, stages = spec.sampler.tensor_parallel_size, spec.sampler.pipeline_parallel_size
+    parts = f"tensorParallelSize {sizes} * pipelineParallelSize {stages}, in one pod "
+    yield from _no_room(path, sampler, "" if explicit or stages == 1 else parts)
     if spec.sampler.engine == "vllm" and not sampler.accelerators and sampler.pool.accelerator:
-        yield Problem(path, f"found 0, allowed: at least 1 with engine vllm on {sampler.where}")
+        yield Problem(
+            path, f"found 0, allowed: at least {spec.sampler.devices} with engine vllm on {sampler.where}"
+        )
 
 
-def _no_room(path: Path, role: Role) -> Iterator[Problem]:
-    """More accelerators per pod than the nodes of its pools have."""
+def _no_room(path: Path, role: Role, parts: str = "") -> Iterator[Problem]:
+    """More accelerators per pod than the nodes of its pools have; `parts`: what makes so many of them."""
     if role.accelerators and role.pool.accelerator is None:
         yield Problem(path, f"found {role.accelerators}, allowed: 0 on {role.where}, without accelerators")
     for pool in role.pools:
@@ -43,7 +47,7 @@ def _no_room(path: Path, role: Role) -> Iterator[Problem]:
         if per_node is not None and role.accelerators > per_node:
             yield Problem(
                 path,
-                f"found {role.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
+                f"found {parts}{role.accelerators}, allowed: at most {per_node}, what a node of pool {pool.name} has",
             )
 
 

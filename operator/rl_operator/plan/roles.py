@@ -94,9 +94,9 @@ def make_roles(
         yield replace(role, topology=topology_of(learner.topology, role.pools))
     if SAMPLER in pools:
         sampler, least = spec.sampler, None if labelled else spec.sampler.min_replicas
-        per_pod = sampler.tensor_parallel_size
+        threads = sampler.threads if pools[SAMPLER][0].accelerator is not None else sampler.cores
         role = maker.role(
-            SAMPLER, sampler.replicas, sampler.threads, per_pod, sampler.resources, least, code=code
+            SAMPLER, sampler.replicas, threads, sampler.devices, sampler.resources, least, code=code
         )
         yield replace(role, topology=topology_of(sampler.topology, role.pools))
 

@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {
     },
 }
 SMALL = st.integers(1, 12)
+ENGINES = st.sampled_from(["torch", "vllm"])
 
 
 def broken(**parts: Any) -> list[str]:
@@ -77,6 +78,41 @@ def test_templates_that_are_not(template: str) -> None:
 
 def test_what_is_no_preset_may_be_longer_and_use_vllm() -> None:
     assert broken(model={"source": "org/model"}, sampler={"maxNewTokens": 100_000, "engine": "vllm"}) == []
+
+
+@given(longest=st.none() | st.integers(2, 12), completion=SMALL, evaluation=st.none() | SMALL, engine=ENGINES)
+def test_sequences_hold_a_prompt_and_a_completion(
+    longest: int | None, completion: int, evaluation: int | None, engine: str
+) -> None:
+    task = GOOD["spec"]["task"] | {"evaluation": {"maxNewTokens": evaluation}}
+    sampler = {"maxModelLen": longest, "maxNewTokens": completion, "engine": engine}
+    wrong = longest is not None and (engine != "vllm" or longest <= max(completion, evaluation or 0))
+    assert set(broken(task=task, sampler=sampler)) == ({"spec.sampler.maxModelLen"} if wrong else set())
+
+
+@given(tensor=SMALL, pipeline=SMALL, accelerators=st.none() | st.integers(0, 12), engine=ENGINES)
+def test_each_part_of_a_sampler_has_an_accelerator(
+    tensor: int, pipeline: int, accelerators: int | None, engine: str
+) -> None:
+    sampler = {"tensorParallelSize": tensor, "pipelineParallelSize": pipeline, "engine": engine}
+    paths = broken(sampler=sampler | {"resources": {"accelerators": accelerators}})
+    too_few = engine == "vllm" and accelerators not in (None, 0) and accelerators < tensor * pipeline
+    assert ("spec.sampler.resources.accelerators" in paths) is too_few
+    assert ("spec.sampler.pipelineParallelSize" in paths) is (engine == "torch" and pipeline > 1)
+
+
+def test_a_program_of_ones_own_divides_as_it_likes() -> None:
+    sampler = {"engine": "vllm", "tensorParallelSize": 4, "resources": {"accelerators": 2}}
+    assert broken(sampler=sampler, trainer={"kind": "command", "command": ["a"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "good"),
+    [("vllm", "bfloat16", True), ("vllm", "float32", False), ("torch", "bfloat16", False)],
+)
+def test_quantised_weights_are_made_of_bfloat16_by_vllm(engine: str, dtype: str, good: bool) -> None:
+    model, sampler = {"source": "tiny", "dtype": dtype}, {"engine": engine, "quantization": "fp8"}
+    assert broken(model=model, sampler=sampler) == ([] if good else ["spec.sampler.quantization"])
 
 
 def test_rewards_of_every_rule_are_valid() -> None:

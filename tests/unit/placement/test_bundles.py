@@ -68,6 +68,37 @@ def test_a_role_with_nodes_of_its_own_has_their_gpus(
     assert (found[1].gpus, found[3].gpus) == learners
 
 
+DIVIDED = {"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sampler", "cpus", "taken"),
+    [
+        (9, {}, 1, 4),
+        (9, {"threads": 6}, 6, 4),
+        (8, {}, 4, 0),
+        (0, {}, 4, 0),
+        (0, {"threads": 6}, 6, 0),
+        (9, {"resources": {"accelerators": 0}}, 4, 0),
+        (9, {"resources": {"cpu": 2}}, 2, 4),
+    ],
+)
+def test_a_sampler_of_four_parts_has_a_gpu_or_a_core_for_each(
+    gpus: int, sampler: dict[str, Any], cpus: float, taken: float
+):
+    found = bundles(spec(sampler={"replicas": 2, **DIVIDED, **sampler}), gpus)
+    assert [(b.cpus, b.gpus) for b in found if b.name.startswith("sampler")] == [(cpus, taken)] * 2
+    assert found[1].gpus == (1 if gpus else 0)
+
+
+def test_samplers_of_several_parts_that_get_no_gpus_are_told_of():
+    told: list[str] = []
+    bundles(spec(sampler={"replicas": 2, **DIVIDED}), 8, warn=told.append)
+    assert told[0].startswith(
+        "sampling is on CPUs: samplers would take 8 GPUs, 4 each, and 7 are left for them; "
+    )
+
+
 def test_resources_of_the_sampler_overrule():
     found = {b.name: b for b in bundles(spec(sampler={"resources": {"cpu": 0.5, "accelerators": 2}}), 8)}
     assert (found["sampler 0"].cpus, found["sampler 0"].gpus) == (0.5, 2.0)
@@ -78,7 +109,8 @@ def test_resources_of_the_sampler_overrule():
     [
         (
             {"sampler": {"tensorParallelSize": 2}},
-            "spec.sampler.tensorParallelSize: found 2, this version of rltrain can run 1",
+            "spec.sampler.tensorParallelSize: found 2, with sampler.engine torch this version of rltrain can run 1; set "
+            "sampler.engine: vllm",
         ),
         ({"placement": {"mode": "hybrid"}}, "spec.placement.mode: found hybrid, .* auto or disaggregated"),
         (
@@ -91,6 +123,7 @@ def test_what_cannot_be_run_yet_is_refused(parts: dict[str, Any], sentence: str)
     check_supported(spec())
     check_supported(spec(sampler={"engine": "vllm"}))
     check_supported(spec(sampler={"engine": "vllm", "topP": 0.9, "topK": 50}))
+    check_supported(spec(sampler={"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2}))
     check_supported(spec(sampler={"engine": "vllm", "temperature": 0.7, "topP": 0.9}))
     with pytest.raises(InvalidConfig, match=sentence):
         check_supported(spec(**parts))

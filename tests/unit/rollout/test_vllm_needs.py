@@ -1,36 +1,26 @@
-"""What is said where vLLM cannot run, and what it is told where it can; without vLLM."""
+"""What is said where vLLM cannot run, or not as it is asked to; without vLLM."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
+from rl_api import RunSpec
 from rl_api.errors import InvalidConfig
 from rl_trainer.rollout.engines import vllm_needs
-from rl_trainer.rollout.engines.base import GenerationRequest, Prefilled, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.vllm import (
-    CPU_CACHE,
-    cache_bytes,
-    cpu_shares,
-    engine_arguments,
-    place_for_vllm,
-    sampling_arguments,
-    transfer_arguments,
-)
 from rl_trainer.rollout.engines.vllm_needs import (
     COMMAND,
     ONE_DEVICE,
     SERVICE,
-    Transfer,
     VllmOptions,
     check_device,
     check_installed,
+    check_model,
+    check_quantization,
     check_version,
 )
 
@@ -107,59 +97,102 @@ def test_what_hands_keys_and_values_over_is_asked_for_where_it_is_needed(monkeyp
         check_installed(SERVICE, transfer=True)
 
 
-def test_what_vllm_is_told_of_other_engines():
-    found = transfer_arguments(Transfer("kv_consumer", "10.0.0.1"), on_cpu=False)
-    assert (found["kv_connector"], found["kv_role"]) == ("NixlConnector", "kv_consumer")
-    assert (found["kv_buffer_device"], found["kv_load_failure_policy"]) == ("cuda", "recompute")
-    assert transfer_arguments(Transfer("kv_producer", "::1"), on_cpu=True)["kv_buffer_device"] == "cpu"
+def run_spec(sampler: dict[str, Any], staleness: int = 0) -> RunSpec:
+    task = {"environment": "reasoning-gym", "name": "chain_sum"}
+    buffer = {"maxStaleness": staleness}
+    return RunSpec.model_validate(
+        {"model": {"source": "tiny"}, "task": task, "sampler": sampler, "buffer": buffer}
+    )
 
 
-def test_keys_and_values_are_taken_only_of_the_weights_that_sample_and_as_long_as_they_are_held():
-    request = GenerationRequest("one", np.zeros(30, np.int32), SamplingParams(5))
-    assert place_for_vllm(request, 3, 100.0) is None
-    place = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
-    prefilled = replace(request, prefilled=Prefilled(3, 100.0, place))
-    found = place_for_vllm(prefilled, 3, 100.0)
-    assert found == place
-    assert found is not place, "vLLM writes into it, and a request may begin again"
-    assert place_for_vllm(prefilled, 4, 100.0) is None, "other weights"
-    assert place_for_vllm(prefilled, 3, 100.1) is None, "too late"
-    asked = place_for_vllm(replace(request, hand_over=True), 3, 100.0)
-    assert asked == {"do_remote_decode": True, "do_remote_prefill": False}
+def test_the_options_are_those_of_the_sampler():
+    assert VllmOptions.of(run_spec({"engine": "vllm"})) == ONE_DEVICE
+    asked = {"tensorParallelSize": 4, "pipelineParallelSize": 2, "maxModelLen": 8192, "quantization": "fp8"}
+    found = VllmOptions.of(run_spec(asked | {"gpuMemoryUtilization": 0.5}))
+    assert (found.tensor_parallel_size, found.pipeline_parallel_size, found.devices) == (4, 2, 8)
+    assert (found.max_model_len, found.gpu_memory_utilization, found.quantization) == (8192, 0.5, "fp8")
 
 
-def test_cores_of_several_workers():
-    assert cpu_shares([0, 1], 2) == "0|1"
-    assert cpu_shares([2, 3, 5, 7, 9], 2) == "2,3|5,7"
-    assert cpu_shares([4], 2) == "4|4"
-    assert cpu_shares([4, 6], 4) == "4|6|4|6"
+def test_requests_have_generators_of_their_own_where_a_run_is_repeatable():
+    assert VllmOptions.of(run_spec({}, staleness=0), seed=7).seed is None
+    assert VllmOptions.of(run_spec({}, staleness=1), seed=7).seed == 7
 
 
-def test_what_vllm_is_told_of_a_request():
-    params = SamplingParams(100, 0.5, 0.9, 7, frozenset({9, 3}))
-    request = GenerationRequest("one", np.zeros(30, np.int32), params, 2**64 + 5)
-    found = sampling_arguments(request, context=64)
-    assert found["max_tokens"] == 34
-    assert (found["temperature"], found["top_p"], found["top_k"]) == (0.5, 0.9, 7)
-    assert (found["stop_token_ids"], found["ignore_eos"]) == ([3, 9], True)
-    assert 0 <= found["seed"] < 2**63
-    assert sampling_arguments(request, context=1000)["max_tokens"] == 100
+SHAPE = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 24,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+}
 
 
-def test_what_vllm_is_told_of_the_engine(family_folder):
-    folder: Path = family_folder("qwen2-tied")  # of 128 positions
-    on_cpu = engine_arguments(folder, 8, torch.bfloat16, True, ONE_DEVICE)
-    assert (on_cpu["trust_remote_code"], on_cpu["load_format"]) == (False, "safetensors")
-    assert (on_cpu["dtype"], on_cpu["max_num_seqs"], on_cpu["max_model_len"]) == ("bfloat16", 8, -1)
-    assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"]) == (True, False)
-    # 8 sequences of one block of 128 tokens, and two blocks more: 3 layers, 2 heads of 12, keys and values of 2 bytes.
-    assert on_cpu["kv_cache_memory_bytes"] == 10 * 128 * 3 * 2 * 12 * 2 * 2
-    assert on_cpu["logprobs_mode"] == "processed_logprobs", "at the temperature"
-    assert on_cpu["distributed_executor_backend"] == "uni"
-    on_gpu = engine_arguments(folder, 8, torch.float32, False, VllmOptions(4, 2))
-    assert (on_gpu["tensor_parallel_size"], on_gpu["pipeline_parallel_size"]) == (4, 2)
-    assert on_gpu["distributed_executor_backend"] == "mp"
-    assert (on_gpu["dtype"], on_gpu["max_model_len"]) == ("float32", -1)
-    assert not {"enforce_eager", "enable_chunked_prefill", "kv_cache_memory_bytes"} & set(on_gpu)
-    assert cache_bytes(folder, 10**9, torch.float32) == CPU_CACHE
-    assert cache_bytes(family_folder("gpt2"), 1, torch.float32) == CPU_CACHE
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ({}, VllmOptions(2, 24, max_model_len=32768)),
+        ({"num_key_value_heads": 1}, VllmOptions(16)),
+        ({"num_key_value_heads": None}, VllmOptions(16)),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, VllmOptions(max_model_len=131072)),
+        ({"rope_parameters": {"rope_type": "yarn"}}, VllmOptions(max_model_len=131072)),
+        ({"num_attention_heads": None}, VllmOptions(5)),
+        ({"num_experts": 8, "intermediate_size": 4865}, VllmOptions(8)),
+    ],
+)
+def test_models_that_vllm_can_divide(shape: dict[str, Any], options: VllmOptions):
+    check_model(SHAPE | shape, options)
+    check_model({"text_config": SHAPE | shape}, options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        (
+            {},
+            VllmOptions(3),
+            "spec.sampler.tensorParallelSize: found 3, allowed with this model: 1, 2, 4, 8 or 16, as its 16 attention heads "
+            "and its matrices are divided evenly",
+        ),
+        (
+            {"num_key_value_heads": 3},
+            VllmOptions(2, asker=COMMAND),
+            "--tensor-parallel-size: found 2, allowed with this model: 1, as its 16",
+        ),
+        (
+            {"intermediate_size": 4866},
+            VllmOptions(4, asker=SERVICE),
+            "spec.tensorParallelSize: found 4, allowed with this model: 1 or 2, as its 16",
+        ),
+        (
+            {},
+            VllmOptions(1, 25),
+            "spec.sampler.pipelineParallelSize: found 25, allowed with this model: at most 24, as each stage has one of its "
+            "layers or more",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default"}},
+            VllmOptions(max_model_len=32769),
+            "spec.sampler.maxModelLen: found 32769, allowed with this model: at most 32768, its context",
+        ),
+    ],
+)
+def test_models_that_vllm_cannot_divide(shape: dict[str, Any], options: VllmOptions, sentence: str):
+    with pytest.raises(InvalidConfig) as refused:
+        check_model(SHAPE | shape, options)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_quantised_weights_are_for_gpus():
+    check_quantization("fp8", on_cpu=False)
+    check_quantization("none", on_cpu=True)
+    with pytest.raises(
+        InvalidConfig, match=r"^spec\.sampler\.quantization: found 'fp8', allowed on CPUs: none; let"
+    ):
+        check_quantization("fp8", on_cpu=True)
+
+
+def test_a_model_is_looked_at_before_vllm_is(family_folder):
+    with pytest.raises(
+        InvalidConfig, match=r"^spec\.sampler\.tensorParallelSize: found 64, allowed with this model: "
+    ):
+        create_engine(family_folder("qwen2-tied"), kind="vllm", slots=1, options=VllmOptions(64))

@@ -21,8 +21,9 @@ def bundles(
 
     Args:
         spec: the run.
-        gpus: GPUs that the Ray cluster has. One each for learners, then one each for samplers where there are enough for
-            all of them and `sampler.resources.accelerators` does not say otherwise. Where there is none, CPUs do.
+        gpus: GPUs that the Ray cluster has. One each for learners, then for each sampler as many as it has parts, where
+            there are enough for all of them and `sampler.resources.accelerators` does not say otherwise. Where there is
+            none, CPUs do, with a core for each part.
         marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
             resource of that name. Where the head has one, the others get them too, if only later.
         samplers: how many; None: `sampler.replicas`.
@@ -48,15 +49,19 @@ def bundles(
         )
     learner_gpus = 1.0 if for_learners else 0.0
     for_samplers = own.get("sampler", gpus - learners * learner_gpus)
-    sampler_gpus = 1.0 if for_samplers >= samplers else 0.0
+    each = spec.sampler.devices
+    sampler_gpus = float(each) if for_samplers >= samplers * each else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
     elif own.get("sampler", gpus) and not sampler_gpus:
         warn(
-            f"sampling is on CPUs: samplers would take {samplers} GPUs, one each, and {for_samplers:g} are left for them; "
+            f"sampling is on CPUs: samplers would take {samplers * each} GPUs, {'one' if each == 1 else each} each, and "
+            f"{for_samplers:g} are left for them; "
             "add GPUs, lower sampler.replicas, or set sampler.resources.accelerators to 0 if that is what you want"
         )
-    sampler_cpus = resources.cpu if resources is not None and resources.cpu else spec.sampler.threads
+    sampler_cpus = float(spec.sampler.threads if sampler_gpus else spec.sampler.cores)
+    if resources is not None and resources.cpu:
+        sampler_cpus = resources.cpu
     share = WHOLE_PLACE if mark("sampler") else ROLE_SHARE
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.

@@ -8,6 +8,7 @@ whatever the first one does meanwhile.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_tokens
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
@@ -86,6 +88,7 @@ class SamplerActor:
                 slots=spec.sampler.max_sequences,
                 dtype=getattr(torch, spec.model.dtype),
                 device="cuda" if ray.get_gpu_ids() else "cpu",
+                options=VllmOptions.of(spec, secrets.randbits(31)),
             )
         chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)

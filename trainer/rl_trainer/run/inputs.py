@@ -10,7 +10,9 @@ from typing import Any
 from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.chat import Chat
+from rl_trainer.model.config import read_json
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_model
 from rl_trainer.run.lineage import lineage_of
 from rl_trainer.tasks import Prompt, Task, load_task
 from rl_trainer.tasks.functions import load_function
@@ -55,6 +57,7 @@ def load_inputs(
         tell: hears now and then how far a long download has come.
 
     Raises:
+        InvalidConfig: vLLM cannot divide the model as the samplers are to.
         ModelError: the model folder cannot be used.
         TaskError: the task cannot be used.
     """
@@ -68,6 +71,8 @@ def load_inputs(
     source = spec.model
     if model is None:
         model = resolve_model(source.source, cache, source.tiny, spec.seed, source.revision, tell)
+    if spec.sampler.engine == "vllm":  # the samplers look as well; here before they start
+        check_model(read_json(model / "config.json"), VllmOptions.of(spec))
     tokenizer = load_tokenizer(model)
     if not tokenizer.stop_ids:
         raise ModelError(

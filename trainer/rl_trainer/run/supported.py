@@ -13,16 +13,19 @@ def check_supported(spec: RunSpec) -> None:
     Raises:
         InvalidConfig: names the first of them.
     """
-    missing = (
-        ("sampler.tensorParallelSize", spec.sampler.tensor_parallel_size, (1,)),
-        ("placement.mode", spec.placement.mode, ("auto", "disaggregated")),
-    )
-    for field, found, allowed in missing:
-        if found not in allowed:
-            values = " or ".join(str(value) for value in allowed)
-            raise InvalidConfig(f"spec.{field}: found {found}, this version of rltrain can run {values}")
-    if spec.sampler.engine == "vllm":
-        check_temperature(spec.sampler.temperature)
+    mode = spec.placement.mode
+    if mode not in ("auto", "disaggregated"):
+        raise InvalidConfig(
+            f"spec.placement.mode: found {mode}, this version of rltrain can run auto or disaggregated"
+        )
+    sampler = spec.sampler
+    if sampler.engine == "vllm":
+        check_temperature(sampler.temperature)
+    elif sampler.tensor_parallel_size > 1:
+        raise InvalidConfig(
+            f"spec.sampler.tensorParallelSize: found {sampler.tensor_parallel_size}, with sampler.engine {sampler.engine} "
+            "this version of rltrain can run 1; set sampler.engine: vllm"
+        )
 
 
 def long_sequences(spec: RunSpec) -> str | None:

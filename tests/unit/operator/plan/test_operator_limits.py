@@ -104,6 +104,7 @@ def test_a_limit_of_samplers_holds_for_runs_that_have_some() -> None:
     [
         ({"tensorParallelSize": 8}, 8),
         ({"engine": "vllm"}, 1),
+        ({"engine": "vllm", "tensorParallelSize": 4, "pipelineParallelSize": 2}, 8),
         ({"engine": "vllm", "pools": ["cpu"]}, 0),
         ({"resources": {"accelerators": 8}, "tensorParallelSize": 4}, 8),
     ],
@@ -116,6 +117,11 @@ def test_what_fits(sampler: dict[str, Any], accelerators: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
+        (
+            {"sampler": {"engine": "vllm", "tensorParallelSize": 8, "pipelineParallelSize": 2}},
+            "spec.sampler.tensorParallelSize: found tensorParallelSize 8 * pipelineParallelSize 2, in one pod 16, allowed: "
+            "at most 8, what a node of pool h100 has",
+        ),
         (
             {"sampler": {"tensorParallelSize": 9, "resources": {"cpu": 2}}},
             "spec.sampler.tensorParallelSize: found 9, allowed: at most 8, what a node of pool h100 has",

@@ -11,6 +11,9 @@ PROFILE = make_profile(default=True, pools=GPU_POOLS)
 PROGRAM = {"kind": "command", "command": ["python", "train.py"]}
 
 
+DIVIDED = {"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2}
+
+
 def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
     role = make_plan(spec, PROFILE).role(name)
     return role.cpu, role.ray_cpus, role.memory, role.accelerators
@@ -35,6 +38,10 @@ def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
         ({"sampler": {"threads": 3, "resources": {"cpu": 0.25}}}, "sampler", ("250m", 3, "16Gi", 1)),
         ({"sampler": {"resources": {"cpu": 3.2, "memory": "9Gi"}}}, "sampler", ("3200m", 4, "9Gi", 1)),
         ({"sampler": {"tensorParallelSize": 2}}, "sampler", ("1", 1, "16Gi", 2)),
+        ({"sampler": DIVIDED}, "sampler", ("1", 1, "16Gi", 4)),
+        ({"sampler": DIVIDED | {"resources": {"accelerators": 8}}}, "sampler", ("1", 1, "16Gi", 8)),
+        ({"sampler": DIVIDED | {"pools": ["cpu"]}}, "sampler", ("200m", 4, "1536Mi", 0)),
+        ({"sampler": DIVIDED | {"pools": ["cpu"], "threads": 6}}, "sampler", ("200m", 6, "1536Mi", 0)),
     ],
 )
 def test_size_of_a_pod(spec: dict[str, Any], role: str, size: tuple[str, int, str, int]) -> None:

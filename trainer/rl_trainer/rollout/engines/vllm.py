@@ -41,22 +41,24 @@ from rl_trainer.rollout.engines.base import (
     Top,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
+from rl_trainer.rollout.engines.vllm_arguments import (
+    cache_bytes,
+    cpu_shares,
+    engine_arguments,
+    place_for_vllm,
+    sampling_arguments,
+    transfer_arguments,
+    without,
+)
 from rl_trainer.rollout.engines.vllm_needs import (
-    Transfer,
     VllmOptions,
     check_device,
     check_installed,
+    check_model,
+    check_quantization,
     check_version,
 )
-from rl_trainer.rollout.engines.vllm_worker import WORKER_EXTENSION
 
-# Of a GPU's memory, for weights, activations and the cache of keys and values: a sampler has its GPU to itself.
-GPU_MEMORY_SHARE = 0.9
-# Bytes for keys and values on a CPU: what all slots may need, and no more than this.
-CPU_CACHE = 2 << 30
-_CPU_BLOCK = 128  # tokens, vLLM's own choice there
-# How long an engine holds keys and values that nobody has fetched.
-LEASE_SECONDS = 60.0
 # Between two looks at whether those of another engine have come, where there is nothing else to do.
 _ARRIVAL_SECONDS = 0.001
 _CACHED = "remote_prefill_cached_tokens"
@@ -77,14 +79,16 @@ class VllmEngine(Engine):
         check: Callable[[Mapping[str, tuple[int, ...]], str], None],
         *,
         slots: int,
+        seeded: bool = True,
     ) -> None:
-        """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label."""
+        """`engine`: vLLM's `LLMEngine`; `check`: refuses weights that are not the model's by names, shapes and a label;
+        `seeded`: each request draws with a generator of its own."""
         model = engine.vllm_config.model_config
         # The context: what fits into the memory for keys and values, which vLLM has found out by now.
         super().__init__(slots, int(model.get_vocab_size()), model.max_model_len)
         self._engine = engine
         self._ended: list[GenerationResult] = []
-        self._check = check
+        self._check, self._seeded = check, seeded
         self._sequences = Sequences(slots)
         self._loads = 0
         self._tainted = False
@@ -105,16 +109,19 @@ class VllmEngine(Engine):
         """An engine for a Hugging Face folder.
 
         Raises:
-            InvalidConfig: vLLM is not installed, of another version, or built for another device.
+            InvalidConfig: vLLM is not installed, of another version, or built for another device; or it cannot divide or
+                quantise the model as the options say.
             ModelError: it cannot open the folder.
         """
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
         on_cpu = torch.device(device).type == "cpu"
-        read_json(folder / "config.json")  # what is wrong with it is said in our words
+        check_model(read_json(folder / "config.json"), options)  # what is wrong with it is said in our words
         weight_files(folder)
+        check_quantization(options.quantization, on_cpu)
         vllm = _import(on_cpu, options)
-        arguments = engine_arguments(folder, slots, dtype, on_cpu, options)
+        cpu_cache = cache_bytes(folder, slots, dtype.itemsize, options.max_model_len) if on_cpu else None
+        arguments = engine_arguments(folder, slots, str(dtype).removeprefix("torch."), options, cpu_cache)
         from vllm.usage.usage_lib import UsageContext
 
         if options.transfer is not None:
@@ -130,7 +137,8 @@ class VllmEngine(Engine):
             )
             engine.collective_rpc("rltrain_measure_all_tokens")
             engine.collective_rpc("rltrain_take_from_the_stage_before")
-            opened = cls(engine, _check_of(folder, engine), slots=slots)
+            check = _check_of(folder, engine)
+            opened = cls(engine, check, slots=slots, seeded=options.seed is None)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
             raise ModelError(f"model folder {folder}: vLLM cannot open it ({first_line(error)})") from error
@@ -247,97 +255,8 @@ class VllmEngine(Engine):
         return theirs.SamplingParams(
             output_kind=theirs.RequestOutputKind.DELTA,
             extra_args=None if place is None else {"kv_transfer_params": place},
-            **sampling_arguments(request, self.context),
+            **sampling_arguments(request, self.context, self._seeded),
         )
-
-
-def engine_arguments(
-    folder: Path, slots: int, dtype: torch.dtype, on_cpu: bool, options: VllmOptions
-) -> dict[str, Any]:
-    """vLLM's `EngineArgs` for one engine."""
-    arguments: dict[str, Any] = {
-        "model": str(folder),
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "load_format": "safetensors",  # vLLM's others are pickles, or it guesses
-        # The folder's own defaults (end tokens, penalties, ...) would change what our parameters say.
-        "generation_config": "vllm",
-        "dtype": str(dtype).removeprefix("torch."),
-        "max_num_seqs": slots,
-        "max_model_len": -1,  # the model's context, or as much of it as there is memory for
-        # At the sampling temperature; that they are over all tokens is the extension's doing.
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": WORKER_EXTENSION,
-        "enable_prefix_caching": True,
-        "async_scheduling": False,  # a step gives the tokens that it samples, not those of the step before
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-        "distributed_executor_backend": "uni" if options.devices == 1 else "mp",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "gpu_memory_utilization": GPU_MEMORY_SHARE,
-    }
-    if on_cpu:
-        # Compiling takes longer than most runs here. A prompt in pieces would draw from its sequence's generator for
-        # each, which on a CPU cannot be set back.
-        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
-        # Where the variable VLLM_CPU_KVCACHE_SPACE is set, vLLM takes that.
-        arguments["kv_cache_memory_bytes"] = cache_bytes(folder, slots, dtype)
-    return arguments
-
-
-def cache_bytes(folder: Path, slots: int, dtype: torch.dtype) -> int:
-    """Room for the keys and values of all slots at their longest, in the CPU's blocks; at most CPU_CACHE."""
-    if not is_supported(folder):
-        return CPU_CACHE
-    config = read_config(folder)
-    token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
-    blocks = slots * -(-config.max_positions // _CPU_BLOCK) + 2  # vLLM keeps one for itself
-    return min(CPU_CACHE, blocks * _CPU_BLOCK * token)
-
-
-def sampling_arguments(request: GenerationRequest, context: int) -> dict[str, Any]:
-    """vLLM's `SamplingParams` for one request: its stop tokens and its length end it, and nothing else."""
-    params = request.params
-    return {
-        "max_tokens": min(params.max_new_tokens, context - len(request.prompt)),
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "seed": request.seed & 0x7FFFFFFFFFFFFFFF,
-        "stop_token_ids": sorted(params.stop_token_ids),
-        "ignore_eos": True,
-        "detokenize": False,
-        "logprobs": params.top_logprobs,  # beside that of the sampled token
-        "flat_logprobs": True,
-    }
-
-
-def transfer_arguments(transfer: Transfer, on_cpu: bool) -> dict[str, Any]:
-    """vLLM's `KVTransferConfig`."""
-    return {
-        "kv_connector": "NixlConnector",
-        "kv_role": transfer.role,
-        "kv_buffer_device": "cpu" if on_cpu else "cuda",
-        # What cannot be fetched is computed, whatever has become of the other engine.
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"kv_lease_duration": int(LEASE_SECONDS)},
-    }
-
-
-def place_for_vllm(request: GenerationRequest, version: int, now: float) -> dict[str, Any] | None:
-    """`kv_transfer_params` of a request that begins `now`, on weights of `version`; None: it is no other engine's affair."""
-    if request.hand_over:
-        return {"do_remote_decode": True, "do_remote_prefill": False}
-    found = request.prefilled
-    if found is None or found.version != version or now > found.until:
-        return None
-    return dict(found.place)
-
-
-def without(place: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
-    """`place` but for one of its fields."""
-    return None if place is None else {key: value for key, value in place.items() if key != name}
 
 
 def _free_port(host: str) -> int:
@@ -382,13 +301,6 @@ def _import(on_cpu: bool, options: VllmOptions) -> Any:
     check_version(vllm.__version__, options.asker)
     check_device(not on_cpu, current_platform.is_cpu(), options.asker)
     return vllm
-
-
-def cpu_shares(cores: Sequence[int], workers: int) -> str:
-    """Cores of each of `workers` as vLLM takes them; where there are fewer, several share one."""
-    share = max(1, len(cores) // workers)
-    parts = [cores[worker * share % len(cores) :][:share] for worker in range(workers)]
-    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def _ties_the_head(engine: Any) -> bool:

@@ -1,15 +1,13 @@
 """What runs inside vLLM's workers, which are processes of their own where a model is divided.
 
-Named to vLLM by `WORKER_EXTENSION`; `VllmEngine` calls the methods by their names.
+Named to vLLM by `vllm_arguments.WORKER_EXTENSION`; `VllmEngine` calls the methods by their names.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
-
-WORKER_EXTENSION: Final = f"{__name__}.WorkerExtension"
 
 
 class WorkerExtension:

@@ -1,0 +1,72 @@
+"""CEL rules of how a sampler's engine is opened, see `rl_api.sampler_rules`.
+
+What a run does not say may be in its profile: then the operator compares.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rl_api.crd_places import cel_rule, or_value
+from rl_api.crd_schema import Rule, cel_text
+from rl_api.sampler_rules import EVERY_PART, FROM_BFLOAT16, OF_VLLM, ROOM_FOR_BOTH
+
+_ENGINE: Final = "self.sampler.engine"
+_DEVICES: Final = (
+    f"{or_value('sampler.tensorParallelSize', '1')} * {or_value('sampler.pipelineParallelSize', '1')}"
+)
+_ACCELERATORS: Final = "self.sampler.resources.accelerators"
+
+
+def _unset(name: str) -> str:
+    """Whether a field of vLLM's has the value that it has with another engine."""
+    unset = OF_VLLM[name][1]
+    if unset is None:
+        return f"!has(self.sampler.{name})"
+    value = cel_text(unset) if isinstance(unset, str) else str(unset)
+    return f"self.sampler.?{name}.orValue({value}) == {value}"
+
+
+def _found(name: str) -> str:
+    """The value of the field within a sentence."""
+    found = f"{{self.sampler.{name}}}"
+    return f"'{found}'" if isinstance(OF_VLLM[name][1], str) else found
+
+
+SAMPLER_CEL_RULES: Final[list[Rule]] = [
+    *(
+        cel_rule(
+            f"!has({_ENGINE}) || {_ENGINE} == 'vllm' || {_unset(name)}",
+            f".sampler.{name}",
+            f"found {_found(name)}, allowed: {allowed} with engine {{{_ENGINE}}}, as only vllm has it",
+        )
+        for name, (allowed, _) in OF_VLLM.items()
+    ),
+    cel_rule(
+        "!has(self.sampler.maxModelLen) || !has(self.sampler.maxNewTokens) || "
+        "self.sampler.maxModelLen > self.sampler.maxNewTokens",
+        ".sampler.maxModelLen",
+        "found {self.sampler.maxModelLen}, allowed: a whole number > sampler.maxNewTokens = {self.sampler.maxNewTokens}, "
+        f"{ROOM_FOR_BOTH}",
+    ),
+    cel_rule(
+        "!has(self.sampler.maxModelLen) || !self.?task.?evaluation.?maxNewTokens.hasValue() || "
+        "self.sampler.maxModelLen > self.task.evaluation.maxNewTokens",
+        ".sampler.maxModelLen",
+        "found {self.sampler.maxModelLen}, allowed: a whole number > task.evaluation.maxNewTokens = "
+        f"{{self.task.evaluation.maxNewTokens}}, {ROOM_FOR_BOTH}",
+    ),
+    cel_rule(
+        f"self.trainer.kind != 'rltrain' || !has({_ENGINE}) || {_ENGINE} != 'vllm' || "
+        f"!self.sampler.?resources.?accelerators.hasValue() || {_ACCELERATORS} == 0 || {_ACCELERATORS} >= {_DEVICES}",
+        ".sampler.resources.accelerators",
+        f"found {{{_ACCELERATORS}}}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize = "
+        f"{{{_DEVICES}}}, {EVERY_PART}",
+    ),
+    cel_rule(
+        f"{_unset('quantization')} || !has(self.model) || self.model.dtype == 'bfloat16'",
+        ".sampler.quantization",
+        f"found {_found('quantization')}, allowed: none with model.dtype {{self.model.dtype}}, {FROM_BFLOAT16}",
+    ),
+]
+"""Rules of a run's spec."""

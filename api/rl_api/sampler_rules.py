@@ -1,0 +1,87 @@
+"""Rules of how a sampler's engine is opened. See `rl_api.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rl_api.problems import Problem, spec_problem
+from rl_api.run import RunSpec
+
+OF_VLLM: Final = {
+    "pipelineParallelSize": ("1", 1),
+    "gpuMemoryUtilization": ("null", None),
+    "maxModelLen": ("null", None),
+    "quantization": ("none", "none"),
+}
+"""Fields of `sampler` that are vLLM's alone, and what they are with another engine: for people, and as a value."""
+
+ROOM_FOR_BOTH: Final = "which it must hold beside a prompt"
+FROM_BFLOAT16: Final = "as vLLM quantises bfloat16"
+EVERY_PART: Final = "as each part of the model takes one"
+
+
+def vllm_alone(spec: RunSpec) -> Iterator[Problem]:
+    """`pipelineParallelSize`, `gpuMemoryUtilization`, `maxModelLen` and `quantization` of `sampler` are set with engine vllm
+    only."""
+    sampler = spec.sampler
+    if sampler.engine == "vllm":
+        return
+    given = sampler.to_document()
+    for name, (allowed, unset) in OF_VLLM.items():
+        if given[name] != unset:
+            found = repr(given[name]) if isinstance(given[name], str) else f"{given[name]:g}"
+            yield spec_problem(
+                f"sampler.{name}",
+                f"found {found}, allowed: {allowed} with engine {sampler.engine}, as only vllm has it",
+                "sampler.engine",
+            )
+
+
+def completions_fit(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.maxModelLen` is > `maxNewTokens` of `sampler` and `task.evaluation`: it holds prompt and completion."""
+    longest, task = spec.sampler.max_model_len, spec.given_task
+    if longest is None:
+        return
+    lengths: dict[str, int | None] = {"sampler.maxNewTokens": spec.sampler.max_new_tokens}
+    if task is not None and task.evaluation is not None:
+        lengths["task.evaluation.maxNewTokens"] = task.evaluation.max_new_tokens
+    for path, length in lengths.items():
+        if length is not None and longest <= length:
+            yield spec_problem(
+                "sampler.maxModelLen",
+                f"found {longest}, allowed: a whole number > {path} = {length}, {ROOM_FOR_BOTH}",
+                path,
+            )
+
+
+def devices_of_vllm(spec: RunSpec) -> Iterator[Problem]:
+    """With `trainer.kind` rltrain and engine vllm `sampler.resources.accelerators` is 0, or >= `tensorParallelSize` *
+    `pipelineParallelSize`."""
+    sampler = spec.sampler
+    given = sampler.resources.accelerators if sampler.resources is not None else None
+    ours = spec.trainer.kind == "rltrain" and sampler.engine == "vllm"
+    if ours and given and given < sampler.devices:
+        yield spec_problem(
+            "sampler.resources.accelerators",
+            f"found {given}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize = "
+            f"{sampler.devices}, {EVERY_PART}",
+            "sampler.tensorParallelSize",
+            "sampler.pipelineParallelSize",
+            "sampler.engine",
+        )
+
+
+def quantized_from(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.quantization` is fp8 with `model.dtype` bfloat16 only."""
+    model, quantization = spec.given_model, spec.sampler.quantization
+    if model is not None and model.dtype != "bfloat16" and quantization != "none":
+        yield spec_problem(
+            "sampler.quantization",
+            f"found {quantization!r}, allowed: none with model.dtype {model.dtype}, {FROM_BFLOAT16}",
+            "model.dtype",
+        )
+
+
+SAMPLER_RULES: Final = (vllm_alone, completions_fit, devices_of_vllm, quantized_from)
+"""Rules of `spec.sampler`."""
