@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from safetensors.numpy import load_file
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
+from rl_trainer.checkpoint.tensor_file import TensorStream, byte_count, write_tensors
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
@@ -23,6 +27,7 @@ from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import unpack_weights
+from rl_trainer.weights.stream import CHUNK_BYTES
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -89,12 +94,23 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         learned = learners.state()
         assert learned.optimizer_steps == 3
-        assert learned.optimizer
-        return dict(learned.weights), losses
+        assert received(learned.optimizer)
+        return weights_of(learners), losses
     finally:
         reservation.release()
         for actor in learners.actors:
             ray.kill(actor)
+
+
+def received(stream: TensorStream | None) -> dict[str, np.ndarray]:
+    assert stream is not None
+    with tempfile.TemporaryDirectory() as folder:
+        write_tensors(stream, Path(folder) / "file")
+        return load_file(Path(folder) / "file")
+
+
+def weights_of(learners: Learners) -> dict[str, np.ndarray]:
+    return received(learners.state().weights)
 
 
 def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
@@ -113,7 +129,7 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             replicas, tmp_path, name="ppo", miniBatches=2, critic={"learningRate": 1e-3, "warmupSteps": 1}
         )
         learners.start_reinforcement()
-        initial = learners.weights()
+        initial = weights_of(learners)
         for step in range(3):
             batch = groups(step)
             values = learners.token_estimates(batch)[0].values
@@ -124,11 +140,12 @@ def test_two_learners_give_the_critic_of_one(tmp_path: Path):
             assert {"value_loss", "explained_variance", "value_mean"} <= result.metrics.keys()
             if step == 0:  # the critic's warm-up
                 assert result.optimizer_steps == 0
-                assert all(np.array_equal(value, initial[name]) for name, value in learners.weights().items())
-        critic = learners.state().critic
-        assert critic is not None
+                assert all(
+                    np.array_equal(value, initial[name]) for name, value in weights_of(learners).items()
+                )
+        critic = received(learners.state().critic)
         assert critic["steps"] == 6
-        found.append((critic, learners.weights(), np.concatenate(values)))
+        found.append((critic, weights_of(learners), np.concatenate(values)))
         reservation.release()
         for actor in learners.actors:
             ray.kill(actor)
@@ -190,13 +207,54 @@ def test_the_address_at_which_learners_meet_is_nobody_elses(tmp_path: Path):
 
 def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):
     learners, reservation = launch(1, tmp_path)
-    reference, _ = learners.publish(7)
-    payload = ray.get(reference[0])
-    assert payload.version == 7
-    weights = learners.weights()
-    for name, value in unpack_weights(payload).items():
+    references, _ = learners.publish(7)
+    blocks = ray.get(references)
+    assert {block.version for block in blocks} == {7}
+    weights, published = weights_of(learners), unpack_weights(blocks)
+    assert published.keys() == weights.keys()
+    for name, value in published.items():
         assert np.array_equal(value.numpy(), weights[name]), name
     reservation.release()
+
+
+def test_a_stream_that_is_given_up_leaves_learners_free_and_a_death_names_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learners, reservation = launch(2, tmp_path)
+    learners.start_reinforcement()
+    learners.update(groups(0), np.ones(12, np.float32), 0)
+    state = learners.state()
+    assert 2 * byte_count(state.weights.shapes) < CHUNK_BYTES, "shorter pieces make this test's point"
+    pids = [ray.get(actor.__ray_call__.remote(lambda self: os.getpid())) for actor in learners.actors]
+    for actor in learners.actors:
+        ray.get(actor.__ray_call__.remote(shorten))
+    monkeypatch.setattr("rl_trainer.learner.group.CHUNK_BYTES", SHORT)
+    given_up = state.weights.chunks()
+    assert next(given_up).nbytes == SHORT
+    moments = received(state.optimizer)
+    given_up.close()
+    assert sorted(moments) == sorted(received(learners.state().optimizer))
+    half = state.optimizer.chunks()
+    next(half)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(
+        ActorDied, match=r"^learner 1 died while sending its optimizer to be written: .*--resume"
+    ):
+        list(half)
+    reservation.release()
+    for actor in learners.actors:
+        ray.kill(actor)
+
+
+SHORT = 1000
+
+
+def shorten(_: object) -> None:
+    """In a learner's process: a piece is `SHORT` bytes."""
+    import rl_trainer.learner.actor as module
+    from rl_trainer.weights.stream import byte_chunks
+
+    module.byte_chunks = partial(byte_chunks, limit=SHORT)
 
 
 def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):

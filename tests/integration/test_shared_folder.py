@@ -39,9 +39,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def elsewhere(folder: Path):
+def elsewhere(folder: Path, names: list[str] | None = None):
     """As another node's actors see it."""
-    return replace(put_folder(folder, "another node"), path=folder.parent / "not on this node")
+    return replace(put_folder(folder, "another node", names), path=folder.parent / "not on this node")
 
 
 def test_on_one_node_the_folder_itself_is_opened(folder: Path):
@@ -65,6 +65,17 @@ def test_another_node_gets_the_same_files_while_somebody_has_them_open(folder: P
         with elsewhere(folder).opened() as other:
             assert other != first
     assert list(first.parent.iterdir()) == []
+
+
+def test_the_files_that_are_wanted_go_alone_and_in_pieces(
+    folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rl_trainer.model.shared_folder._PIECE", 1 << 20)
+    shared = elsewhere(folder, ["model.safetensors", "tokenizer/empty.txt"])
+    assert [len(pieces) for _, pieces in shared.files] == [3, 0]
+    with shared.opened() as opened:
+        found = contents(opened)
+    assert found == {name: contents(folder)[name] for name in ("model.safetensors", "tokenizer/empty.txt")}
 
 
 def test_what_killed_processes_left_is_used_or_removed(folder: Path, temporary: Path):

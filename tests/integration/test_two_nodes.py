@@ -73,7 +73,7 @@ def load_on_the_second(folder: Path, temporary: Path) -> None:
     with two_nodes():
         buffer = Buffer.create(BufferConfig(groups_per_step=2), **FIRST)
         shared = share_folder(folder)
-        files = {reference.hex() for _, reference in shared.files}
+        files = {piece.hex() for _, pieces in shared.files for piece in pieces}
         assert files
         learner = ray.remote(LearnerActor).options(**SECOND).remote(0, 1, spec)
         ray.get(learner.start.remote(shared, None), timeout=120)

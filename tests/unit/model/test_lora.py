@@ -8,12 +8,14 @@ import peft
 import pytest
 import torch
 import transformers
+from model_folders import stream_of
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.export import write_adapter
 from rl_trainer.model.library_model import LibraryModel
+from rl_trainer.weights.source import LazyTensor
 
 FAMILIES = ["llama-biases", "mistral", "qwen2-tied", "qwen2-untied", "qwen3"]
 ALL = LoraSpec(rank=3, alpha=12)
@@ -46,8 +48,8 @@ def learned(model: Decoder | LibraryModel) -> dict[str, torch.nn.Parameter]:
 
 def of_peft(base: Path, model: Decoder | LibraryModel, options: LoraSpec, folder: Path) -> peft.PeftModel:
     """What the library makes of the base and of the adapters of `model`."""
-    arrays = {name: value.numpy(force=True) for name, value in model.adapter_state().items()}
-    write_adapter(arrays, options, str(base), folder)
+    tensors = {name: LazyTensor.of(value) for name, value in model.adapter_state().items()}
+    write_adapter(stream_of(tensors), options, str(base), folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return peft.PeftModel.from_pretrained(theirs, folder, is_trainable=True).eval()
 

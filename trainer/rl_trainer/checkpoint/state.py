@@ -5,19 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from rl_api.errors import CheckpointError
-
-Arrays = Mapping[str, npt.NDArray[Any]]
+from rl_trainer.checkpoint.tensor_file import TensorStream
 
 
 @dataclass(frozen=True)
 class LearnerState:
-    """What a checkpoint holds of the learners.
+    """What a checkpoint holds of the learners, which send it when it is written.
 
     Attributes:
         weights: fp32, by Hugging Face name; LoRA's merged.
@@ -27,15 +26,42 @@ class LearnerState:
         critic: see `Critic.state`; None without one.
     """
 
-    weights: Arrays
-    optimizer: Arrays
+    weights: TensorStream
+    optimizer: TensorStream
     optimizer_steps: int
-    adapter: Arrays | None
-    critic: Arrays | None
+    adapter: TensorStream | None
+    critic: TensorStream | None
 
 
 @dataclass(frozen=True)
-class RunState:
+class SavedLearners:
+    """Where a checkpoint on disk holds what `LearnerState` says, but for the weights, which its model folder holds.
+
+    Attributes:
+        folder: of the checkpoint.
+        optimizer: file within it, as are `adapter` and `critic`.
+        optimizer_steps: see `LearnerState`.
+        adapter: None where all weights learn.
+        critic: None where there was none.
+    """
+
+    folder: Path
+    optimizer: str
+    optimizer_steps: int
+    adapter: str | None
+    critic: str | None
+
+    @property
+    def files(self) -> list[str]:
+        """Those that there are."""
+        return [name for name in (self.optimizer, self.adapter, self.critic) if name is not None]
+
+
+Learned = TypeVar("Learned", LearnerState, SavedLearners)
+
+
+@dataclass(frozen=True)
+class RunState(Generic[Learned]):
     """What a checkpoint holds of a run's actors.
 
     Attributes:
@@ -45,7 +71,7 @@ class RunState:
         payloads: of its ready groups, as bytes.
     """
 
-    learners: LearnerState
+    learners: Learned
     random_states: Sequence[bytes | None]
     buffer: Mapping[str, Any]
     payloads: Sequence[bytes]

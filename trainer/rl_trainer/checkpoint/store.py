@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_api.errors import CheckpointError
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded
 from rl_trainer.checkpoint.manifest import (
     MANIFEST,
     REPLACEMENT,
@@ -113,6 +113,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: it could not be written. Nothing is left of it, earlier ones are untouched.
+            ActorDied, DeadlineExceeded: a writer waited for an actor in vain. The same.
             ValueError, TypeError: a misuse (a path outside the checkpoint, metadata JSON cannot hold).
         """
         if self.read_only:
@@ -138,6 +139,8 @@ class CheckpointStore:
                 current = MANIFEST
                 files = {name: settle(folder / name) for name in files_in(folder)}
                 (folder / MANIFEST).write_bytes(build_manifest(step, json.loads(text), files))
+        except (ActorDied, DeadlineExceeded):  # of who writes: not the disk's fault
+            raise
         except Exception as error:
             raise CheckpointError(self._failure(step, current, error)) from error
         self._prune(step)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import ray
 import torch
 import torch.distributed as dist
@@ -21,15 +22,19 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
-from rl_trainer.checkpoint.state import Arrays, LearnerState
+from rl_trainer.checkpoint.state import SavedLearners
+from rl_trainer.checkpoint.tensor_file import Shapes
 from rl_trainer.learner.plan import Member
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.sources import sources, weight_source
+from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import WeightsPayload, pack_weights
+from rl_trainer.weights.payload import WeightsBlock, pack_weights
+from rl_trainer.weights.stream import byte_chunks, file_shapes
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -43,6 +48,7 @@ class LearnerActor:
         self.rank, self.ranks, self.spec, self.search = rank, ranks, spec, search
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
+        self._chunks: Iterator[npt.NDArray[np.uint8] | None] = iter(())
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
@@ -78,17 +84,29 @@ class LearnerActor:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
         self.learner.start_reinforcement()
 
-    def restore(self, state: LearnerState, initial: SharedFolder | None, generators: bytes | None) -> None:
-        """What `state` gave, but for the weights, which came with `start`; and the random generators of this process.
+    def restore(
+        self,
+        saved: SavedLearners,
+        shared: SharedFolder,
+        initial: SharedFolder | None,
+        generators: bytes | None,
+    ) -> None:
+        """What a checkpoint holds, but for the weights, which came with `start`; and the random generators of this process.
 
-        `initial`: see `Learner.resume`.
+        `shared`: the files of `saved`, which are read tensor by tensor. `initial`: see `Learner.resume`.
         """
-        adapter, critic = state.adapter, state.critic
-        with nullcontext() if initial is None else initial.opened() as folder:
-            self.learner.resume(folder, None if adapter is None else _tensors(adapter))
-        self.learner.training.optimizer.load(_tensors(state.optimizer))
-        self.learner.training.steps = state.optimizer_steps
-        self.learner.load_critic(None if critic is None else _tensors(critic))
+        learner = self.learner
+        with shared.opened() as folder:
+            with (
+                nullcontext() if initial is None else initial.opened() as base,
+                _opened(folder, saved.adapter) as adapter,
+            ):
+                learner.resume(base, adapter)
+            with opened_tensors(folder, saved.optimizer) as moments:
+                learner.training.optimizer.load(moments)
+            learner.training.steps = saved.optimizer_steps
+            with _opened(folder, saved.critic) as critic:
+                learner.load_critic(critic)
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -107,7 +125,7 @@ class LearnerActor:
         trained: int,
         version: int | None,
         train_policy: bool,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
         """One training step on this rank's members of `groups`; then `publish`, unless `version` is None.
 
         `trained`: the version of the weights that are trained. `train_policy`: see `Learner.update`.
@@ -134,34 +152,38 @@ class LearnerActor:
             found = self.learner.token_estimates([trajectories[m.group][m.member] for m in members])
         return found, self.spans.drain()
 
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
-        """The weights in the object store, in the run's number format; asked of rank 0."""
+    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
+        """The weights in the object store, in the run's number format, from rank 0; all ranks are asked at once."""
         return self._put_weights(version), self.spans.drain()
 
-    def _put_weights(self, version: int) -> list[ray.ObjectRef[WeightsPayload]]:
+    def _put_weights(self, version: int) -> list[ray.ObjectRef[WeightsBlock]]:
+        source = weight_source(self.learner, getattr(torch, self.spec.model.dtype))
+        if self.rank:
+            for _ in source.items():  # its part in making them
+                pass
+            return []
         with self.spans.span("publish", version=version):
-            dtype = getattr(torch, self.spec.model.dtype)
-            tensors = {name: value.to(dtype) for name, value in self._weights().items()}
-            return [ray.put(pack_weights(tensors, version))]
+            # Not a loop, whose variable would keep a block while the next one is made.
+            return list(map(ray.put, pack_weights(source, version)))
 
-    def weights(self) -> Arrays:
-        """Weights, fp32, by Hugging Face name; asked of rank 0."""
-        return _arrays(self._weights())
+    # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 
-    def state(self) -> LearnerState:
-        """Everything that is the same on every rank; asked of rank 0."""
-        learner = self.learner
-        return LearnerState(
-            weights=self.weights(),
-            optimizer=_arrays(learner.training.optimizer.state()),
-            optimizer_steps=learner.training.steps,
-            adapter=None if self.spec.learner.lora is None else _arrays(learner.model.adapter_state()),  # type: ignore[operator]
-            critic=None if learner.critic is None else _arrays(learner.critic.state()),
-        )
+    def saved(self) -> tuple[int, dict[str, Shapes]]:
+        """Optimizer steps, and the tensors of everything that a checkpoint holds of the learners."""
+        shapes = {name: file_shapes(source()) for name, source in sources(self.learner).items()}
+        return self.learner.training.steps, shapes
 
-    def _weights(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.learner.model.hf_state_dict()  # type: ignore[operator]
-        return state
+    def open_stream(self, name: str) -> None:
+        """From now on `next_chunk` gives the bytes of one of `saved`; what was sent before is forgotten."""
+        self._chunks = byte_chunks(sources(self.learner)[name](), used=self.rank == 0)
+
+    def next_chunk(self) -> npt.NDArray[np.uint8] | None:
+        """The next bytes; None from every rank but the first."""
+        return next(self._chunks)
+
+    def close_stream(self) -> None:
+        """Nobody asks for the rest."""
+        self._chunks = iter(())
 
 
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
@@ -196,11 +218,5 @@ def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[in
     }
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Copies: what comes through the object store is read-only."""
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Copies, on the CPU."""
-    return {name: value.cpu().numpy().copy() for name, value in tensors.items()}
+def _opened(folder: Path, name: str | None) -> AbstractContextManager[TensorFile | None]:
+    return nullcontext() if name is None else opened_tensors(folder, name)

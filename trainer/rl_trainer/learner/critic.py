@@ -98,20 +98,18 @@ class Critic:
         return means, len(plan) - len(losses)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, optimizer moments and steps by name, on the CPU; weights share memory with the model there."""
-        weights = {_WEIGHT + name: value.detach().cpu() for name, value in self.model.named_parameters()}
+        """Weights, optimizer moments and steps by name; the first two change with the next step."""
+        weights = {_WEIGHT + name: value.detach() for name, value in self.model.named_parameters()}
         return weights | self.training.optimizer.state() | {_STEPS: torch.tensor(self.training.steps)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`. Raises KeyError when a part is missing."""
+        """The inverse of `state`; asks for each tensor once. Raises KeyError when a part is missing."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[_WEIGHT + name])
         self.training.steps = int(tensors[_STEPS])
-        moments = {
-            name: value for name, value in tensors.items() if name != _STEPS and not name.startswith(_WEIGHT)
-        }
-        self.training.optimizer.load(moments)
+        learned = any(name != _STEPS and not name.startswith(_WEIGHT) for name in tensors)
+        self.training.optimizer.load(tensors if learned else {})
 
     def _backward(self, batches: Sequence[MicroBatch], denominators: LossDenominators) -> dict[str, float]:
         """Gradients of the global loss; its value, tokens and clipped tokens, of all ranks together."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,24 @@ import ray
 from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
-from rl_trainer.checkpoint.state import Arrays, LearnerState
+from rl_trainer.checkpoint.state import LearnerState, SavedLearners
+from rl_trainer.checkpoint.tensor_file import Shapes, TensorStream, byte_count
 from rl_trainer.flow.calls import answer, answers
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import WeightsPayload
+from rl_trainer.weights.payload import WeightsBlock
+from rl_trainer.weights.stream import CHUNK_BYTES
 
 START_TIMEOUT = 300.0
+# For the next piece of what learners send to be written: below a hung collective's own limit.
+CHUNK_TIMEOUT = 300.0
 
 
 @dataclass
@@ -60,11 +66,15 @@ class Learners:
         self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
 
     def restore(
-        self, state: LearnerState, initial: SharedFolder | None, generators: Sequence[bytes | None]
+        self,
+        saved: SavedLearners,
+        shared: SharedFolder,
+        initial: SharedFolder | None,
+        generators: Sequence[bytes | None],
     ) -> None:
         """See `LearnerActor.restore`; `generators` by rank."""
-        shared = ray.put(state)
-        self._all("restore", [(shared, initial, data) for data in generators], "restoring the optimizer")
+        arguments = [(saved, shared, initial, data) for data in generators]
+        self._all("restore", arguments, "restoring the optimizer")
 
     def random_states(self) -> list[bytes]:
         """See `LearnerActor.random_state`; by rank."""
@@ -83,7 +93,7 @@ class Learners:
         advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsPayload]], list[Span]]:
+    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
         """One training step on all members of `groups`; `advantages` in their order.
 
         The new weights come along as `version`, unless that is None.
@@ -107,7 +117,7 @@ class Learners:
         results = self._all(
             "update",
             [
-                (shared, _rank_plan(plan, rank), trained, version if rank == 0 else None, train_policy)
+                (shared, _rank_plan(plan, rank), trained, version, train_policy)
                 for rank in range(len(self.actors))
             ],
             "training",
@@ -135,18 +145,36 @@ class Learners:
         )
         return whole, [span for _, spans in results for span in spans]
 
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsPayload]], list[Span]]:
-        """Weights of `version` as a wrapped reference."""
+    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
+        """Weights of `version` as wrapped references."""
         timeout = self.spec.weight_sync.timeout.seconds
-        return self._first(self.actors[0].publish.remote(version), "publishing weights", timeout)  # type: ignore[no-any-return]
-
-    def weights(self) -> Arrays:
-        """See `LearnerActor.weights`."""
-        return self._first(self.actors[0].weights.remote(), "reading weights to write them")  # type: ignore[no-any-return]
+        results = self._all("publish", [(version,)] * len(self.actors), "publishing weights", timeout)
+        return results[0][0], [span for _, spans in results for span in spans]
 
     def state(self) -> LearnerState:
-        """See `LearnerActor.state`."""
-        return self._first(self.actors[0].state.remote(), "reading weights for a checkpoint")  # type: ignore[no-any-return]
+        """What a checkpoint holds of them; the tensors come when they are written, as they are then."""
+        none = [()] * len(self.actors)
+        steps, shapes = self._all("saved", none, "reading the shapes of a checkpoint")[0]
+        streams = {
+            name: TensorStream(theirs, partial(self._chunks, name, theirs)) for name, theirs in shapes.items()
+        }
+        return LearnerState(
+            streams[WEIGHTS], streams[OPTIMIZER], steps, streams.get(ADAPTER), streams.get(CRITIC)
+        )
+
+    def _chunks(self, name: str, shapes: Shapes) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of one part of a checkpoint, a piece at a time; every rank takes part in each, by a deadline.
+
+        Raises as `answers` does.
+        """
+        phase, none = f"sending its {name} to be written", [()] * len(self.actors)
+        self._all("open_stream", [(name,)] * len(self.actors), phase, CHUNK_TIMEOUT)
+        try:
+            for _ in range(-(-byte_count(shapes) // CHUNK_BYTES)):
+                yield self._all("next_chunk", none, phase, CHUNK_TIMEOUT)[0]
+        finally:
+            for actor in self.actors:  # nobody waits: after an error one of them may be gone
+                actor.close_stream.remote()
 
     def _shared(self, groups: Sequence[Group]) -> Any:
         """As an argument of a call to every rank: several share one copy, pickled once."""

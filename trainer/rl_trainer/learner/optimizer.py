@@ -52,9 +52,9 @@ class AdamW:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """`exp_avg/NAME`, `exp_avg_sq/NAME` and `step/NAME` on the CPU; empty before the first step."""
+        """`exp_avg/NAME`, `exp_avg_sq/NAME` and `step/NAME`, which change with the next step; empty before the first one."""
         return {
-            f"{key}/{name}": value.detach().cpu()
+            f"{key}/{name}": value.detach()
             for name, state in self._state.items()
             for key, value in state.items()
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -20,9 +21,17 @@ from rl_api import LoraSpec
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
-from rl_trainer.model.lora import Adapter, adapter_state, adapters, check_targets, load_adapter_state
-from rl_trainer.model.names import check_shapes, fuse, unfuse
+from rl_trainer.model.lora import (
+    Adapter,
+    adapted_weights,
+    adapter_state,
+    adapters,
+    check_targets,
+    load_adapter_state,
+)
+from rl_trainer.model.names import Part, check_shapes, fuse, parts
 from rl_trainer.model.packing import Packing
+from rl_trainer.weights.source import LazyTensor
 
 
 class Block(nn.Module):
@@ -267,12 +276,24 @@ class Decoder(nn.Module):
 
         Copy them before the next optimizer step if they must not change.
         """
+        return {name: tensor.make() for name, tensor in self.hf_tensors().items()}
+
+    def hf_tensors(self) -> dict[str, LazyTensor]:
+        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
         fused = {name: value.detach() for name, value in self.named_parameters()}
-        for index, layer in enumerate(self._blocks()):
-            for name, adapter in layer.adapters.items():
-                weight = f"layers.{index}.{name}_weight"
-                fused[weight] = fused[weight] + adapter.change()
-        return unfuse(self.config, fused)
+        merged = adapted_weights([layer.adapters for layer in self._blocks()])
+
+        def make(part: Part) -> torch.Tensor:
+            rows = part.of(fused)
+            if part.name in merged:
+                adapter, module = merged[part.name]
+                rows = rows + adapter.change(module)
+            return part.unfused(rows, self.config.head_dim)
+
+        return {
+            part.name: LazyTensor(fused[part.fused].dtype, part.shape, partial(make, part))
+            for part in parts(self.config)
+        }
 
     def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
         """Copy Hugging Face tensors into the parameters, in place; all or none.

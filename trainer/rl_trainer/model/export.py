@@ -1,5 +1,5 @@
-"""Writing what other tools open: Hugging Face model folders and `peft` adapters, from plain arrays and without torch,
-so that the driver can.
+"""Writing what other tools open: Hugging Face model folders and `peft` adapters, from tensors that come piece by piece and
+without torch, so that the driver can.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from rl_api import LoraSpec
+from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
 from rl_trainer.model.config import read_json
 
 WEIGHTS = "model.safetensors"
+# What other tools look for in a file of weights.
+_METADATA = {"format": "pt"}
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Everything of a model folder that is not weights and that other tools need to open it.
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -36,10 +35,10 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def write_folder(arrays: Arrays, source: Path, target: Path) -> None:
+def write_folder(weights: TensorStream, source: Path, target: Path) -> None:
     """Write a model folder with these weights (by Hugging Face name) and `source`'s configuration and tokenizer; it
     appears complete or not at all.
 
@@ -50,8 +49,8 @@ def write_folder(arrays: Arrays, source: Path, target: Path) -> None:
         for name in (*CONFIG_FILES, *TOKENIZER_FILES):
             if (source / name).is_file():
                 shutil.copyfile(source / name, temporary / name)
-        _record_dtype(temporary / "config.json", arrays)
-        save_file(dict(arrays), temporary / WEIGHTS, metadata={"format": "pt"})
+        _record_dtype(temporary / "config.json", weights)
+        write_tensors(weights, temporary / WEIGHTS, metadata=_METADATA)
 
 
 @contextmanager
@@ -87,15 +86,15 @@ def _publish(temporary: Path, target: Path) -> None:
         os.close(descriptor)
 
 
-def _record_dtype(path: Path, arrays: Arrays) -> None:
+def _record_dtype(path: Path, weights: TensorStream) -> None:
     """Say in config.json what the weights are stored in: the library opens the folder in that dtype."""
     config = read_json(path)
     config.pop("torch_dtype", None)
-    config["dtype"] = str(next(iter(arrays.values())).dtype)
+    config["dtype"] = next(_DTYPES[kind] for kind, _ in weights.shapes.values() if kind in _DTYPES)
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def write_adapter(arrays: Arrays, options: LoraSpec, base: str, target: Path) -> None:
+def write_adapter(tensors: TensorStream, options: LoraSpec, base: str, target: Path) -> None:
     """Writes a folder that `peft.PeftModel.from_pretrained` opens; `base`: the model that it changes."""
     config = {
         "peft_type": "LORA",
@@ -111,4 +110,4 @@ def write_adapter(arrays: Arrays, options: LoraSpec, base: str, target: Path) ->
     }
     target.mkdir(parents=True)
     (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(dict(arrays), target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    write_tensors(tensors, target / ADAPTER_WEIGHTS, metadata=_METADATA)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,6 +63,32 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         with _named(folder, file), safe_open(file, framework="pt") as tensors:
             shapes.update({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
     return shapes
+
+
+class TensorFile(Mapping[str, torch.Tensor]):
+    """The tensors of an open safetensors file, each read when it is asked for."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._names = file, tuple(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def opened_tensors(folder: Path, name: str) -> Iterator[TensorFile]:
+    """The file `name` of a folder, within the block; errors as of `read_tensors`."""
+    with _named(folder, folder / name), safe_open(folder / name, framework="pt") as file:
+        yield TensorFile(file)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
+from rl_trainer.weights.source import LazyTensor
 
 
 class LibraryModel(nn.Module):
@@ -162,16 +165,25 @@ class LibraryModel(nn.Module):
 
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters under Hugging Face names, detached, tied ones once, LoRA's merged; most share memory with the model."""
+        return {name: tensor.make() for name, tensor in self.hf_tensors().items()}
+
+    def hf_tensors(self) -> dict[str, LazyTensor]:
+        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
         tied = self._tied()
-        found = {}
-        for name, value in self.model.state_dict().items():
-            if name not in tied and ".lora_" not in name:
-                found[name.replace(".base_layer.", ".")] = value.detach()
+        found = {
+            name.replace(".base_layer.", "."): LazyTensor.of(value.detach())
+            for name, value in self.model.state_dict().items()
+            if name not in tied and ".lora_" not in name
+        }
+
+        def merged(weight: LazyTensor, module: Any) -> torch.Tensor:
+            both: torch.Tensor = weight.make() + module.get_delta_weight("default").detach()
+            return both
+
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
-                found[f"{name}.weight"] = (
-                    found[f"{name}.weight"] + module.get_delta_weight("default").detach()
-                )
+                weight = found[f"{name}.weight"]
+                found[f"{name}.weight"] = replace(weight, make=partial(merged, weight, module))
         return found
 
     def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:

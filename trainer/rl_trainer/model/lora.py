@@ -74,17 +74,9 @@ class Adapter(nn.Module):
         return changes[0] if len(changes) == 1 else torch.cat(changes, dim=-1)
 
     @torch.no_grad()
-    def change(self) -> torch.Tensor:
-        """(alpha / rank) B A, of projections that are not adapted zeros: [out, in]."""
-        any_a = next(iter(self.a.values()))
-        return torch.cat(
-            [
-                self.b[part.module] @ self.a[part.module] * self.scale
-                if part.module in self.a
-                else any_a.new_zeros(part.rows, self.columns)
-                for part in self.parts
-            ]
-        )
+    def change(self, module: str) -> torch.Tensor:
+        """(alpha / rank) B A of an adapted projection: [rows, in], its rows as the fused matrix has them."""
+        return self.b[module] @ self.a[module] * self.scale
 
 
 def adapters(
@@ -95,6 +87,14 @@ def adapters(
         name: Adapter(parts, options, device, generator)
         for name, parts in projections(config).items()
         if any(part.module in options.target_modules for part in parts)
+    }
+
+
+def adapted_weights(layers: Sequence[Layer]) -> dict[str, tuple[Adapter, str]]:
+    """The adapter of every weight that has one, by the weight's Hugging Face name, and the projection's module."""
+    return {
+        f"{name.removeprefix(PEFT_PREFIX)}.weight": (adapter, part.module)
+        for name, part, adapter in _adapted(layers)
     }
 
 
@@ -121,9 +121,14 @@ def load_adapter_state(
 
 def _pairs(layers: Sequence[Layer]) -> Iterator[tuple[str, Projection, torch.Tensor, torch.Tensor]]:
     """`peft`'s name, projection, A and B of every adapted projection."""
+    for name, part, adapter in _adapted(layers):
+        yield name, part, adapter.a[part.module], adapter.b[part.module]
+
+
+def _adapted(layers: Sequence[Layer]) -> Iterator[tuple[str, Projection, Adapter]]:
+    """`peft`'s name, projection and adapter of every adapted projection."""
     for index, layer in enumerate(layers):
         for adapter in layer.values():
             for part in adapter.parts:
                 if part.module in adapter.a:
-                    name = f"{PEFT_PREFIX}model.layers.{index}.{part.name}"
-                    yield name, part, adapter.a[part.module], adapter.b[part.module]
+                    yield f"{PEFT_PREFIX}model.layers.{index}.{part.name}", part, adapter

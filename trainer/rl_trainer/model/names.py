@@ -56,6 +56,10 @@ class Part(NamedTuple):
         """Its rows, a view."""
         return fused[self.fused][self.first : self.first + self.shape[0]]
 
+    def unfused(self, rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """What `of` gave in Hugging Face's order, contiguous; a copy where its rows are turned, else the same memory."""
+        return deinterleave(rows, head_dim) if self.turned else rows
+
 
 def projections(config: DecoderConfig) -> dict[str, tuple[Projection, ...]]:
     """The projections of each fused matrix of a layer."""
@@ -164,14 +168,3 @@ def fuse(
     for part in parts(config):
         rows = tensors[part.name]
         part.of(target).copy_(interleave(rows, config.head_dim) if part.turned else rows)
-
-
-def unfuse(config: DecoderConfig, fused: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `fuse`: contiguous tensors under Hugging Face names, in the order of `parts`.
-
-    q and k are copies; everything else shares memory with `fused`.
-    """
-    return {
-        part.name: deinterleave(part.of(fused), config.head_dim) if part.turned else part.of(fused)
-        for part in parts(config)
-    }

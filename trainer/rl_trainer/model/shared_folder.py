@@ -15,23 +15,26 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import ray
 
 from rl_api.errors import ModelError
 
 # What lies beside the copies for longer, and nobody has open, is of processes that were killed.
 _LEFT_SECONDS = 60.0
+# Bytes of a file that are read, sent and written at once.
+_PIECE = 32 << 20
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A folder at `path` on `node`; `files`: names and contents (uint8 arrays), none where there is one node only.
+    """A folder at `path` on `node`; `files`: names and contents (uint8 arrays in pieces), none where there is one node only.
 
     `key` names its copies: another one for other files.
     """
@@ -39,7 +42,7 @@ class SharedFolder:
     path: Path
     node: str
     key: str
-    files: tuple[tuple[str, ray.ObjectRef[Any]], ...]
+    files: tuple[tuple[str, tuple[ray.ObjectRef[Any], ...]], ...]
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
@@ -76,10 +79,10 @@ class SharedFolder:
         half.mkdir()
         lock = _lock(half, fcntl.LOCK_EX)
         try:
-            for name, content in self.files:
+            for name, pieces in self.files:
                 (half / name).parent.mkdir(parents=True, exist_ok=True)
                 with (half / name).open("wb") as file:
-                    file.write(memoryview(ray.get(content)))
+                    file.writelines(map(ray.get, pieces))  # no name for a piece: one at a time
             try:
                 os.rename(half, copy)
             except OSError as error:
@@ -124,26 +127,40 @@ def _remove_unused(folder: Path) -> None:
             os.close(lock)
 
 
-def share_folder(path: Path) -> SharedFolder:
-    """Makes `path` open to all nodes of the Ray cluster; on one of one node nothing is copied. Errors: see `put_folder`."""
+def share_folder(path: Path, names: Collection[str] | None = None) -> SharedFolder:
+    """Makes `path` open to all nodes of the Ray cluster, or of it the files `names`; on one of one node nothing is copied.
+
+    Errors: see `put_folder`.
+    """
     node = ray.get_runtime_context().get_node_id()
     others = [one for one in ray.nodes() if one["Alive"] and one["NodeID"] != node]
     if not others:
         return SharedFolder(path, node, "", ())
-    return put_folder(path, node)
+    return put_folder(path, node, names)
 
 
-def put_folder(path: Path, node: str) -> SharedFolder:
-    """Puts every file below `path` into the object store. Raises ModelError when one cannot be read."""
+def put_folder(path: Path, node: str, names: Collection[str] | None = None) -> SharedFolder:
+    """Puts every file below `path`, or those of them in `names`, into the object store, a piece at a time.
+
+    Raises ModelError when one cannot be read.
+    """
     key, files = hashlib.sha256(f"{node}\0{path}\0".encode()), []
     try:
         for file in sorted(one for one in path.rglob("*") if one.is_file()):
             name, found = file.relative_to(path).as_posix(), file.stat()
-            content = np.memmap(file, np.uint8, "r") if found.st_size else np.empty(0, np.uint8)
+            if names is not None and name not in names:
+                continue
             key.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
-            files.append((name, ray.put(np.asarray(content))))
+            files.append((name, tuple(map(ray.put, _pieces(file)))))
     except OSError as error:
         raise ModelError(
             f"model folder {path}: {error.filename} cannot be read ({error.strerror})"
         ) from error
     return SharedFolder(path, node, key.hexdigest()[:32], tuple(files))
+
+
+def _pieces(file: Path) -> Iterator[npt.NDArray[np.uint8]]:
+    with file.open("rb") as stream:
+        while len(piece := np.fromfile(stream, np.uint8, _PIECE)):
+            yield piece
+            del piece

@@ -37,7 +37,7 @@ from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_t
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
-from rl_trainer.weights.payload import WeightsPayload, unpack_weights
+from rl_trainer.weights.payload import WeightsBlock, unpack_weights
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
 POLL_SECONDS = 5.0
@@ -55,7 +55,7 @@ class SamplerLeft(ActorDied):
 @dataclass
 class _Evaluation:
     prompts: list[Prompt]
-    weights: list[ray.ObjectRef[WeightsPayload]]
+    weights: list[ray.ObjectRef[WeightsBlock]]
     version: int
     params: SamplingParams
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class SamplerActor:
     def evaluate(
         self,
         prompts: list[Prompt],
-        weights: list[ray.ObjectRef[WeightsPayload]],
+        weights: list[ray.ObjectRef[WeightsBlock]],
         version: int,
         *,
         greedy: bool,
@@ -267,7 +267,7 @@ class SamplerActor:
                     self.spec.seed,
                 )
 
-    def _load(self, weights: list[ray.ObjectRef[WeightsPayload]] | None, version: int) -> bool:
+    def _load(self, weights: list[ray.ObjectRef[WeightsBlock]] | None, version: int) -> bool:
         """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""
         if version == self._loaded:
             return True
@@ -280,14 +280,14 @@ class SamplerActor:
         with self.spans.span("load weights", version=version):
             timeout = self.spec.weight_sync.timeout.seconds
             try:
-                payload = ray.get(weights[0], timeout=timeout)
+                blocks = ray.get(weights, timeout=timeout)  # all of a version before any of it is loaded
             except ray.exceptions.GetTimeoutError:
                 raise DeadlineExceeded(
                     f"sampler {self.rank} on node {ray.util.get_node_ip_address()}: weights of version {version} did "
                     f"not arrive within weightSync.timeout ({timeout:.0f} s); look at the network between the "
                     "learner's node and this one"
                 ) from None
-            self.engine.load_weights(unpack_weights(payload), version)
+            self.engine.load_weights(unpack_weights(blocks), version)
             self._loaded = version
         return True
 

@@ -21,7 +21,7 @@ from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
 from rl_trainer.tasks import Answer, Prompt
-from rl_trainer.weights.payload import WeightsPayload
+from rl_trainer.weights.payload import WeightsBlock
 
 # To load model and task; vLLM compiles for minutes before it answers.
 START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
@@ -145,7 +145,7 @@ class Samplers:
     def evaluate(
         self,
         prompts: Sequence[Prompt],
-        weights: list[ray.ObjectRef[WeightsPayload]],
+        weights: list[ray.ObjectRef[WeightsBlock]],
         version: int,
         *,
         greedy: bool = True,

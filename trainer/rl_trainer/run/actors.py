@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.checkpoint.state import RunState
+from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -40,7 +40,7 @@ class Actors:
     samplers: Samplers
     spans: SpanRecorder
     _theirs: list[Span] = field(default_factory=list)
-    _weights: list[Any] = field(default_factory=list)  # a wrapped reference
+    _weights: list[Any] = field(default_factory=list)  # wrapped references
     _version: int = -1  # of `_weights`
     _taking: Any = None
 
@@ -151,13 +151,18 @@ class Actors:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def state(self) -> RunState:
-        """All that a checkpoint holds of them. One moment: the buffer's is one snapshot, and no step is under way."""
+    def state(self) -> RunState[LearnerState]:
+        """All that a checkpoint holds of them. One moment: the buffer's is one snapshot, and no step is under way.
+
+        What learners hold comes when it is written: before their next step.
+        """
         snapshot, payloads = self.buffer.snapshot()
         return RunState(self.learners.state(), self.learners.random_states(), snapshot, payloads)
 
-    def restore(self, state: RunState, initial: Path | None) -> None:
+    def restore(self, state: RunState[SavedLearners], initial: Path | None) -> None:
         """The inverse of `state`; the weights came with the model folder. `initial`: see `Learner.resume`."""
-        shared = None if initial is None else share_folder(initial)
-        self.learners.restore(state.learners, shared, state.random_states)
+        saved = state.learners
+        shared = share_folder(saved.folder, saved.files)
+        base = None if initial is None else share_folder(initial)
+        self.learners.restore(saved, shared, base, state.random_states)
         self.buffer.restore(state.buffer, state.payloads)

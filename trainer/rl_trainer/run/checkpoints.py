@@ -26,14 +26,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file, save_file
-
 from rl_api import CheckpointStatus, RunSpec
-from rl_api.errors import CheckpointError, InvalidConfig
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig
 from rl_trainer.checkpoint.manifest import Checkpoint
 from rl_trainer.checkpoint.remote import fetch, mirror
-from rl_trainer.checkpoint.state import Arrays, LearnerState, RunState, pack_payloads, unpack_payloads
+from rl_trainer.checkpoint.state import (
+    LearnerState,
+    RunState,
+    SavedLearners,
+    pack_payloads,
+    unpack_payloads,
+)
 from rl_trainer.checkpoint.store import CheckpointStore, Writer
+from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
 from rl_trainer.error_text import RESUME_HINT, reason
 from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
 from rl_trainer.observe.examples import EXAMPLES_FILE
@@ -92,7 +97,7 @@ class Checkpoints:
     def save(
         self,
         counters: Counters,
-        state: RunState,
+        state: RunState[LearnerState],
         metrics: MetricsWriter,
         model_folder: Path,
     ) -> CheckpointStatus:
@@ -100,6 +105,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: it cannot be written; the one before is untouched.
+            ActorDied, DeadlineExceeded: a learner did not send what it holds; the one before is untouched.
             RunFolderBusy: a later attempt has taken the run folder over, or the one in the object store.
         """
         self.folder.check_owner()
@@ -119,7 +125,7 @@ class Checkpoints:
             counters.step,
             {
                 "model": lambda target: write_folder(learned.weights, model_folder, target),
-                OPTIMIZER: lambda target: save_file(dict(learned.optimizer), target),
+                OPTIMIZER: lambda target: write_tensors(learned.optimizer, target),
                 **self._optional(learned),
                 "groups.npz": pack_payloads(state.payloads),
                 **generators,
@@ -166,16 +172,16 @@ class Checkpoints:
             raise CheckpointError(f"{folder.initial}: this folder holds the policy {use}")
         return model
 
-    def read(self, checkpoint: Checkpoint) -> RunState:
-        """What `save` was given of the actors, but for the weights, which the model folder holds."""
+    def read(self, checkpoint: Checkpoint) -> RunState[SavedLearners]:
+        """What `save` was given of the actors; of the learners, where it lies."""
         state, files = checkpoint.metadata, checkpoint.files
         adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
-        learned = LearnerState(
-            weights={},
-            optimizer=load_file(checkpoint.file(OPTIMIZER)),
+        learned = SavedLearners(
+            folder=checkpoint.path,
+            optimizer=OPTIMIZER,
             optimizer_steps=state["optimizer_steps"],
-            adapter=load_file(checkpoint.file(adapter)) if adapter in files else None,
-            critic=load_file(checkpoint.file(CRITIC)) if CRITIC in files else None,
+            adapter=adapter if adapter in files else None,
+            critic=CRITIC if CRITIC in files else None,
         )
         ranks = range(self.spec.learner.replicas)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
@@ -189,15 +195,18 @@ class Checkpoints:
         needed = self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
         return self.folder.initial if needed else None
 
-    def export(self, weights: Arrays, model_folder: Path, target: Path) -> None:
+    def export(self, weights: TensorStream, model_folder: Path, target: Path) -> None:
         """Writes these weights as a Hugging Face folder.
 
         Raises:
             CheckpointError: it cannot be written.
+            ActorDied, DeadlineExceeded: a learner did not send them.
         """
         try:
             write_folder(weights, model_folder, target)
-        except Exception as error:  # OSError, and safetensors' own
+        except (ActorDied, DeadlineExceeded):
+            raise
+        except Exception as error:
             raise CheckpointError(
                 f"the policy cannot be written to {target}: {reason(error)}; mend that, then {RESUME_HINT}"
             ) from error
@@ -220,7 +229,7 @@ class Checkpoints:
         if lora is not None and adapter is not None:
             files[ADAPTER] = lambda target: write_adapter(adapter, lora, str(self.folder.initial), target)
         if critic is not None:
-            files[CRITIC] = lambda target: save_file(dict(critic), target)
+            files[CRITIC] = lambda target: write_tensors(critic, target)
         return files
 
 

@@ -236,7 +236,7 @@ class Session(Attempt):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _export(self, target: Path) -> None:
-        self.checkpoints.export(self.actors.learners.weights(), self.inputs.model, target)
+        self.checkpoints.export(self.actors.learners.state().weights, self.inputs.model, target)
 
     def _evaluate(self) -> None:
         evaluation = self.spec.task.evaluation

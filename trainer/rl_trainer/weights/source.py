@@ -32,3 +32,32 @@ class TensorSource:
     def sizes(self) -> dict[str, int]:
         """Bytes by name."""
         return {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in self.shapes.items()}
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LazyTensor:
+        """One that is there already."""
+        return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+    def to(self, dtype: torch.dtype) -> LazyTensor:
+        """In another number format; numbers that are whole stay as they are."""
+        if not self.dtype.is_floating_point or dtype == self.dtype:
+            return self
+        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype))
+
+
+def source_of(tensors: Mapping[str, LazyTensor]) -> TensorSource:
+    """A source of these, those of wide numbers first: each then begins at a multiple of its own width in a file."""
+    names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    return TensorSource(
+        {name: (tensors[name].dtype, tensors[name].shape) for name in names},
+        lambda: ((name, tensors[name].make()) for name in names),
+    )

@@ -1,0 +1,62 @@
+"""What a learner publishes and what a checkpoint holds of it, one tensor at a time. No Ray here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from rl_trainer.learner.rank import Learner
+from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
+
+WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
+
+
+def weight_source(learner: Learner, dtype: torch.dtype = torch.float32) -> TensorSource:
+    """The policy under Hugging Face names in number format `dtype`, LoRA's merged."""
+    tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors()  # type: ignore[operator]
+    return _on_rank_0(learner, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+
+def optimizer_source(learner: Learner) -> TensorSource:
+    """See `AdamW.state`."""
+    return _on_rank_0(learner, _there(learner.training.optimizer.state()))
+
+
+def adapter_source(learner: Learner) -> TensorSource:
+    """LoRA's state under the names of the `peft` library: copies, of little beside the model."""
+    state: dict[str, Tensor] = learner.model.adapter_state()  # type: ignore[operator]
+    return _on_rank_0(learner, _there(state))
+
+
+def critic_source(learner: Learner) -> TensorSource:
+    """See `Critic.state`."""
+    assert learner.critic is not None, "only runs with a critic ask for its state"
+    return _on_rank_0(learner, _there(learner.critic.state()))
+
+
+def sources(learner: Learner) -> dict[str, Callable[[], TensorSource]]:
+    """What a checkpoint holds of this learner; the adapter of runs with LoRA, the critic of those with one."""
+    found = {WEIGHTS: lambda: weight_source(learner), OPTIMIZER: lambda: optimizer_source(learner)}
+    if learner.spec.learner.lora is not None:
+        found[ADAPTER] = lambda: adapter_source(learner)
+    if learner.critic is not None:
+        found[CRITIC] = lambda: critic_source(learner)
+    return found
+
+
+def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    return {name: LazyTensor.of(value) for name, value in state.items()}
+
+
+def _on_rank_0(learner: Learner, tensors: Mapping[str, LazyTensor]) -> TensorSource:
+    """Every rank has the same: only the one whose values are used makes them."""
+    source = source_of(tensors)
+    if learner.rank == 0:
+        return source
+
+    def nothing() -> Iterator[tuple[str, Tensor]]:
+        return ((name, torch.empty(0)) for name in source.shapes)
+
+    return TensorSource(source.shapes, nothing)
