@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
-from rl_trainer.checkpoint.tensor_file import TensorStream, byte_count, write_tensors
+from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
@@ -27,7 +27,6 @@ from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import unpack_weights
-from rl_trainer.weights.stream import CHUNK_BYTES
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -220,17 +219,24 @@ def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Pa
 def test_a_stream_that_is_given_up_leaves_learners_free_and_a_death_names_its_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    short = 1000
+
+    def shorten(_: object) -> None:
+        """In a learner's process."""
+        import rl_trainer.learner.actor as module
+
+        module.byte_chunks = partial(module.byte_chunks, limit=short)
+
     learners, reservation = launch(2, tmp_path)
     learners.start_reinforcement()
     learners.update(groups(0), np.ones(12, np.float32), 0)
     state = learners.state()
-    assert 2 * byte_count(state.weights.shapes) < CHUNK_BYTES, "shorter pieces make this test's point"
     pids = [ray.get(actor.__ray_call__.remote(lambda self: os.getpid())) for actor in learners.actors]
     for actor in learners.actors:
         ray.get(actor.__ray_call__.remote(shorten))
-    monkeypatch.setattr("rl_trainer.learner.group.CHUNK_BYTES", SHORT)
+    monkeypatch.setattr("rl_trainer.learner.group.CHUNK_BYTES", short)
     given_up = state.weights.chunks()
-    assert next(given_up).nbytes == SHORT
+    assert next(given_up).nbytes == short
     moments = received(state.optimizer)
     given_up.close()
     assert sorted(moments) == sorted(received(learners.state().optimizer))
@@ -244,17 +250,6 @@ def test_a_stream_that_is_given_up_leaves_learners_free_and_a_death_names_its_ra
     reservation.release()
     for actor in learners.actors:
         ray.kill(actor)
-
-
-SHORT = 1000
-
-
-def shorten(_: object) -> None:
-    """In a learner's process: a piece is `SHORT` bytes."""
-    import rl_trainer.learner.actor as module
-    from rl_trainer.weights.stream import byte_chunks
-
-    module.byte_chunks = partial(byte_chunks, limit=SHORT)
 
 
 def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):

@@ -59,8 +59,9 @@ def write_tensors(stream: TensorStream, target: Path, metadata: Mapping[str, str
     text += b" " * (-len(text) % 8)
     with target.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        chunks: Iterator[Any] = stream.chunks()
         # Not a loop, whose variable would keep a piece while the next one is on its way.
-        file.writelines(stream.chunks())
+        file.writelines(chunks)
         found = file.tell() - 8 - len(text)
     if found != end:
         raise ValueError(f"{target.name}: {found:,} bytes came instead of {end:,}")

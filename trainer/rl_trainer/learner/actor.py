@@ -170,7 +170,9 @@ class LearnerActor:
 
     def saved(self) -> tuple[int, dict[str, Shapes]]:
         """Optimizer steps, and the tensors of everything that a checkpoint holds of the learners."""
-        shapes = {name: file_shapes(source()) for name, source in sources(self.learner).items()}
+        shapes: dict[str, Shapes] = {
+            name: file_shapes(source()) for name, source in sources(self.learner).items()
+        }
         return self.learner.training.steps, shapes
 
     def open_stream(self, name: str) -> None:

@@ -76,7 +76,8 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def change(self, module: str) -> torch.Tensor:
         """(alpha / rank) B A of an adapted projection: [rows, in], its rows as the fused matrix has them."""
-        return self.b[module] @ self.a[module] * self.scale
+        change: torch.Tensor = self.b[module] @ self.a[module] * self.scale
+        return change
 
 
 def adapters(
