@@ -24,6 +24,7 @@ from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes
+from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.plan import Member
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
@@ -164,7 +165,7 @@ class LearnerActor:
             return []
         with self.spans.span("publish", version=version):
             # Not a loop, whose variable would keep a block while the next one is made.
-            return list(map(ray.put, pack_weights(source, version)))
+            return list(map(_put, pack_weights(source, version)))
 
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class LearnerActor:
 
     def next_chunk(self) -> npt.NDArray[np.uint8] | None:
         """The next bytes; None from every rank but the first."""
+        forget_store_pages()  # of the ones before
         return next(self._chunks)
 
     def close_stream(self) -> None:
@@ -218,6 +220,12 @@ def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[in
     return {
         index: groups[index].trajectories(payload) for index, payload in zip(needed, payloads, strict=True)
     }
+
+
+def _put(block: WeightsBlock) -> ray.ObjectRef[WeightsBlock]:
+    reference = ray.put(block)
+    forget_store_pages()
+    return reference
 
 
 def _opened(folder: Path, name: str | None) -> AbstractContextManager[TensorFile | None]:

@@ -18,6 +18,7 @@ from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_m
 from rl_trainer.checkpoint.state import LearnerState, SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes, TensorStream, byte_count
 from rl_trainer.flow.calls import answer, answers
+from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.packing import split_over_ranks
 from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
@@ -172,6 +173,7 @@ class Learners:
         try:
             for _ in range(-(-byte_count(shapes) // CHUNK_BYTES)):
                 yield self._all("next_chunk", none, phase, CHUNK_TIMEOUT)[0]
+                forget_store_pages()
         finally:
             for actor in self.actors:  # nobody waits: after an error one of them may be gone
                 actor.close_stream.remote()

@@ -25,6 +25,7 @@ from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
@@ -288,6 +289,8 @@ class SamplerActor:
                     "learner's node and this one"
                 ) from None
             self.engine.load_weights(unpack_weights(blocks), version)
+            del blocks
+            forget_store_pages()
             self._loaded = version
         return True
 

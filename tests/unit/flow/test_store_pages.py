@@ -1,0 +1,51 @@
+"""What is given back of the object store's memory keeps its content, and no other memory is touched."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+from rl_trainer.flow.store_pages import forget_store_pages, store_mappings
+
+SIZE = 8 << 20
+
+
+def resident(start: int) -> int:
+    """KB of the mapping that begins at `start`."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(f"{start:08x}-"))
+    return int(re.findall(r"\d+", next(line for line in lines[first:] if line.startswith("Rss:")))[0])
+
+
+def test_shared_mappings_of_a_store_and_no_others():
+    assert store_mappings(
+        [
+            "7f0000000000-7f0000010000 rw-s 00000000 00:18 5   /dev/shm/plasmaAbC123 (deleted)",
+            "7f0000010000-7f0000020000 rw-p 00000000 00:18 5   /dev/shm/plasmaAbC123 (deleted)",
+            "7f0000020000-7f0000030000 rw-s 00000000 00:18 6   /dev/shm/another",
+            "7f0000030000-7f0000040000 rw-s 00000000 00:18 7   /lib/plasma/file",
+            "7f0000040000-7f0000050000 rw-p 00000000 00:00 0 ",
+        ]
+    ) == [(0x7F0000000000, 0x7F0000010000)]
+
+
+def test_the_content_is_there_afterwards(tmp_path: Path):
+    content = bytes(range(256)) * (SIZE // 256)
+    with (tmp_path / "plasmaTest").open("w+b") as file:
+        file.truncate(SIZE)
+        with mmap.mmap(file.fileno(), SIZE) as shared:
+            shared[:] = content
+            ((start, _),) = [
+                place
+                for place in store_mappings(Path("/proc/self/maps").read_text().splitlines())
+                if place[1] - place[0] == SIZE
+            ]
+            assert resident(start) == SIZE >> 10
+            forget_store_pages()
+            assert resident(start) == 0
+            assert shared[:] == content
+
+
+def test_without_a_list_of_mappings_nothing_happens(tmp_path: Path):
+    forget_store_pages(tmp_path / "none")
