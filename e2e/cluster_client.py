@@ -1,4 +1,4 @@
-"""kubectl with deadlines: what the scenarios ask a cluster, and what is kept of it when one fails."""
+"""kubectl with deadlines, and objects without it: what the scenarios ask a cluster, and what is kept when one fails."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from cluster_reader import Reader
 
 COMMAND_SECONDS = 120.0
 # Everything that a run may own; what is looked at after a deletion and kept after a failure.
@@ -43,6 +45,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: Path | None = None):
         self.environment = os.environ | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})
+        self._reader = Reader(kubeconfig)
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = COMMAND_SECONDS
@@ -74,17 +77,11 @@ class Cluster:
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object, or None when it is not there."""
-        scope = ["-n", namespace] if namespace else []
-        done = self.kubectl("get", kind, name, *scope, "--ignore-not-found", "-o", "json")
-        return json.loads(done.stdout) if done.stdout.strip() else None
+        return self._reader.get(kind, name, namespace)
 
     def list(self, kinds: str, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
         """Objects of one kind or several, comma-separated; of all namespaces when none is given."""
-        scope = ["-n", namespace] if namespace else ["--all-namespaces"]
-        labels = ["-l", selector] if selector else []
-        found = json.loads(self.kubectl("get", kinds, *scope, *labels, "-o", "json").stdout)
-        items: list[dict[str, Any]] = found["items"]
-        return items
+        return self._reader.list(kinds, namespace, selector)
 
     def logs(self, pod: str, namespace: str, *arguments: str) -> str:
         """What a pod wrote, or why that is not known."""
