@@ -18,7 +18,7 @@ import kube_load
 from kube_load import Client
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("integration", "support")]
 
 from kueue_process import QueuedCluster, find_kueue  # noqa: E402
 from operator_process import OperatorProcess, Program  # noqa: E402

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from big_yaml import yaml_documents
 from kube import REPOSITORY, KubeApi, find_binaries, http_status, kuberay_definitions
 from operator_process import Program
 from ports import free_ports
@@ -130,14 +131,14 @@ class KueueProcess(Program):
         ]
         documents += [self._definition(file) for file in sorted((SHARE / "kueue-crds").glob("*.yaml"))]
         webhooks = (SHARE / "kueue-config/components/webhook/manifests.yaml").read_text()
-        documents += [self._webhook(one) for one in yaml.safe_load_all(webhooks)]
+        documents += [self._webhook(one) for one in yaml_documents(webhooks)]
         text_of_all = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
         self._kube.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text_of_all)
         names = [one["metadata"]["name"] for one in documents if one["kind"] == "CustomResourceDefinition"]
         self._kube.wait_for_definitions(*(f"crd/{name}" for name in names))
 
     def _definition(self, file: Path) -> dict[str, Any]:
-        document: dict[str, Any] = yaml.safe_load(file.read_text())
+        [document] = yaml_documents(file.read_text())
         folder = SHARE / "kueue-config/components/crd"
         patch = f"patches/webhook_in_{document['spec']['names']['plural']}.yaml"
         patches = yaml.safe_load((folder / "kustomization.yaml").read_text())["patches"]

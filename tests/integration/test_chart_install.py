@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from big_yaml import yaml_documents
 from kube import KubeApi
 from operator_inside import run
 
@@ -42,15 +43,15 @@ def installed(kube: KubeApi) -> Iterator[KubeApi]:
 
 def test_applying_the_manifests_again_changes_nothing(installed: KubeApi) -> None:
     lines = installed.kubectl("apply", "-f", str(MANIFESTS)).stdout.splitlines()
-    assert len(lines) == len([one for one in yaml.safe_load_all(MANIFESTS.read_text()) if one])
+    assert len(lines) == len(yaml_documents(MANIFESTS.read_text()))
     assert [line for line in lines if not line.endswith("unchanged")] == []
 
 
 def test_pods_are_let_into_a_restricted_namespace(installed: KubeApi) -> None:
     templates = [
         one["spec"]["template"]
-        for one in yaml.safe_load_all(MANIFESTS.read_text())
-        if one and one["kind"] in ("Deployment", "Job")
+        for one in yaml_documents(MANIFESTS.read_text())
+        if one["kind"] in ("Deployment", "Job")
     ]
     assert len(templates) == 2
     for template in templates:
@@ -123,8 +124,8 @@ def test_the_default_profile_is_applied_and_a_change_by_hand_is_kept(
 ) -> None:
     (config,) = (
         one
-        for one in yaml.safe_load_all(MANIFESTS.read_text())
-        if one and one["kind"] == "ConfigMap" and "default-profile" in one["metadata"]["name"]
+        for one in yaml_documents(MANIFESTS.read_text())
+        if one["kind"] == "ConfigMap" and "default-profile" in one["metadata"]["name"]
     )
     for name, text in config["data"].items():
         (tmp_path / name).write_text(text)
@@ -179,9 +180,7 @@ def operator(installed: KubeApi, tmp_path: Path) -> Iterator[Path]:
     config = yaml.safe_load(installed.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    deployment = next(
-        one for one in yaml.safe_load_all(MANIFESTS.read_text()) if one and one["kind"] == "Deployment"
-    )
+    deployment = next(one for one in yaml_documents(MANIFESTS.read_text()) if one["kind"] == "Deployment")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     log = tmp_path / "log"
     with log.open("wb") as output:

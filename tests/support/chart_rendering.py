@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from big_yaml import yaml_documents
 from kubernetes import client
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def _render(values: tuple[str, ...], release: str) -> tuple[str, ...]:
 
 def render(*values: str, release: str = "rltrain") -> list[Manifest]:
     """Objects of the chart with `path=value` values."""
-    return [one for text in _render(values, release) if (one := yaml.safe_load(text))]
+    return [one for text in _render(values, release) for one in yaml_documents(text)]
 
 
 def refusal(*values: str) -> str:

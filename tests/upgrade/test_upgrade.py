@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from big_yaml import yaml_documents
 from operator_worlds import make_reading
 
 from rl_api.progress import CheckpointStatus, RunStatus, Usage
@@ -72,7 +73,7 @@ class Upgraded:
     """An operator of today that begins with what an earlier one has stored."""
 
     def __init__(self, path: Path) -> None:
-        self.items: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
+        self.items: list[dict[str, Any]] = yaml_documents(path.read_text())
         profile = yaml.safe_load((path.parent / "profile.yaml").read_text())
         self.run = next(one for one in self.items if one["kind"] == "RLTrainingRun")
         self.key: Key = (self.run["metadata"]["namespace"], self.run["metadata"]["name"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from big_yaml import yaml_documents
 from chart_rendering import (
     CHART,
     HELM,
@@ -354,7 +355,7 @@ def test_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
     subprocess.run([ROOT / "scripts" / "manifests", tmp_path], check=True, timeout=60)
     written = (ROOT / "manifests" / "rltrain.yaml").read_text(encoding="utf-8")
     assert written == (tmp_path / "rltrain.yaml").read_text(encoding="utf-8"), "run: make manifests"
-    namespace, *objects = [each for each in yaml.safe_load_all(written) if each]
+    namespace, *objects = yaml_documents(written)
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     rendered = render()
     assert [(o["kind"], o["metadata"]["name"]) for o in objects] == [
