@@ -23,9 +23,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## train examples/quickstart.yaml here: minutes on two CPU cores (SEED=2 for another seed)
 	@$(BIN)/rltrain run examples/quickstart.yaml --set seed=$(SEED) --out runs/quickstart --overwrite
 
-test: $(INSTALLED) browser ## unit and integration tests, with line coverage of the pure modules (the first time builds a kube-apiserver with its scheduler, Kueue, kwok, an S3 server and Prometheus)
-	@scripts/tools helm apiserver kube-scheduler kube-controller-manager kueue-crds kueue kwok versitygw promtool prometheus
+test: $(INSTALLED) browser test-tools ## unit and integration tests, with line coverage of the pure modules (the first time builds a kube-apiserver with its scheduler, Kueue, kwok, an S3 server and Prometheus)
 	@scripts/test
+
+test-tools: ## build what the tests need beside Python
+	@scripts/tools helm apiserver kube-scheduler kube-controller-manager kueue-crds kueue kwok versitygw promtool prometheus
 
 test-numerics: $(INSTALLED) ## our formulas against verl's, TRL's and OpenRLHF's own functions, to 1e-6 (ARGS="-k gae" for some of them)
 	@scripts/test-numerics $(ARGS)
@@ -98,7 +100,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-numerics test-vllm test-ray mutants fuzz e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok
