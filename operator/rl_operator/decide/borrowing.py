@@ -20,12 +20,15 @@ from rl_operator.render.objects import hashed
 from rl_operator.render.workload import parts, sampler_workloads
 
 
-def allowed_samplers(world: World, wanted: int) -> int:
-    """Samplers that the run may have, of those that it wants: the fewest, and what the queue has given besides."""
+def allowed_samplers(world: World, effective: Effective | None, wanted: int) -> int:
+    """Samplers that the run may have, of those that it wants: the fewest, and what the queue has given besides and may stay
+    as it is. The others' pods must go first: only then they are asked for anew."""
     main = world.workload
     if main is None or SAMPLER not in main.assigned:
         return wanted
-    return min(wanted, main.assigned[SAMPLER].count + sum(one.count for one in _parts(world, None).given))
+    # What a run holds that has left its queue stays with the attempt.
+    given = _parts(world, effective if effective is not None and effective.queued else None).given
+    return min(wanted, main.assigned[SAMPLER].count + sum(one.count for one in given))
 
 
 def borrowing(look: Look, decision: Decision) -> Decision:
@@ -88,18 +91,13 @@ class _Parts:
 
 def _parts(world: World, effective: Effective | None) -> _Parts:
     """Those of a run that cannot be carried out as it is now stay as they are."""
-    sizes = None
-    if effective is not None:
-        role = effective.role(SAMPLER) if effective.queued and effective.has(SAMPLER) else None
-        sizes = parts(role.replicas - _fewest(world, role.at_start)) if role is not None else []
+    sizes = _sizes(world, effective) if effective is not None else None
     kept: list[Workload] = []
     dropped: list[Workload] = []
     for one in world.borrowed:
         if one.slice is None or one.deleting:
             continue
-        same = sizes is None or (
-            one.slice < len(sizes) and (one.count == sizes[one.slice] or not one.reserved)
-        )
+        same = sizes is None or (one.slice in sizes and (one.count == sizes[one.slice] or not one.reserved))
         (kept if same else dropped).append(one)
     return _Parts(kept, dropped)
 
@@ -113,8 +111,21 @@ def _wanted(world: World, effective: Effective | None, main: Workload) -> list[M
         return []
     found = placed(where, world.flavors, "")
     alike = Placed(node_selector=found.node_selector, tolerations=found.tolerations)
-    more = effective.role(SAMPLER).replicas - where.count
-    return [hashed(one) for one in sampler_workloads(effective, world.priority, alike, more)]
+    counts = _sizes(world, effective)
+    return [hashed(one) for one in sampler_workloads(effective, world.priority, alike, counts)]
+
+
+def _sizes(world: World, effective: Effective) -> dict[int, int]:
+    """Samplers that there are to be in each part, by its number."""
+    if not effective.queued or not effective.has(SAMPLER):
+        return {}
+    role = effective.role(SAMPLER)
+    held = {
+        one.slice: one.count
+        for one in world.borrowed
+        if one.slice is not None and one.reserved and not one.deleting
+    }
+    return parts(role.replicas - _fewest(world, role.at_start), held)
 
 
 def _fewest(world: World, at_start: int) -> int:

@@ -196,7 +196,7 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
             f"{wanted} samplers are wanted and {may} allowed now: namespace {effective.namespace} has no room for more "
             f"under profile {effective.spec.profile}"
         )
-    given = allowed_samplers(look.world, may)
+    given = allowed_samplers(look.world, effective, may)
     if given < may:
         crowded = f"{wanted} samplers are wanted, and the queue gives {given} now"
     wish = scale(ray.samplers, given, look.world.pods_of(ray.attempt))

@@ -55,10 +55,10 @@ def run_workload(effective: Effective, priority: QueuePriority) -> Manifest:
 
 
 def sampler_workloads(
-    effective: Effective, priority: QueuePriority, placed: Placed, more: int
+    effective: Effective, priority: QueuePriority, placed: Placed, counts: Mapping[int, int]
 ) -> list[Manifest]:
-    """So many `more` samplers above the fewest, of which the queue may give some and not others; on the flavor (`placed`) of
-    those that the run has: they are one worker group."""
+    """Samplers above the fewest, of which the queue may give some parts and not others; on the flavor (`placed`) of those
+    that the run has: they are one worker group. `counts`: samplers of each part."""
     if not effective.has(SAMPLER):
         return []
     role = effective.role(SAMPLER)
@@ -72,14 +72,25 @@ def sampler_workloads(
             [{**pod_set, "count": count}],
             below,
         )
-        for part, count in enumerate(parts(more))
+        for part, count in counts.items()
     ]
 
 
-def parts(count: int) -> list[int]:
-    """So many samplers in `MOST_PARTS` parts at most, the last of which may be the smallest."""
-    size = math.ceil(count / MOST_PARTS)
-    return [min(size, count - start) for start in range(0, count, size)] if count > 0 else []
+def parts(count: int, held: Mapping[int, int]) -> dict[int, int]:
+    """Samplers of each part, by its number, where there are to be so many above the fewest in `MOST_PARTS` parts at most.
+
+    `held`: those of parts that have their quota, of which nothing can be changed. As many stay as they are as leave room for
+    the rest: another number of samplers gives back no more quota than it must.
+    """
+    size, found, left = math.ceil(count / MOST_PARTS), dict[int, int](), max(count, 0)
+    for part, has in sorted(held.items()):
+        if 0 < has <= left and left - has <= size * (MOST_PARTS - len(found) - 1):
+            found[part], left = has, left - has
+    for part in range(MOST_PARTS):
+        if left and part not in found:
+            found[part] = min(size, left)
+            left -= found[part]
+    return dict(sorted(found.items()))
 
 
 def _workload(

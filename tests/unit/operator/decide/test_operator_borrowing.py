@@ -13,9 +13,11 @@ from operator_worlds import (
     make_ray,
     running_ray,
 )
-from queued_runs import PREEMPTED, Queued, of_the_queue, pods
+from queued_runs import PREEMPTED, QUEUED, Queued, of_the_queue, pods
 
+from rl_operator.model.decision import Decision
 from rl_operator.model.workload import Fact, Workload
+from rl_operator.render.workload import MOST_PARTS, parts
 
 
 @pytest.fixture
@@ -108,3 +110,67 @@ class TestBorrowedSamplers:
         assert decision.delete == ()
         decision = run.look(rays=(running_ray(samplers=group(3)),), pods=pods(3))
         assert deleted(decision) == [("Workload", two.name)]
+
+
+class TestPartsOfSeveral:
+    """Where there are more samplers above the fewest than parts."""
+
+    def run(self, more: int) -> Queued:
+        run = Queued({**QUEUED, "sampler": {"replicas": 2 + more, "minReplicas": 2}})
+        run.admit()
+        return run
+
+    def given(self, run: Queued, decision: Decision) -> list[Workload]:
+        """Parts that were just made, with quota for all of them."""
+        return [
+            of_the_queue(
+                replace(decision, create=(one,)),
+                slice=int(one["metadata"]["labels"]["rltrain.dev/samplers"]),
+                reserved=True,
+                admitted=True,
+                ready=True,
+            )
+            for one in decision.create
+            if one["kind"] == "Workload"
+        ]
+
+    @pytest.mark.parametrize(
+        ("before", "after", "kept"),
+        [(20, 40, 16), (20, 11, 10), (20, 10, 10), (16, 20, 12), (33, 1, 0), (20, 0, 0)],
+    )
+    def test_another_number_is_reached(self, before: int, after: int, kept: int) -> None:
+        run = self.run(before)
+        decision = run.train()
+        run.main = replace(run.main, ready=True)
+        parts = self.given(run, decision)
+        assert sum(one.count for one in parts) == before
+        samplers = 2
+        fewest = before
+        changed = False
+        for _ in range(12):
+            decision = run.queue(
+                *parts, rays=(running_ray(samplers=group(samplers, 100)),), pods=pods(samplers)
+            )
+            gone = {name for kind, name in deleted(decision) if kind == "Workload"}
+            parts = [one for one in parts if one.name not in gone] + self.given(run, decision)
+            samplers = decision.scale.replicas if decision.scale is not None else samplers
+            assert samplers - 2 <= sum(one.count for one in parts), "more run than the queue has given"
+            fewest = min(fewest, samplers - 2) if changed else before
+            if samplers == before + 2 and not changed:
+                run.story.set({"sampler": {"replicas": 2 + after, "minReplicas": 2}})
+                changed = True
+        assert samplers == 2 + after
+        assert sum(one.count for one in parts) == after
+        assert len(parts) <= MOST_PARTS
+        assert fewest == kept, "no more was given back than had to be"
+        assert (decision.create, decision.delete, decision.scale) == ((), (), None)
+
+
+def test_parts_that_are_held_stay_where_the_rest_fits_beside_them() -> None:
+    assert parts(3, {}) == {0: 1, 1: 1, 2: 1}
+    assert parts(20, {}) == dict.fromkeys(range(10), 2)
+    assert parts(11, dict.fromkeys(range(10), 2)) == {0: 2, 1: 2, 2: 2, 3: 2, 4: 2, 5: 1}
+    assert parts(33, {9: 3}) == dict.fromkeys(range(11), 3)
+    assert sum(parts(160, dict.fromkeys(range(MOST_PARTS), 1)).values()) == 160
+    assert parts(0, {0: 1}) == {}
+    assert parts(-1, {}) == {}
