@@ -7,7 +7,7 @@ place and its quota while a failed attempt is made again. While the run is suspe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +29,9 @@ from rl_operator.render.workload import run_workload
 
 QUEUED: Final = "Queued"
 
+INADMISSIBLE: Final = "Inadmissible"
+"""Reason of Admitted where no quota that comes free would help: its queue admits nothing, or never so much."""
+
 WORKLOAD_PRIORITY_CLASS: Final = "WorkloadPriorityClass"
 
 _PASSING: Final = frozenset({"ObjectRefused", "QuotaExceeded"})
@@ -36,6 +39,16 @@ _PASSING: Final = frozenset({"ObjectRefused", "QuotaExceeded"})
 
 _MORE: Final = re.compile(r"insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed")
 _NEVER: Final = re.compile(r"insufficient quota for (\S+) in flavor (\S+), .*?> maximum capacity \(([^)]+)\)")
+_POD_SET: Final = re.compile(r"assign flavors to pod set (\S+): ")
+_NO_FLAVOR: Final = re.compile(
+    r"maximum capacity|unavailable in ClusterQueue|doesn't match node affinity|untolerated taint"
+)
+_MAY_FIT: Final = re.compile(r"more needed|topolog", re.I)
+_SHUT: Final = re.compile(
+    r"^(?:ClusterQueue|LocalQueue) \S+ (?:is inactive|is stopped|is terminating or missing|not found)"
+)
+_INADMISSIBLE: Final = frozenset({"Inadmissible", "Misconfigured", "Suspended"})
+"""Reasons of Kueue for which a Workload is not even tried; the last two with its gate UnadmittedWorkloadsObservability."""
 
 
 def enter(look: Look, effective: Effective) -> tuple[Look, Effective] | Decision:
@@ -175,7 +188,10 @@ def shown(look: Look, effective: Effective, main: Workload | None) -> Look:
 def why(look: Look, effective: Effective, main: Workload) -> tuple[str, str]:
     """What the run waits for: one word, and a sentence."""
     if not main.active:
-        return "Deactivated", f"Workload {main.name} was deactivated; set its spec.active to true again"
+        return "Deactivated", (
+            f"Workload {main.name} was deactivated by an administrator, or by Kueue as its pods were not ready in time; "
+            "rltrain suspend and then rltrain resume give the run to its queue anew"
+        )
     if main.reserved:
         return (
             "AdmissionCheck",
@@ -184,11 +200,21 @@ def why(look: Look, effective: Effective, main: Workload) -> tuple[str, str]:
     line = look.world.line
     said = main.waits.message if main.waits is not None else line.said if line is not None else ""
     place = f"{ordinal(line.position)} of {line.waiting} in {main.queue}" if line is not None else "waits"
-    needs = _needs(effective)
-    asked = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
+    asked = ", ".join(f"{count} {name}" for name, count in sorted(_needs(effective).items()))
     pods = sum(role.at_start for role in effective.roles)
     together = "".join(f", all {role.name}s in one {level}" for role, level in _together(effective))
-    return QUEUED, f"{place}; needs {asked or f'{pods} pods'}{together}{_short(said, needs) if said else ''}"
+    reason = INADMISSIBLE if _never(main.waits.reason if main.waits is not None else "", said) else QUEUED
+    short = _short(said, effective.roles) if said else ""
+    return reason, f"{place}; needs {asked or f'{pods} pods'}{together}{short}"
+
+
+def _never(reason: str, message: str) -> bool:
+    """Whether Kueue says that no quota which comes free would let the run in: somebody must change the queue, or the run."""
+    if reason in _INADMISSIBLE or _SHUT.search(message):
+        return True
+    # Where a pod set has several flavors, one that never has enough is no matter if another one may have.
+    sets = _POD_SET.split(message)
+    return any(_NO_FLAVOR.search(said) and not _MAY_FIT.search(said) for said in (sets[0], *sets[2::2]))
 
 
 def _together(effective: Effective) -> Iterator[tuple[Role, str]]:
@@ -209,18 +235,44 @@ def _needs(effective: Effective) -> dict[str, int]:
     return found
 
 
-def _short(message: str, needs: Mapping[str, int]) -> str:
+def _short(message: str, roles: Sequence[Role]) -> str:
     """What there is too little of, and all that Kueue says of it."""
     parts = [
         f"flavor {flavor} never has more than {most} {resource}"
         for resource, flavor, most in dict.fromkeys(_NEVER.findall(message))
     ]
-    for resource, flavor, more in dict.fromkeys(_MORE.findall(message)):
-        free = needs.get(resource, -1) - int(more) if more.isascii() and more.isdigit() else -1
+    sets = _POD_SET.split(message)
+    found = [
+        (name, *short)
+        for name, said in (("", sets[0]), *zip(sets[1::2], sets[2::2], strict=True))
+        for short in _MORE.findall(said)
+    ]
+    for name, resource, flavor, more in dict.fromkeys(found):
+        alone = {one[2] for one in found if one[1] == resource} == {flavor}
+        asked = _asked(roles, name, resource, alone=alone) if more.isascii() and more.isdigit() else None
+        free = asked - int(more) if asked is not None else -1
         has = f"{free} {resource} free" if free >= 0 else f"{more} more {resource} must come free"
         parts.append(f"{has} in flavor {flavor}, borrowed quota included")
-    told = f", {'; '.join(parts)}" if parts else ""
+    told = f", {'; '.join(dict.fromkeys(parts))}" if parts else ""
     return f"{told} [{one_line(message, 400)}]"
+
+
+def _asked(roles: Sequence[Role], name: str, resource: str, *, alone: bool) -> int | None:
+    """What Kueue has compared with what is free where it says of a pod set that it lacks some of a resource: what its pods
+    ask for, and those before it that go to the same flavor (kueue: fitsResourceQuota). None: it cannot be said.
+
+    `name`: of the pod set; empty: not known. `alone`: whether no other flavor lacks of it.
+    """
+    asking = [role for role in roles if role.accelerators and role.pool.accelerator_resource == resource]
+    last = next((index for index, role in enumerate(asking) if role.name == name), None)
+    if last is None:
+        return asking[0].accelerators * asking[0].at_start if not name and len(asking) == 1 else None
+    own = {pool.name for pool in asking[last].pools}
+    same = [role for role in asking[: last + 1] if own & {pool.name for pool in role.pools}]
+    # Pods of the same pools may be in another flavor, of which nothing is said.
+    if len(same) > 1 and not alone:
+        return None
+    return sum(role.accelerators * role.at_start for role in same)
 
 
 def ordinal(number: int) -> str:

@@ -118,6 +118,115 @@ def test_accelerators_that_are_free_are_told() -> None:
     )
 
 
+_MORE = "insufficient unused quota for nvidia.com/gpu in flavor {}, {} more needed"
+_FEW = "couldn't assign flavors to pod set {}: {}"
+
+
+@pytest.mark.parametrize(
+    ("samplers", "said", "told"),
+    [
+        # 8 of learners and 4 of samplers, of which the first are counted with the second
+        ("h100", [("learner", ("h100", 4))], "4 nvidia.com/gpu free in flavor h100"),
+        ("h100", [("sampler", ("h100", 4))], "8 nvidia.com/gpu free in flavor h100"),
+        (
+            "h100",
+            [("learner", ("h100", 4)), ("sampler", ("h100", 8))],
+            "4 nvidia.com/gpu free in flavor h100",
+        ),
+        (
+            "h100",
+            [("sampler", ("h100", 4), ("a100", 2))],
+            "4 more nvidia.com/gpu must come free in flavor h100, borrowed quota included; "
+            "2 more nvidia.com/gpu must come free in flavor a100",
+        ),
+        ("a100", [("sampler", ("a100", 1))], "3 nvidia.com/gpu free in flavor a100"),
+        (
+            "a100",
+            [("learner", ("h100", 8)), ("sampler", ("a100", 1))],
+            "0 nvidia.com/gpu free in flavor h100, borrowed quota included; 3 nvidia.com/gpu free in flavor a100",
+        ),
+    ],
+)
+def test_what_is_free_is_told_where_two_roles_want_of_it(
+    samplers: str, said: list[tuple[Any, ...]], told: str
+) -> None:
+    spec = {
+        **QUEUED,
+        "learner": {"pools": ["h100"], "replicas": 8},
+        "sampler": {"replicas": 4, "minReplicas": 4, "pools": [samplers]},
+    }
+    run = Queued(spec, pools=[GPU_POOLS[0], GPU_POOLS[0] | {"name": "a100"}, *GPU_POOLS[1:]])
+    message = "; ".join(
+        _FEW.format(name, ", ".join(_MORE.format(*one) for one in few)) for name, *few in said
+    )
+    found = condition(run.queue(waits=Fact("Pending", message), line=Line(1, 1)), "Admitted")
+    assert found is not None
+    assert found[:2] == ("False", "Queued")
+    assert found[2].startswith(
+        f"1st of 1 in team-a; needs 12 nvidia.com/gpu, {told}, borrowed quota included ["
+    )
+
+
+def test_one_that_was_deactivated_says_what_its_user_can_do(run: Queued) -> None:
+    found = condition(run.queue(active=False), "Admitted")
+    assert found is not None
+    assert found[1] == "Deactivated"
+    assert "rltrain suspend and then rltrain resume give the run to its queue anew" in found[2]
+    assert "spec.active" not in found[2], "that is for administrators"
+    run.story.set({"suspend": True})
+    assert deleted(run.look()) == [("Workload", "sums")]
+    run.story.set({"suspend": False})
+    assert kinds(run.look(workloads=())) == ["Workload"]
+
+
+_TOO_MUCH = (
+    "insufficient quota for nvidia.com/gpu in flavor h100, previously considered podsets requests (0) + current podset "
+    "request (16) > maximum capacity (8)"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "shown"),
+    [
+        ("Inadmissible", "LocalQueue team-a is terminating or missing", "Inadmissible"),
+        ("Suspended", "ClusterQueue all is stopped", "Inadmissible"),
+        ("Misconfigured", "ClusterQueue all not found", "Inadmissible"),
+        ("Pending", "ClusterQueue all is inactive", "Inadmissible"),
+        ("Pending", _FEW.format("learner", _TOO_MUCH), "Inadmissible"),
+        ("Pending", f"couldn't assign flavors: {_TOO_MUCH}", "Inadmissible"),
+        (
+            "Pending",
+            f"{_FEW.format('head', _MORE.format('cpu', 1))}; {_FEW.format('learner', _TOO_MUCH)}",
+            "Inadmissible",
+        ),
+        (
+            "Pending",
+            _FEW.format(
+                "learner", "flavor h100 doesn't match node affinity, untolerated taint {x} in flavor spot"
+            ),
+            "Inadmissible",
+        ),
+        ("Pending", _FEW.format("learner", f"{_TOO_MUCH}, {_MORE.format('a100', 4)}"), "Queued"),
+        (
+            "Pending",
+            _FEW.format(
+                "learner", 'flavor cpu doesn\'t match node affinity, topology "racks" allows to fit only 1'
+            ),
+            "Queued",
+        ),
+        ("Pending", _FEW.format("learner", _MORE.format("h100", 4)), "Queued"),
+        ("Preempted", "Preempted to accommodate a workload", "Queued"),
+    ],
+)
+def test_what_its_queue_will_never_admit_is_not_only_queued(
+    run: Queued, reason: str, said: str, shown: str
+) -> None:
+    found = condition(run.queue(waits=Fact(reason, said), line=Line(1, 1)), "Admitted")
+    assert found is not None
+    assert found[1] == shown
+    assert "1st of 1 in team-a" in found[2]
+
+
 def test_what_no_quota_will_ever_hold_is_told(run: Queued) -> None:
     said = (
         "couldn't assign flavors to pod set learner: insufficient quota for cpu in flavor default, previously considered "
