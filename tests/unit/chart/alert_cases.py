@@ -147,6 +147,16 @@ CASES: Final = [
     ),
     Case("RLTrainRunNotReady", "it waits for quota", waits("Queued"), {60: []}),
     Case("RLTrainRunNotReady", "its queue has another reason", waits("NoFlavor", "Admitted"), {60: []}),
+    Case(
+        "RLTrainRunNotReady",
+        "its queue never admits it",
+        waits("Inadmissible", "Admitted"),
+        {29: [], 31: [ONE]},
+    ),
+    Case(
+        "RLTrainRunNotReady", "nobody would admit it", waits("KueueMissing", "Admitted"), {29: [], 31: [ONE]}
+    ),
+    Case("RLTrainRunQueued", "its queue never admits it", waits("Inadmissible", "Admitted"), {1500: []}),
     Case("RLTrainRunNotReady", "a cluster to work in by hand", waits("Idle", "Training"), {60: []}),
     Case("RLTrainRunNotReady", "it is being suspended", waits("Stopping"), {60: []}),
     Case("RLTrainRunQueued", "a day", waits("NamespaceLimit"), {1439: [], 1441: [ONE]}),
@@ -192,6 +202,41 @@ CASES: Final = [
         {f"rltrain_run_step{{{RUN}}}": "0+1x60 60x90"} | trains(),
         {95: [], 123: [], 125: [ONE]},
         {"runStuckFor": "1h"},
+    ),
+    Case(
+        "RLTrainRunNoFirstStep",
+        "it hangs while it evaluates the model that it begins with",
+        {f"rltrain_run_step{{{RUN}}}": "0x200"} | trains("Evaluating"),
+        {119: [], 121: [ONE]},
+    ),
+    Case(
+        "RLTrainRunNoFirstStep",
+        "it hangs in one phase after another",
+        {
+            f"rltrain_run_step{{{RUN}}}": "0x200",
+            f'rltrain_run_phase{{{RUN}, phase="WarmStart"}}': "1x60 _x140",
+            f'rltrain_run_phase{{{RUN}, phase="Starting"}}': "_x61 1x139",
+            **waits("Starting", "Training", 200),
+        },
+        {119: [], 121: [ONE]},
+    ),
+    Case(
+        "RLTrainRunNoFirstStep",
+        "its pods are not there",
+        {f"rltrain_run_step{{{RUN}}}": "0x200"} | trains("Starting") | waits("Unschedulable"),
+        {190: []},
+    ),
+    Case(
+        "RLTrainRunNoFirstStep",
+        "a program that says nothing of its steps",
+        {f"rltrain_run_step{{{RUN}}}": "0x200"} | trains(),
+        {190: []},
+    ),
+    Case(
+        "RLTrainRunNoFirstStep",
+        "it has done one",
+        {f"rltrain_run_step{{{RUN}}}": "0x90 1x110"} | trains("Evaluating"),
+        {190: []},
     ),
     Case(
         "RLTrainRunCheckpointOld",
