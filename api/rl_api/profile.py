@@ -12,6 +12,7 @@ from rl_api.base import (
     MOST,
     MOST_ITEMS,
     Allowed,
+    GraceDuration,
     Image,
     LabelValue,
     Model,
@@ -151,6 +152,9 @@ class ProfileLimitsSpec(Model):
     max_duration: PositiveDuration | None = None
     """Time with pods, over all attempts: the most that stop.maxDuration may say, and what it is where a run says
     nothing; null: no limit."""
+    max_preemption_grace_period: GraceDuration | None = None
+    """Time for a last checkpoint: the most that scheduling.preemptionGracePeriod may say, and what it is at most where a run
+    says nothing; null: no limit."""
     per_namespace: NamespaceLimitsSpec = NamespaceLimitsSpec()
     """Most that all runs and services of a namespace have at once."""
 

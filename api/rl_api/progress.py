@@ -128,7 +128,9 @@ class Attempt(StatusModel):
     start_time: Time | None = None
     """When it began."""
     ready_time: Time | None = None
-    """When all pods that it begins with were there; null: not yet."""
+    """When all pods that it begins with were there, since they were last taken away; null: not yet."""
+    held_seconds: float = Field(default=0.0, ge=0.0)
+    """For how long it had them before they were last taken away."""
     trained_time: Time | None = None
     """When it was first seen to train with the pods that it has, or had last; null: it never was."""
     end_time: Time | None = None

@@ -36,7 +36,7 @@ PROFILE: dict[str, Any] = {
         "scheduling": {"priorityClass": "default-class"},
         "checkpoint": {"storage": {"s3": "s3://given"}},
     },
-    "limits": {"maxSamplers": 4, "maxLearners": 2, "maxDuration": "90m"},
+    "limits": {"maxSamplers": 4, "maxLearners": 2, "maxDuration": "90m", "maxPreemptionGracePeriod": 300},
     "allow": {
         "namespaces": {
             "matchLabels": {"tenant": "a"},
@@ -198,6 +198,10 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
             {"stop": {"maxDuration": "2h"}},
             "spec.stop.maxDuration: found 2h, allowed: at most 90m, the limit of profile strict",
         ),
+        (
+            {"scheduling": {"preemptionGracePeriod": "6m"}},
+            "spec.scheduling.preemptionGracePeriod: found 6m, allowed: at most 300, the limit of profile strict",
+        ),
     ],
 )  # fmt: skip
 def test_it_is_refused_with_the_operators_sentence(
@@ -232,7 +236,7 @@ def test_it_is_refused_with_the_operators_sentence(
         {"trainer": PROGRAM | {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}},
         {"secrets": ["hub-token"], "image": None, "scheduling": {"priorityClass": None}},
         {"sampler": {"replicas": 4}, "learner": {"replicas": 2}, "stop": {"maxDuration": "1h30m"}},
-        {"stop": {"maxDuration": 5400}},
+        {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": "5m"}},
     ],
 )
 def test_what_is_allowed_is_taken(admission: KubeApi, namespace: str, spec: dict[str, Any]) -> None:

@@ -79,9 +79,12 @@ class Look:
             return self.effective.spec.scheduling.preemption_grace_period.seconds
         own = self.world.spec.get("scheduling")
         try:
-            return Duration.parse(own.get("preemptionGracePeriod") if isinstance(own, dict) else None).seconds
+            grace = Duration.parse(own.get("preemptionGracePeriod") if isinstance(own, dict) else None)
         except ValueError:
-            return SchedulingSpec().preemption_grace_period.seconds
+            grace = SchedulingSpec().preemption_grace_period
+        # The profile's limit holds whatever has become of the run's spec.
+        longest = self.plan.limits.max_preemption_grace_period
+        return (grace if longest is None else min(grace, longest)).seconds
 
     @property
     def empty(self) -> bool:
@@ -107,6 +110,15 @@ class Look:
         """With these fields of the newest attempt."""
         *before, newest = self.status.attempts
         return self.showing(attempts=[*before, newest.model_copy(update=fields)])
+
+    def without_pods(self, since: datetime) -> Look:
+        """With the time for which the newest attempt had its pods, that are taken away `since` then, put down."""
+        newest = self.status.attempts[-1]
+        if newest.ready_time is None:
+            return self
+        begun = max(newest.ready_time, self.conditions.since("Admitted", "True") or newest.ready_time)
+        seconds = max((since - begun).total_seconds(), 0.0)
+        return self.with_attempt(held_seconds=newest.held_seconds + seconds, ready_time=None)
 
     def note(self, note: Note) -> Look:
         """With an event."""

@@ -146,6 +146,8 @@ def _go_on(look: Look, ray: Ray) -> Decision:
         look = replace(look, world=replace(look.world, scale_refusal=crowded))
     found = diagnose(look.world, ray.attempt, look.effective)
     found = with_gang(found, look.world, ray.attempt, look.effective)
+    if ray.held:
+        look = look.without_pods(look.now)
     look = _admission(look.showing(roles=role_statuses(look, ray, found)), ray)
     if ray.held:
         return look.decide("Pending", SLOW)
@@ -239,10 +241,10 @@ def _overdue(look: Look) -> Outcome | None:
 
 
 def _spent(look: Look, now: float) -> float:
-    """Seconds for which all attempts together had their pods, the one that goes on for `now`."""
+    """Seconds for which all attempts together had their pods, those that the one that goes on has for `now`."""
     earlier = look.status.earlier
-    ended = sum(had_pods(attempt) for attempt in look.status.attempts)
-    return ended + (earlier.seconds if earlier is not None else 0.0) + now
+    before = sum(had_pods(attempt) for attempt in look.status.attempts)
+    return before + (earlier.seconds if earlier is not None else 0.0) + now
 
 
 def _holding(look: Look) -> float:

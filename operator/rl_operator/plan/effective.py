@@ -164,6 +164,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
 _LATER_OF_PROFILES: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     (): {"gang": None},
     ("allow",): {"workloadPriorityClasses": []},
+    ("limits",): {"maxPreemptionGracePeriod": None},
 }
 """The same of a profile."""
 
@@ -306,11 +307,16 @@ def _resolve(
     pools = {role.name: tuple(pool.name for pool in role.pools) for role in roles}
     images = {role.name: role.image for role in roles}
     groups = {name: getattr(spec, name) for name in (LEARNER, SAMPLER) if name in pools}
+    grace, longest = spec.scheduling.preemption_grace_period, profile.limits.max_preemption_grace_period
+    scheduling = {
+        "queue": spec.scheduling.queue or profile.queue,
+        "preemption_grace_period": min(grace, longest) if longest is not None else grace,
+    }
     changes: dict[str, Any] = {
         "profile": profile_name,
         "image": spec.image or images.get(LEARNER, images[HEAD]),
         **{name: group.model_copy(update={"pools": pools[name]}) for name, group in groups.items()},
-        "scheduling": spec.scheduling.model_copy(update={"queue": spec.scheduling.queue or profile.queue}),
+        "scheduling": spec.scheduling.model_copy(update=scheduling),
         "stop": spec.stop.model_copy(
             update={"max_duration": spec.stop.max_duration or profile.limits.max_duration}
         ),

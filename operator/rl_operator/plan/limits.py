@@ -65,6 +65,10 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
     if longest is not None and asked is not None and asked > longest:
         sentence = f"found {asked}, allowed: at most {longest}, the limit of {title}"
         yield Problem(("spec", "stop", "maxDuration"), sentence)
+    most, said = limits.max_preemption_grace_period, spec.scheduling.preemption_grace_period
+    if most is not None and said > most and "preemption_grace_period" in spec.scheduling.model_fields_set:
+        sentence = f"found {said}, allowed: at most {most}, the limit of {title}"
+        yield Problem(("spec", "scheduling", "preemptionGracePeriod"), sentence)
     yield from _each(title, profile, roles, lambda role: ("spec", role.name, "replicas"))
 
 

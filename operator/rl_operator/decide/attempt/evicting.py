@@ -138,7 +138,8 @@ def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
         return _said(look, f"{eviction.message}; the pods are being stopped").decide("Stopping", QUICK)
     took = (look.now - (eviction.time or look.now)).total_seconds()
     look, eviction = _with(look, released_time=look.now, seconds_to_release=max(took, 0.0))
-    decision = _said(look.at_rest(), f"{eviction.message}; {_goes_on(look)}").decide("Pending", QUICK)
+    look = look.without_pods(look.now).at_rest()
+    decision = _said(look, f"{eviction.message}; {_goes_on(look)}").decide("Pending", QUICK)
     if main is not None and _moved(look) and any(one.by_topology for one in main.assigned.values()):
         # The queue has chosen the nodes, and would put new pods on the same ones.
         return replace(decision, delete=withdrawal(main))
@@ -171,9 +172,10 @@ def begin_again(look: Look, effective: Effective, attempt: Attempt) -> Look:
 def _resumed(look: Look) -> Look:
     checkpoint = look.status.checkpoint
     step = checkpoint.step if checkpoint is not None else 0
-    look, _ = _with(look, resumed_time=look.now, resumed_step=step)
+    look, eviction = _with(look, resumed_time=look.now, resumed_step=step)
+    look = look.without_pods(eviction.released_time or look.now)  # an older version has not put it down
     newest = look.status.attempts[-1]
-    return look.with_attempt(preemptions=newest.preemptions + 1, ready_time=None)
+    return look.with_attempt(preemptions=newest.preemptions + 1)
 
 
 def _goes_on(look: Look) -> str:

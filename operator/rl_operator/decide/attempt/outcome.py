@@ -126,10 +126,11 @@ def failed_so_far(status: RunStatus) -> int:
 
 
 def had_pods(attempt: Attempt) -> float:
-    """Seconds for which an attempt that ended had all its pods: it may have waited for nodes for as long as it takes."""
+    """Seconds for which an attempt had all its pods: it may have waited for nodes for as long as it takes. Of one that goes
+    on only those before its pods were last taken away."""
     if attempt.ready_time is None or attempt.end_time is None:
-        return 0.0
-    return max((attempt.end_time - attempt.ready_time).total_seconds(), 0.0)
+        return attempt.held_seconds
+    return attempt.held_seconds + max((attempt.end_time - attempt.ready_time).total_seconds(), 0.0)
 
 
 def final_word(status: RunStatus, end: Outcome, limit: int) -> str | None:

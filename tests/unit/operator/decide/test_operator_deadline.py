@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from operator_worlds import CRASH, Story, all_pods, condition, make_pod, make_profile, make_ray, running_ray
+from operator_worlds import (
+    CRASH,
+    Story,
+    all_pods,
+    condition,
+    deleted,
+    make_pod,
+    make_profile,
+    make_ray,
+    running_ray,
+)
+from queued_runs import Queued
+
+from rl_operator.decide.attempt.outcome import had_pods
 
 TOO_LONG = "the attempts took {} s together, more than twice stop.maxDuration and an hour"
 
@@ -108,5 +121,47 @@ def test_time_in_a_queue_is_none_with_pods() -> None:
     story.wait(100_000)
     assert failed(story) is None
     story.look(rays=(running_ray(),), pods=all_pods())
-    story.wait(721)
-    assert "more than the 10m that the profile allows" in (failed(story) or "")
+    story.wait(420)
+    assert failed(story) is None
+    story.wait(1)
+    assert "took 721 s together, more than the 10m that the profile allows" in (failed(story) or "")
+
+
+def test_time_before_an_eviction_counts() -> None:
+    run = Queued(limits={"maxDuration": "10m"})
+    run.admit()
+    run.train()
+    for _ in range(2):
+        run.story.wait(200)
+        run.evict()
+        decision = run.story.answered("done")
+        assert [kind for kind, _ in deleted(decision)] == ["RayJob"]
+        run.story.wait(10)
+        decision = run.look(rays=(), pods=())
+        assert [change.to for change in decision.tell_queue] == ["Released"]
+        run.queue(reserved=False, admitted=False, assigned={})
+        run.story.wait(100_000)
+        run.admit()
+        run.story.wait(1000)  # for nodes
+        run.train()
+    assert run.look().status.attempts[0].held_seconds == 420
+    run.story.wait(300)
+    assert failed(run.story) is None
+    run.story.wait(1)
+    assert "took 721 s together, more than the 10m that the profile allows" in (failed(run.story) or "")
+
+
+def test_time_before_an_eviction_counts_where_the_attempt_ends_without_pods() -> None:
+    run = Queued(limits={"maxDuration": "10m"})
+    run.admit()
+    run.train()
+    run.story.wait(200)
+    run.evict()
+    run.story.answered("done")
+    run.look(rays=(), pods=())
+    run.queue(reserved=False, admitted=False, assigned={})
+    run.story.wait(100_000)
+    run.story.set({"suspend": True})
+    decision = run.look()
+    assert decision.status.attempts[0].end_time is not None
+    assert had_pods(decision.status.attempts[0]) == 200

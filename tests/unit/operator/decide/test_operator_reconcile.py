@@ -227,6 +227,17 @@ class TestBlocked:
         story.set({"suspend": True, "scheduling": scheduling})
         assert story.look().ask == seconds
 
+    @pytest.mark.parametrize(("limit", "seconds"), [("5m", 300.0), ("20m", 600.0)])
+    def test_the_grace_of_a_run_whose_profile_has_come_to_allow_less(
+        self, limit: str, seconds: float
+    ) -> None:
+        story = Story({"scheduling": {"preemptionGracePeriod": "10m"}}, [make_profile(default=True)])
+        story.begin()
+        story.train()
+        story.profiles = [make_profile(default=True, limits={"maxPreemptionGracePeriod": limit})]
+        story.set({"suspend": True})
+        assert story.look().ask == seconds
+
     def test_kuberay_that_does_nothing(self) -> None:
         story = Story()
         story.begin()

@@ -162,6 +162,11 @@ def test_what_cannot_be_placed(spec: dict[str, Any], sentence: str) -> None:
             "spec.stop.maxDuration: found 7h, allowed: at most 6h, the limit of profile shared",
         ),
         (
+            {"maxPreemptionGracePeriod": "5m"},
+            {"scheduling": {"preemptionGracePeriod": "6m"}},
+            "spec.scheduling.preemptionGracePeriod: found 6m, allowed: at most 5m, the limit of profile shared",
+        ),
+        (
             {"maxEphemeralStorage": "30Gi"},
             {"sampler": {"resources": {"ephemeralStorage": "31Gi"}}},
             "spec: found 31Gi of disk for a pod of the sampler, allowed: at most 30Gi, the limit of profile shared",
@@ -233,3 +238,24 @@ def test_what_keeps_the_limits_of_time_disk_and_namespaces() -> None:
 def test_every_pod_has_a_limit_of_disk(spec: dict[str, Any], pool: dict[str, Any], expected: str) -> None:
     profile = make_profile(default=True, pools=[{"name": "own"} | pool, {"name": "cpu"}])
     assert make_plan(spec, profile).role("sampler").ephemeral_storage == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "said", "expected"),
+    [
+        (None, "1h", 3600),
+        (None, None, 120),
+        ("5m", "5m", 300),
+        ("5m", None, 120),
+        ("30s", None, 30),
+        (0, None, 0),
+    ],
+)
+def test_the_grace_period_of_a_run_is_within_the_profiles(
+    limit: object, said: str | None, expected: float
+) -> None:
+    profile = make_profile(default=True, limits={"maxPreemptionGracePeriod": limit})
+    effective = make_plan({"scheduling": {"preemptionGracePeriod": said}} if said else {}, profile)
+    assert effective.spec.scheduling.preemption_grace_period.seconds == expected
+    unbounded = make_plan({}, make_profile(default=True))
+    assert (effective.profile_digest == unbounded.profile_digest) == (limit is None)
