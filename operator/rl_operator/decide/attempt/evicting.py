@@ -18,6 +18,7 @@ from rl_operator.decide.eviction_cost import predicted_seconds
 from rl_operator.decide.look import QUICK, Look, removal, withdrawal
 from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
 from rl_operator.decide.queueing import EVICTED
+from rl_operator.decide.status import IGNORED
 from rl_operator.model.decision import Decision, Note
 from rl_operator.model.names import SAMPLER
 from rl_operator.model.record import NODE_DRAINED
@@ -119,8 +120,20 @@ def _stop(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction, fresh: boo
         why = f"{why}; {ready.sentence}"
     elif eviction.stopped_time is None:
         look, eviction = _with(look, stopped_time=look.now)  # somebody else deletes it
-    look = _said(look, f"{why}; the pods are being stopped")
+    waits = _waits(
+        look, eviction, f"KubeRay to remove {ray.kind} {ray.name}: is the KubeRay operator running?"
+    )
+    look = _said(look, f"{why}; the pods are being stopped{waits}")
     return look.decide("Stopping", QUICK, delete=removal(ray))
+
+
+def _waits(look: Look, eviction: Eviction, what: str) -> str:
+    """What the end of the pods waits for, where that takes long: for whole minutes, as each change is written."""
+    waited = look.now - (eviction.stopped_time or look.now)
+    if waited < IGNORED:
+        return ""
+    minutes = int(waited.total_seconds() // 60)
+    return f" and have been for {minutes} min; waiting for {what}"
 
 
 def _ready(look: Look, attempt: Attempt, ray: Ray, eviction: Eviction) -> Ready | Wait:
@@ -134,8 +147,11 @@ def _release(look: Look, attempt: Attempt, eviction: Eviction) -> Decision:
     """The RayJob is gone; when its pods are too, the quota is free for others."""
     main = look.world.workload
     since = eviction.stopped_time or eviction.time or look.now
-    if look.world.pods_of(attempt.number) and not stuck(look, since):
-        return _said(look, f"{eviction.message}; the pods are being stopped").decide("Stopping", QUICK)
+    left = look.world.pods_of(attempt.number)
+    if left and not stuck(look, since):
+        names = ", ".join(sorted(pod.name for pod in left)[:3]) + (" ..." if len(left) > 3 else "")
+        waits = _waits(look, eviction, f"{names} to be gone: do their nodes answer?")
+        return _said(look, f"{eviction.message}; the pods are being stopped{waits}").decide("Stopping", QUICK)
     took = (look.now - (eviction.time or look.now)).total_seconds()
     look, eviction = _with(look, released_time=look.now, seconds_to_release=max(took, 0.0))
     look = look.without_pods(look.now).at_rest()

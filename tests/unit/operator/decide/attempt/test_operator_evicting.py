@@ -105,6 +105,36 @@ class TestEviction:
         assert deleted(decision) == [("RayJob", "sums-1")]
         assert decision.status.evictions[0].checkpoint == "late"
 
+    def test_what_keeps_the_pods_is_told(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.evict()
+        decision = run.story.answered("done")
+        found = condition(decision, "Admitted")
+        assert found is not None
+        assert found[2].endswith("the checkpoint is written; the pods are being stopped")
+        gone = replace(running_ray(samplers=group(2)), deleting=True)
+        run.story.wait(59)
+        found = condition(run.look(rays=(gone,)), "Admitted")
+        assert found is not None
+        assert found[2].endswith("the pods are being stopped")
+        for seconds, minutes in ((1, 1), (59, 1), (1, 2)):
+            run.story.wait(seconds)
+            found = condition(run.look(), "Admitted")
+            assert found is not None
+            assert found[2].endswith(
+                f"the pods are being stopped and have been for {minutes} min; waiting for KubeRay to remove RayJob sums-1: "
+                "is the KubeRay operator running?"
+            )
+        ending = make_pod("learner", deleting=run.story.now + timedelta(seconds=30))
+        decision = run.look(rays=(), pods=(ending,))
+        found = condition(decision, "ClusterReady")
+        assert found is not None
+        assert found[2].endswith(
+            f"have been for 2 min; waiting for {ending.name} to be gone: do their nodes answer?"
+        )
+        assert decision.tell_queue == ()
+
     def test_one_that_has_not_trained_is_stopped_at_once(self, run: Queued) -> None:
         run.admit()
         run.look(rays=(make_ray(),), pods=())
