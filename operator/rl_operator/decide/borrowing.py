@@ -13,7 +13,7 @@ from rl_operator.decide.queued import released, repriced
 from rl_operator.model.decision import Decision, WorkloadChange
 from rl_operator.model.names import SAMPLER, Manifest
 from rl_operator.model.parse import hash_of
-from rl_operator.model.seen import World
+from rl_operator.model.seen import Ray, World
 from rl_operator.model.workload import Placed, Workload, placed
 from rl_operator.plan.effective import Effective
 from rl_operator.render.objects import hashed
@@ -44,6 +44,8 @@ def borrowing(look: Look, decision: Decision) -> Decision:
     if main is not None and main.runs and not main.ready and working:
         # Kueue evicts what is not ready in time, where it is told to.
         decision = replace(decision, tell_queue=(*decision.tell_queue, _started(main)))
+    if main is not None and main.runs and main.ready and _starts_anew(world, ray, decision):
+        decision = replace(decision, tell_queue=(*decision.tell_queue, _lost(main)))
     if ray is None or not working or main is None or SAMPLER not in main.assigned:
         # Nothing is to run. What is there still has its quota until it is gone.
         if not known or look.holding(SAMPLER):
@@ -136,6 +138,20 @@ def _fewest(world: World, at_start: int) -> int:
 
 def _started(workload: Workload) -> WorkloadChange:
     return WorkloadChange(workload.name, workload.uid, "PodsReady", "Started", "its pods are ready")
+
+
+def _starts_anew(world: World, ray: Ray | None, decision: Decision) -> bool:
+    """Whether a run whose pods were there waits for those of another attempt, or on other nodes. It holds quota meanwhile,
+    and Kueue takes that back where it is told to (waitForPodsReady.recoveryTimeout), as from a run that begins. The pause
+    before an attempt does not count: it is meant, and short."""
+    if ray is None or ray.at_work or ray.deleting or decision.delete:
+        return False
+    return not world.wants_suspend and world.deleted is None
+
+
+def _lost(workload: Workload) -> WorkloadChange:
+    message = "its pods were lost, and others are waited for"
+    return WorkloadChange(workload.name, workload.uid, "PodsLost", "WaitForRecovery", message)
 
 
 def _ready(world: World) -> int:

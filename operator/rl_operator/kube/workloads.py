@@ -52,6 +52,10 @@ def status_patch(document: Mapping[str, Any], change: WorkloadChange, now: datet
         ]
         if "PodsReady" in told:
             wanted.append(("PodsReady", False, "WaitForStart"))
+    elif change.to == "PodsLost":
+        if told.get("PodsReady") != "True" or told.get("Admitted") != "True" or told.get("Evicted") == "True":
+            return []
+        wanted = [("PodsReady", False, change.reason)]
     else:
         if told.get(change.to) == "True":
             return []

@@ -82,11 +82,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class WorkloadChange:
-    """What Kueue is told of a Workload: its pods are ready, it has ended, or its pods are gone and its quota is free."""
+    """What Kueue is told of a Workload: its pods are ready, or were lost and are awaited anew; it has ended; or its pods are
+    gone and its quota is free."""
 
     name: str
     uid: str
-    to: Literal["PodsReady", "Finished", "Released"]
+    to: Literal["PodsReady", "PodsLost", "Finished", "Released"]
     reason: str = ""
     message: str = ""
     evicted: datetime | None = None

@@ -83,3 +83,23 @@ def test_a_workload_without_a_status_gets_one() -> None:
     bare = {"metadata": {"uid": "1", "resourceVersion": "7"}}
     patch = status_patch(bare, WorkloadChange("sums", "1", "Finished", "Failed", "why"), NOW)
     assert {"op": "add", "path": "/status", "value": {}} in patch
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ((("Admitted", "True"), ("PodsReady", "True")), True),
+        ((("Admitted", "True"), ("PodsReady", "False")), False),
+        ((("Admitted", "True"),), False),
+        ((("Admitted", "True"), ("PodsReady", "True"), ("Evicted", "True")), False),
+        ((("Admitted", "False"), ("PodsReady", "True")), False),
+    ],
+)
+def test_pods_that_were_lost_are_awaited_anew(conditions: tuple[tuple[str, str], ...], told: bool) -> None:
+    change = WorkloadChange("sums", "1", "PodsLost", "WaitForRecovery", "they were lost")
+    patch = status_patch(workload(*conditions), change, NOW)
+    assert bool(patch) == told
+    if told:
+        assert after(patch)["PodsReady"] == ("False", "WaitForRecovery")
+        changed = next(one["value"] for one in patch if one["path"] == "/status/conditions")
+        assert changed[-1]["lastTransitionTime"] == "2026-03-01T13:00:00Z", "Kueue counts from then"

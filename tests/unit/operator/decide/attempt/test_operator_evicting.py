@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import pytest
 from operator_worlds import (
+    CRASH,
+    all_pods,
     condition,
     deleted,
     group,
@@ -213,6 +215,24 @@ class TestEviction:
         decision = run.train()
         assert [(change.name, change.to) for change in decision.tell_queue] == [("sums", "PodsReady")]
         assert run.queue(ready=True).tell_queue == ()
+
+    def test_its_queue_is_told_when_its_pods_are_awaited_anew(self, run: Queued) -> None:
+        run.admit()
+        run.train()
+        run.main = replace(run.main, ready=True)
+        assert run.queue().tell_queue == ()
+        run.story.fail(CRASH)
+        assert run.look(rays=(), pods=()).tell_queue == (), "it waits a moment, which is meant"
+        run.story.wait(10)
+        assert run.look().create[-1]["kind"] == "RayJob"
+        again = make_ray(2)
+        [change] = run.look(rays=(again,)).tell_queue
+        assert (change.name, change.to, change.reason) == ("sums", "PodsLost", "WaitForRecovery")
+        decision = run.queue(ready=False)
+        assert decision.tell_queue == ()
+        assert run.look(rays=(replace(again, deleting=True),)).tell_queue == ()
+        decision = run.look(rays=(running_ray(2, samplers=group(2)),), pods=all_pods(2))
+        assert [(change.to, change.reason) for change in decision.tell_queue] == [("PodsReady", "Started")]
 
     def test_evicted_before_it_began_it_gives_back_at_once(self, run: Queued) -> None:
         decision = run.queue(
