@@ -36,7 +36,7 @@ PROFILE: dict[str, Any] = {
         "scheduling": {"priorityClass": "default-class"},
         "checkpoint": {"storage": {"s3": "s3://given"}},
     },
-    "limits": {"maxSamplers": 4, "maxLearners": 2, "maxDuration": "90m", "maxPreemptionGracePeriod": 300},
+    "limits": {"maxSamplers": 4, "maxLearners": 2, "maxDuration": "90m", "maxPreemptionGracePeriod": "5m"},
     "allow": {
         "namespaces": {
             "matchLabels": {"tenant": "a"},
@@ -153,7 +153,7 @@ def user(admission: KubeApi) -> tuple[str, str]:
 def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) -> None:
     # Which expressions do not fit the types is said in its status by a controller, where one runs; here each is evaluated.
     policy = admission.get("validatingadmissionpolicy", "rltrain-profiles")
-    assert len(policy["spec"]["validations"]) == 16
+    assert len(policy["spec"]["validations"]) == 17
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
@@ -200,7 +200,7 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
         ),
         (
             {"scheduling": {"preemptionGracePeriod": "6m"}},
-            "spec.scheduling.preemptionGracePeriod: found 6m, allowed: at most 300, the limit of profile strict",
+            "spec.scheduling.preemptionGracePeriod: found 6m, allowed: at most 5m, the limit of profile strict",
         ),
     ],
 )  # fmt: skip
@@ -236,7 +236,7 @@ def test_it_is_refused_with_the_operators_sentence(
         {"trainer": PROGRAM | {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}},
         {"secrets": ["hub-token"], "image": None, "scheduling": {"priorityClass": None}},
         {"sampler": {"replicas": 4}, "learner": {"replicas": 2}, "stop": {"maxDuration": "1h30m"}},
-        {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": "5m"}},
+        {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": 300}},
     ],
 )
 def test_what_is_allowed_is_taken(admission: KubeApi, namespace: str, spec: dict[str, Any]) -> None:
