@@ -8,6 +8,11 @@ from collections.abc import Iterator
 import pytest
 from kueue_process import QueuedCluster
 from kueue_queues import Queue, condition, pod_set, pod_sets
+from operator_worlds import GPU_POOLS
+from operator_worlds import condition as condition_of
+from queued_runs import QUEUED, Queued
+
+from rl_operator.model.workload import parse_workload
 
 LONG, URGENT, BORROWED = 10, 1000, -1000
 
@@ -37,6 +42,37 @@ def test_a_workload_with_a_minimum_is_admitted_with_what_is_free_and_does_not_gr
     queue.until(lambda: queue.used() == 3, "the quota of what was deleted is free")
     assert queue.admitted("other") == {"head": 1, "learner": 1, "sampler": 2}
     assert queue.workload("other")["spec"]["podSets"][2]["count"] == 5
+
+
+def told(queue: Queue, name: str) -> tuple[str, str]:
+    """Reason and sentence of a run with 4 learners and 2 samplers, of one accelerator each, where Kueue says of its Workload
+    what it says of this one."""
+    sampler = {"pools": ["h100"], "replicas": 2, "minReplicas": 2}
+    spec = {**QUEUED, "learner": {"pools": ["h100"], "replicas": 4}, "sampler": sampler}
+    run = Queued(spec, pools=GPU_POOLS)
+    found = condition_of(run.queue(waits=parse_workload(queue.workload(name)).waits), "Admitted")
+    assert found is not None
+    return found[1], found[2]
+
+
+def test_what_kueue_says_of_one_that_waits_is_told_right(queue: Queue) -> None:
+    queue.submit("long", LONG, pod_sets(4, 1))
+    queue.until_admitted("long")
+    for name, sets in (("other", pod_sets(4, 2)), ("large", pod_sets(9, 1))):
+        queue.submit(name, LONG, sets)
+        queue.until_waits(name)
+    reason, sentence = told(queue, "other")
+    assert reason == "Queued", sentence
+    assert f"needs 6 nvidia.com/gpu, 3 nvidia.com/gpu free in flavor {queue.namespace}" in sentence
+    reason, sentence = told(queue, "large")
+    assert reason == "Inadmissible", sentence
+    assert f"flavor {queue.namespace} never has more than 8 nvidia.com/gpu" in sentence
+    change = {"spec": {"stopPolicy": "Hold"}}
+    queue.kube.kubectl("patch", "clusterqueue", queue.namespace, "--type=merge", "-p", json.dumps(change))
+    queue.until(
+        lambda: queue.condition("other", "QuotaReserved")[1] == "Inadmissible", "its queue is stopped"
+    )
+    assert told(queue, "other")[0] == "Inadmissible"
 
 
 def test_only_one_role_may_have_a_minimum(queue: Queue) -> None:
