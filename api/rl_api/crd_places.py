@@ -92,3 +92,10 @@ FILE_RULE: Final[Rule] = cel_rule(
     f"found '{{self.file}}', {places.FILES}",
 )
 """A rule of `spec.task` about its file."""
+
+DATASET_RULE: Final[Rule] = cel_rule(
+    f"!self.name.contains('://') && !self.name.matches({cel_text(places.CLIMBS)})",
+    ".name",
+    f"found '{{self.name}}', {places.DATASETS}",
+)
+"""A rule of `spec.task.dataset`."""

@@ -12,10 +12,19 @@ from typing import Final
 from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.base import RunName
 from rl_api.crd_placement import POOL_RULES, TOPOLOGY_RULES
-from rl_api.crd_places import FILE_RULE, PORT_RULE, SOURCE_RULES, STORAGE_RULES, cel_rule, or_value
+from rl_api.crd_places import (
+    DATASET_RULE,
+    FILE_RULE,
+    PORT_RULE,
+    SOURCE_RULES,
+    STORAGE_RULES,
+    cel_rule,
+    or_value,
+)
 from rl_api.crd_sampler import SAMPLER_CEL_RULES
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import Type, fields_of
+from rl_api.place_rules import ONE_SOURCE
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
@@ -287,14 +296,24 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
             "found an object, allowed: null with isolation {self.isolation}, as only strict has a container of its own",
         ),
         cel_rule(
-            "self.environment != 'prompts' || has(self.file)",
+            "!has(self.file) || !has(self.dataset)",
+            ".dataset",
+            f"found an object, {ONE_SOURCE}",
+        ),
+        cel_rule(
+            "self.environment != 'prompts' || has(self.file) || has(self.dataset)",
             ".file",
-            "missing, required with task.environment prompts: a JSONL file",
+            "missing, required with task.environment prompts: a file of prompts, or task.dataset",
         ),
         cel_rule(
             "self.environment != 'reasoning-gym' || !has(self.file)",
             ".file",
             "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
+        ),
+        cel_rule(
+            "self.environment != 'reasoning-gym' || !has(self.dataset)",
+            ".dataset",
+            "found an object, allowed: null with task.environment reasoning-gym, which makes prompts",
         ),
         cel_rule(
             "self.environment != 'reasoning-gym' || has(self.name)",
@@ -313,6 +332,7 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
             "scorer of its own",
         ),
     ],
+    "spec.task.dataset": [DATASET_RULE],
     "spec.task.rewards[]": [
         *_belongs_to("pattern", "regex", "a regular expression"),
         *_belongs_to("function", "function", "module:function"),

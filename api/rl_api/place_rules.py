@@ -62,7 +62,11 @@ MODELS_ON_A_CLUSTER: Final = (
 )
 
 
-FILES: Final = "allowed: a file, or s3://bucket/file, no .. in it"
+FILES: Final = "allowed: a file or folder, or s3://bucket/file, no .. in it"
+
+ONE_SOURCE: Final = "allowed: null beside task.file, as prompts come from one of them"
+
+DATASETS: Final = "allowed: a hub id such as openai/gsm8k, or a folder without .."
 
 
 def is_s3_address(text: str) -> bool:
@@ -82,6 +86,13 @@ def task_address(spec: RunSpec) -> Iterator[Problem]:
     file = (spec.given_task.file or "") if spec.given_task is not None else ""
     if "://" in file and not is_s3_address(file):
         yield spec_problem("task.file", f"found {file!r}, {FILES}")
+
+
+def dataset_name(spec: RunSpec) -> Iterator[Problem]:
+    """`task.dataset.name` is a hub id or a folder without `..`: no address is opened."""
+    dataset = spec.given_task.dataset if spec.given_task is not None else None
+    if dataset is not None and ("://" in dataset.name or re.search(CLIMBS, dataset.name)):
+        yield spec_problem("task.dataset.name", f"found {dataset.name!r}, {DATASETS}")
 
 
 def storage_folder(spec: RunSpec) -> Iterator[Problem]:

@@ -15,6 +15,8 @@ from rl_api.algorithm import GROUP_ESTIMATORS
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
+    ONE_SOURCE,
+    dataset_name,
     free_port,
     is_s3_address,
     model_address,
@@ -169,21 +171,30 @@ def answers_fit(spec: RunSpec) -> Iterator[Problem]:
 
 
 def task_source(spec: RunSpec) -> Iterator[Problem]:
-    """`task.file` is set for prompts, not for reasoning-gym; `task.name` for reasoning-gym and tool-use."""
+    """One of `task.file` and `task.dataset` is set for prompts, none for reasoning-gym; `task.name` for all but prompts."""
     task = spec.given_task
     if task is None:
         return
     environment = task.environment
-    if environment == "prompts" and task.file is None:
-        yield spec_problem(
-            "task.file", "missing, required with task.environment prompts: a JSONL file", "task.environment"
-        )
-    if environment == "reasoning-gym" and task.file is not None:
+    if task.file is not None and task.dataset is not None:
+        yield spec_problem("task.dataset", f"found an object, {ONE_SOURCE}", "task.file")
+    if environment == "prompts" and task.file is None and task.dataset is None:
         yield spec_problem(
             "task.file",
-            f"found {task.file!r}, allowed: null with task.environment reasoning-gym, which makes prompts",
+            "missing, required with task.environment prompts: a file of prompts, or task.dataset",
             "task.environment",
         )
+    if environment == "reasoning-gym":
+        for name, found in (
+            ("file", task.file and repr(task.file)),
+            ("dataset", task.dataset and "an object"),
+        ):
+            if found:
+                yield spec_problem(
+                    f"task.{name}",
+                    f"found {found}, allowed: null with task.environment reasoning-gym, which makes prompts",
+                    "task.environment",
+                )
     if environment != "prompts" and task.name is None:
         kind = "the generator, such as chain_sum" if environment == "reasoning-gym" else "such as calculator"
         yield spec_problem(
@@ -355,6 +366,7 @@ RULES: Final[tuple[Rule, ...]] = (
     tiny_shape,
     model_address,
     task_address,
+    dataset_name,
     task_source,
     reward_parts,
     own_scorer,

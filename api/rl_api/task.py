@@ -91,23 +91,41 @@ class CodeResourcesSpec(Model):
     """Most that it keeps on its node's disk."""
 
 
+class DatasetSpec(Model):
+    """A data set that Hugging Face's library datasets loads: its rows are memory-mapped."""
+
+    name: Word
+    """Hub id such as openai/gsm8k, or a folder; a relative one is looked for beside the run's file first."""
+    config: Word | None = None
+    """Its configuration, such as main; null: its only one."""
+    split: Word = "train"
+    """Its split, also a part of one, such as train[:1000]."""
+    revision: Word | None = None
+    """Branch, tag or commit on the hub; null: the newest."""
+
+
 class TaskSpec(Model):
     """Where prompts come from and how answers are rewarded."""
 
     environment: Literal["reasoning-gym", "prompts", "tool-use"]
-    """Kind of task: reasoning-gym (puzzles), prompts (a JSONL file), tool-use (turns)."""
+    """Kind of task: reasoning-gym (puzzles), prompts (a file or data set), tool-use (turns)."""
     name: Word | None = None
     """Generator of reasoning-gym (such as chain_sum) or environment of tool-use (such as calculator, or your own
     module:Class); required for both."""
     args: dict[str, Any] = Field(default_factory=dict, max_length=MOST_ITEMS)
     """Arguments of the generator or environment, passed on as they are."""
     file: Address | None = None
-    """JSONL file or s3://bucket/file, one prompt per line; required for environment prompts. A relative path is looked
-    for beside the run's file first."""
+    """JSONL file (also .gz or .zst), parquet file, or a folder of either, on a disk or at s3://bucket/file: one prompt
+    per line or row. Environment prompts needs it, or dataset. A relative path is looked for beside the run's file
+    first."""
+    dataset: DatasetSpec | None = None
+    """Data set to take instead of file; null: none."""
     prompt_field: Word = "prompt"
-    """Field of a JSONL line that holds the question."""
+    """Field of a line, or column, that holds the question."""
     answer_field: Word = "answer"
-    """Field of a JSONL line that holds the answer."""
+    """Field of a line, or column, that holds the answer."""
+    on_long_prompt: Literal["drop", "fail"] = "drop"
+    """When a prompt leaves no room for a token in the model's context: drop (it is left out and counted) or fail."""
     prompt_template: Text | None = None
     """Template of the prompt: Python's str.format with question, answer and metadata, such as {metadata[numbers]:join
     , }; null: the question."""

@@ -38,6 +38,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "task.chatTemplateKwargs": ({},),
     "task.observationRole": ("user",),
     "task.onRewardError": ("stop",),
+    "task.dataset": (None,),
     "task.toolLatency": (None,),
     "task.evaluation": (None,),
     "algorithm.loss.kind": tuple(_KINDS),
@@ -171,6 +172,7 @@ def verl_config(spec: RunSpec, *, name: str, checkpoints: str, gpus_per_node: in
             "train_files": files,
             "val_files": files,  # verl wants one; it is not evaluated on
             "prompt_key": spec.task.prompt_field,
+            "filter_overlong_prompts": spec.task.on_long_prompt == "drop",
             "train_batch_size": algorithm.prompts_per_step,
             "max_response_length": sampler.max_new_tokens,
             "seed": spec.seed,

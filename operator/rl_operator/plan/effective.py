@@ -148,6 +148,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     ("task",): {
         **{"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
         **{"secrets": [], "isolation": "shared", "resources": None},
+        **{"dataset": None, "onLongPrompt": "drop"},
     },
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},

@@ -21,7 +21,7 @@ _FIXED = (
     "weightSync.everySteps",
 )
 # Of the task, too; kept only where they are not the default, as earlier checkpoints know nothing of them.
-_FIXED_WHERE_SET = {"tools", "chat_template_kwargs", "observation_role"}
+_FIXED_WHERE_SET = {"tools", "chat_template_kwargs", "observation_role", "dataset"}
 
 
 def fixed_of(spec: RunSpec) -> dict[str, Any]:
