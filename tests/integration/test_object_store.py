@@ -18,7 +18,6 @@ from rl_trainer.cli import main
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.storage.remote_folder import RemoteFolder
-from rl_trainer.tasks.prompts import read_file, read_prompts
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

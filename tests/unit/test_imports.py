@@ -79,6 +79,11 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.rollout.engines.library": {"transformers"},
         "rl_generate.source": {"fsspec"},
         "rl_trainer.storage.remote_folder": {"fsspec"},
+        "rl_trainer.tasks.sources": {
+            "pyarrow",
+            "rl_trainer.tasks.arrow_rows",
+            "rl_trainer.tasks.hub_dataset",
+        },
     },
 }
 

@@ -11,7 +11,7 @@ import pytest
 from rl_api import RunSpec
 from rl_trainer.checkpoint.manifest import Checkpoint
 from rl_trainer.run.lineage import lineage_of, parent_of
-from rl_trainer.tasks.prompts import read_file
+from rl_trainer.tasks.sources import read_data
 
 REWARDS = "raise SystemExit('it was run')\n"
 
@@ -19,7 +19,7 @@ REWARDS = "raise SystemExit('it was run')\n"
 def lineage(search: Path | None, **task: Any) -> dict[str, Any]:
     document = {"model": {"source": "tiny"}, "task": {"environment": "prompts", "file": "a.jsonl"} | task}
     spec = RunSpec.model_validate(document, by_alias=True, by_name=False)
-    data = None if spec.task.file is None else read_file(spec.task.file, search)
+    data = read_data(spec.task, search)
     return lineage_of(spec, search, data)
 
 

@@ -312,7 +312,7 @@ def test_dialogues_that_have_ended_are_forgotten(world):
         ("    pass\n", r"task.name: class worlds_of_mine:World has no reset and no step; see docs/tasks.md"),
         (
             "    def reset(self): pass\n    def step(self, c): pass\n",
-            r"World has no generate\(rng, args\), so task.file must hold its items",
+            r"World has no generate\(rng, args\), so task.file or task.dataset must hold",
         ),
         (
             PLAIN.replace('return "q"', "return 5").replace("STEP", "pass"),

@@ -1,9 +1,16 @@
+import hashlib
 import json
 
 import pytest
 
 from rl_api.errors import TaskError
-from rl_trainer.tasks.prompts import read_file, read_items, read_prompts
+from rl_api.task import TaskSpec
+from rl_trainer.tasks.prompts import read_prompt
+from rl_trainer.tasks.sources import read_data
+
+
+def read_file(file, search):
+    return read_data(TaskSpec(environment="prompts", file=file), search)
 
 
 def read(tmp_path, content, needs_answer=True, **fields):
@@ -12,8 +19,8 @@ def read(tmp_path, content, needs_answer=True, **fields):
         content = "".join(json.dumps(line) + "\n" for line in content)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     names = {"prompt_field": "prompt", "answer_field": "answer"} | fields
-    content = read_file("data.jsonl", tmp_path)
-    return read_prompts("data.jsonl", content, **names, needs_answer=needs_answer)
+    rows = read_file("data.jsonl", tmp_path).rows
+    return [read_prompt(row, **names, needs_answer=needs_answer) for row in rows]
 
 
 def test_lines_with_all_their_fields(tmp_path):
@@ -103,8 +110,10 @@ def test_errors_name_file_and_line(tmp_path, content, message):
 def test_a_file_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.jsonl").write_text(GOOD)
-    assert read_file("here.jsonl", tmp_path / "elsewhere") == GOOD.encode()
-    assert read_file(str(tmp_path / "here.jsonl"), tmp_path / "elsewhere") == GOOD.encode()
+    for name in ("here.jsonl", str(tmp_path / "here.jsonl")):
+        found = read_file(name, tmp_path / "elsewhere")
+        assert [row.fields for row in found.rows] == [json.loads(GOOD)]
+        assert found.digest == hashlib.sha256(GOOD.encode()).hexdigest()
 
 
 def test_a_missing_file_names_the_places(tmp_path):
@@ -116,14 +125,10 @@ def test_a_missing_file_names_the_places(tmp_path):
         read_file("no.jsonl", None)
 
 
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(TaskError, match=r"task.file: .* cannot be read: Is a directory"):
-        read_file(str(tmp_path), None)
-
-
 def test_a_uri(tmp_path, any_scheme):
     (tmp_path / "data.jsonl").write_text(GOOD)
-    assert read_file(f"file://{tmp_path}/data.jsonl", None) == GOOD.encode()
+    (row,) = read_file(f"file://{tmp_path}/data.jsonl", None).rows
+    assert row == (f"file://{tmp_path}/data.jsonl:1", json.loads(GOOD))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_a_store_that_does_not_answer(monkeypatch):
 
     release = threading.Event()
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_: release.wait())
-    monkeypatch.setattr("rl_trainer.tasks.prompts.READ_SECONDS", 0.05)
+    monkeypatch.setattr("rl_trainer.tasks.sources.READ_SECONDS", 0.05)
     with pytest.raises(TaskError, match=r"task.file: s3://slow was not read after 0 s; check the network"):
         read_file("s3://slow", None)
     release.set()
@@ -171,9 +176,3 @@ def test_a_store_whose_package_is_missing(monkeypatch):
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(TaskError, match="s3://x needs a package that is not installed: Install s3fs"):
         read_file("s3://x", None)
-
-
-def test_items_of_environments_are_taken_as_they_are():
-    assert read_items("items.jsonl", b'{"map": [1]}\n\n{"map": [2]}\n') == [{"map": [1]}, {"map": [2]}]
-    with pytest.raises(TaskError, match="is empty"):
-        read_items("items.jsonl", b"\n")

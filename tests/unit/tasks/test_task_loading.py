@@ -9,6 +9,7 @@ import pytest
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
 from rl_trainer.tasks import Prompt, Score, Segment, load_task
+from rl_trainer.tasks.rows import PromptData, json_rows
 from rl_trainer.tasks.types import HELDOUT_INDEX
 
 LINES = [{"prompt": f"{a}+{b}", "answer": str(a + b), "level": a} for a in range(5) for b in range(5)]
@@ -43,7 +44,8 @@ def test_prompts_of_a_file(load):
 def test_what_another_process_has_read_is_not_looked_for(tmp_path):
     # The driver's: a sampler has no credentials of the object store.
     spec = TaskSpec.model_validate({"environment": "prompts", "file": "s3://nobody/knows.jsonl"})
-    task = load_task(spec, 0, data=b'{"prompt": "1+1", "answer": "2"}')
+    line = b'{"prompt": "1+1", "answer": "2"}'
+    task = load_task(spec, 0, data=PromptData(json_rows([("knows.jsonl", line)]), ""))
     assert task.prompt(0).text == "1+1"
 
 
@@ -183,7 +185,7 @@ def test_the_priority_of_a_prompt_is_that_of_its_item():
 def test_importing_tasks_imports_no_heavy_library():
     code = (
         "import sys, rl_trainer.tasks, rl_trainer.tasks.loading;"
-        "heavy = ('reasoning_gym', 'torch', 'transformers', 'ray', 'fsspec', 'sympy');"
+        "heavy = ('reasoning_gym', 'torch', 'transformers', 'ray', 'fsspec', 'sympy', 'pyarrow', 'datasets');"
         "print([name for name in heavy if name in sys.modules])"
     )
     run = subprocess.run(

@@ -16,7 +16,8 @@ from rl_trainer.run.lineage import lineage_of
 from rl_trainer.run.run_folder import RUN_FILE
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.tasks import Prompt, Task, load_task
-from rl_trainer.tasks.prompts import read_file
+from rl_trainer.tasks.rows import PromptData
+from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import heldout_count
 
 # A run has 64 KiB on a cluster.
@@ -71,7 +72,7 @@ def load_heldout(
         raise InvalidConfig(
             f"held-out prompts: {file} has no task.evaluation, so it has trained on all its prompts; compare by a probe"
         )
-    data = None if spec.task.file is None else read_file(spec.task.file, code)
+    data = read_data(spec.task, code)
     task_spec = _without_rewards(spec.task)
     _check_split(spec, task_spec, code, data, made_from)
     task = load_task(task_spec, spec.seed, search=code, heldout=count, data=data)
@@ -118,7 +119,7 @@ def _check_split(
     spec: RunSpec,
     task: TaskSpec,
     code: Path | None,
-    data: bytes | None,
+    data: PromptData | None,
     made_from: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Raises InvalidConfig unless each policy was trained with this very split."""

@@ -21,7 +21,7 @@ import ray
 import torch
 
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, DeadlineExceeded
+from rl_api.errors import ActorDied, DeadlineExceeded, TaskError
 from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
@@ -34,8 +34,9 @@ from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 from rl_trainer.rollout.leaving import Door
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts, stop_tokens
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
+from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
 from rl_trainer.weights.payload import WeightsBlock, unpack_weights
@@ -47,6 +48,9 @@ SPAN_SECONDS = 0.5
 # How long a sampler that leaves waits for the buffer to take what is finished, and to take the rest back. It takes
 # milliseconds, unless the buffer is about to go as well: the pod must not be kept for that.
 PUT_SECONDS, RELEASE_SECONDS = 2.0, 5.0
+# Where that many prompts in a row are left out, because they are too long, the next ones will be as well.
+MOST_TOO_LONG = 1000
+TOO_LONG = "prompt_too_long"
 
 
 class SamplerLeft(ActorDied):
@@ -75,7 +79,7 @@ class SamplerActor:
         model: SharedFolder,
         buffer: Buffer,
         search: Path | None,
-        data: bytes | None,
+        data: PromptData | None,
     ):
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
@@ -111,6 +115,7 @@ class SamplerActor:
         self._score_seconds = 0.0
         self._leaving, self._given_back = threading.Event(), threading.Event()
         self._unfinished = 0
+        self._too_long = 0  # prompts one after the other
         if at := os.environ.get(LEAVE_VARIABLE):
             Door(Path(at), self.leave)
 
@@ -167,7 +172,7 @@ class SamplerActor:
         Raises:
             RewardError: a reward failed and `task.onRewardError` is stop.
             SamplerLeft: it was told to leave.
-            TaskError: a prompt does not fit the model.
+            TaskError: a prompt does not fit the model and `task.onLongPrompt` is fail, or none does.
         """
         work: Future[Acquired] | None = None
         watch: Future[Acquired] | None = None
@@ -253,20 +258,36 @@ class SamplerActor:
         if job is not None and self._load(job.weights, job.version):
             self._evaluation = self._jobs.popleft()
             for i, prompt in enumerate(job.prompts):
-                self.rollouts.start((job, i), prompt, 1, job.params, self.spec.seed)
+                self._start((job, i), prompt, 1, job.params)
         while self._held:
             acquired = self._held[0]
             if not self._is_older(acquired) and not self._load(acquired.weights, acquired.version):
                 return
             self._held.popleft()
             for ticket in acquired.tickets:
-                self.rollouts.start(
-                    ticket,
-                    self.task.prompt(ticket.group_id),
-                    self.spec.algorithm.group_size,
-                    self.params,
-                    self.spec.seed,
-                )
+                prompt = self.task.prompt(ticket.group_id)
+                self._start(ticket, prompt, self.spec.algorithm.group_size, self.params)
+
+    def _start(
+        self, key: Ticket | tuple[_Evaluation, int], prompt: Prompt, members: int, params: SamplingParams
+    ) -> None:
+        """Begins a group, or leaves its prompt out where that is too long and `task.onLongPrompt` says so."""
+        try:
+            self.rollouts.start(key, prompt, members, params, self.spec.seed)
+        except PromptTooLong as error:
+            self._too_long += 1
+            if self.spec.task.on_long_prompt == "fail":
+                raise
+            if self._too_long >= MOST_TOO_LONG:
+                raise TaskError(
+                    f"{MOST_TOO_LONG} prompts one after the other are too long, the last: {error}"
+                ) from None
+            if isinstance(key, Ticket):
+                self.buffer.drop(self.rank, key.group_id, TOO_LONG)
+            else:
+                self._settle(key, "", Score(0.0, False), str(error))
+        else:
+            self._too_long = 0
 
     def _load(self, weights: list[ray.ObjectRef[WeightsBlock]] | None, version: int) -> bool:
         """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""

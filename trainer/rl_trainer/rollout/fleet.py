@@ -21,6 +21,7 @@ from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
 from rl_trainer.tasks import Answer, Prompt
+from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.payload import WeightsBlock
 
 # To load model and task; vLLM compiles for minutes before it answers.
@@ -58,7 +59,7 @@ class Samplers:
         buffer: Buffer,
         placement: Placement,
         search: Path | None,
-        data: bytes | None,
+        data: PromptData | None,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
     ):
@@ -71,7 +72,7 @@ class Samplers:
             buffer: where tickets come from.
             placement: bundles named `sampler 0`, `sampler 1`, ..., or a place for each.
             search: folder from which reward modules are imported.
-            data: what `task.file` holds: the driver alone may read it.
+            data: what the task's file or data set holds: the driver alone may read it.
             tell: told, in a sentence, of every sampler that joins.
             warn: told, in a sentence, of every sampler that was lost.
         """

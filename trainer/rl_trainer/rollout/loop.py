@@ -29,6 +29,10 @@ from rl_trainer.trajectory import Trajectory
 _OF_ONE_GROUP = (RewardError, TaskError, ModelError)
 
 
+class PromptTooLong(TaskError):
+    """A prompt leaves no room for a token in the model's context."""
+
+
 @dataclass
 class Member:
     """One trajectory under way: `tokens` and `sampled` grow together, `logprobs` and `versions` with sampled ones."""
@@ -116,7 +120,9 @@ class Rollouts:
     def start(self, key: object, prompt: Prompt, members: int, params: SamplingParams, seed: int) -> None:
         """Begins a group of `members` trajectories; member m draws with a key made of (seed, prompt index, m).
 
-        Raises TaskError when the prompt does not fit into the model's context.
+        Raises:
+            PromptTooLong: the prompt does not fit into the model's context.
+            TaskError: the model knows no such prompt.
         """
         number = next(self._numbers)
         group = self._groups[number] = GroupRollout(key, prompt, params, [], self.clock(), members)
@@ -125,7 +131,9 @@ class Rollouts:
             try:
                 self.engine.add([self._request(number, m) for m in range(members)])
             except TaskError as error:
-                raise TaskError(_refused(prompt, str(error))) from None
+                longest = max(len(member.tokens) for member in group.members)
+                kind = PromptTooLong if longest >= self.engine.context else TaskError
+                raise kind(_refused(prompt, str(error))) from None
 
     def advance(self) -> list[GroupRollout | GroupFailure]:
         """One engine step and all tool replies that are due; returns the groups that are complete, or failed."""
@@ -276,6 +284,6 @@ def _refused(prompt: Prompt, why: str) -> str:
     reason = why.partition(": ")[2].partition(";")[0] or why
     text = prompt.text if len(prompt.text) <= 40 else f"{prompt.text[:40]}..."
     return (
-        f"prompt {prompt.index} ({text!r}): {reason}; shorten it (task.file, task.args, task.promptTemplate or "
-        "task.systemPrompt) or take a model with a longer context (model.source; model.tiny.maxPositions for tiny)"
+        f"prompt {prompt.index} ({text!r}): {reason}; shorten it (task.file, task.dataset, task.args, task.promptTemplate "
+        "or task.systemPrompt) or take a model with a longer context (model.source; model.tiny.maxPositions for tiny)"
     )

@@ -22,6 +22,7 @@ from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.tasks import Answer, Prompt
+from rl_trainer.tasks.rows import PromptData
 
 # No batch for this long: samplers hang.
 STALL_SECONDS = 3600.0
@@ -50,13 +51,14 @@ class Actors:
         spec: RunSpec,
         model: Path,
         search: Path | None,
-        data: bytes | None,
+        data: PromptData | None,
         placement: Placement,
         spans: SpanRecorder,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> Actors:
-        """Starts all of them; returns when they have loaded model and task. `data`: what `task.file` holds."""
+        """Starts all of them; returns when they have loaded model and task. `data`: what the task's file
+        or data set holds."""
         folder: SharedFolder = share_folder(model)
         buffer = Buffer.create(
             BufferConfig(

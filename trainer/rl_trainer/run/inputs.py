@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from rl_trainer.model.config import read_json
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_model
 from rl_trainer.run.lineage import lineage_of
+from rl_trainer.run.screen import Screen, Screened, context_of, screened
 from rl_trainer.tasks import Prompt, Task, load_task
 from rl_trainer.tasks.functions import load_function
-from rl_trainer.tasks.prompts import read_file
+from rl_trainer.tasks.rows import PromptData
+from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import heldout_count
 
 
@@ -28,8 +30,10 @@ class Inputs:
         model: a local Hugging Face folder.
         chat: how dialogues are written for the model.
         heldout: prompts that are never trained on.
-        data: what `task.file` holds, for the samplers, which need no access to where it is.
         lineage: see `lineage_of`.
+        screen: which prompts fit into the model's context; all, where `task.onLongPrompt` is fail.
+        data: what the task's file or data set holds, for the samplers, which need no access to where it is.
+        left_out: a sentence on the prompts that do not fit; empty: all do.
     """
 
     model: Path
@@ -37,7 +41,9 @@ class Inputs:
     task: Task
     heldout: list[Prompt]
     lineage: dict[str, Any]
-    data: bytes | None = None
+    screen: Screen
+    data: PromptData | None = None
+    left_out: str = ""
 
 
 def load_inputs(
@@ -61,8 +67,10 @@ def load_inputs(
         ModelError: the model folder cannot be used.
         TaskError: the task cannot be used.
     """
-    data = None if spec.task.file is None else read_file(spec.task.file, search)
+    data = read_data(spec.task, search)
     task = load_task(spec.task, spec.seed, search=search, heldout=heldout_count(spec), data=data)
+    if data is not None:
+        data = replace(data, split=task.split_rows)  # which the samplers need not find again
     heldout = task.heldout()
     if spec.algorithm.own_objective is not None:  # the learners load it again; here before anything starts
         load_function(spec.algorithm.own_objective, search, "algorithm.name")
@@ -78,4 +86,10 @@ def load_inputs(
         raise ModelError(
             f"model folder {model}: no end-of-text token is configured, so no answer could ever end"
         )
-    return Inputs(model, Chat.of(tokenizer, spec.task), task, heldout, lineage_of(spec, search, data), data)
+    chat = Chat.of(tokenizer, spec.task)
+    drop = spec.task.on_long_prompt == "drop"
+    rooms = [room for room in (context_of(model), spec.sampler.max_model_len) if room is not None]
+    screen = Screen(chat, min(rooms, default=None) if drop else None)
+    found = screened(task, screen) if drop else Screened(heldout)
+    lineage = lineage_of(spec, search, data)
+    return Inputs(model, chat, task, found.heldout, lineage, screen, data, found.sentence)

@@ -109,6 +109,8 @@ class Session(Attempt):
             if self.dashboard:
                 self.console.message(dashboard_sentence(found.dashboard_url))
             self.inputs = loading.result()
+        if self.inputs.left_out:
+            self.console.warning(self.inputs.left_out)
         self.checkpoints.lineage = self.inputs.lineage
         from rl_trainer.run.actors import Actors  # only now: it imports torch
 

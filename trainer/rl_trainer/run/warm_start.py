@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
+from rl_api.errors import TaskError
 from rl_trainer.model.chat import Chat
 from rl_trainer.run.evaluation import exact_share
 from rl_trainer.run.session import Session
@@ -13,6 +16,8 @@ from rl_trainer.trajectory import Trajectory
 # Far from every prompt that reinforcement learning will see of an endless task.
 FIRST_INDEX = 1_000_000_000
 SCORE_EVERY = 2
+# Where more than that many prompts are too long for one batch, there may be none that is not.
+MOST_LEFT_OUT = 1000
 
 
 def warm_start(session: Session) -> None:
@@ -25,8 +30,8 @@ def warm_start(session: Session) -> None:
     for step in range(1, spec.max_steps + 1):
         first = FIRST_INDEX + (step - 1) * spec.batch_size
         samples = [
-            solution_sample(session.inputs.task, session.inputs.task.prompt(index), session.inputs.chat)
-            for index in range(first, first + spec.batch_size)
+            solution_sample(session.inputs.task, prompt, session.inputs.chat)
+            for prompt in _prompts(session, first, spec.batch_size)
         ]
         loss = session.actors.learners.supervise(samples, spec.learning_rate)
         last = step == spec.max_steps
@@ -37,6 +42,20 @@ def warm_start(session: Session) -> None:
         session.recorder.metrics.event("warm_start", step=0, warm_start_step=step, loss=loss, score=score)
         if spec.until_score is not None and score is not None and score >= spec.until_score:
             return
+
+
+def _prompts(session: Session, first: int, count: int) -> list[Prompt]:
+    """So many prompts from index `first` on, without those that do not fit into the model's context."""
+    task, screen = session.inputs.task, session.inputs.screen
+    places = range(first, first + count + MOST_LEFT_OUT)
+    fitting = (prompt for index in places if screen.fits(prompt := task.prompt(index)))
+    found = list(itertools.islice(fitting, count))
+    if len(found) < count:
+        raise TaskError(
+            f"warmStart: {MOST_LEFT_OUT} of {len(places):,} prompts or more do not fit into the model's context; shorten "
+            "them, or take a model with a longer one"
+        )
+    return found
 
 
 def solution_sample(task: Task, prompt: Prompt, chat: Chat) -> Trajectory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from rl_trainer.tasks.answers import CallError
 from rl_trainer.tasks.environments import BUILT_IN
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
 from rl_trainer.tasks.killable import KillableProcess, LocalTarget, Target
-from rl_trainer.tasks.prompts import read_file, read_items, read_prompts
+from rl_trainer.tasks.prompt_set import PromptSet
+from rl_trainer.tasks.prompts import read_prompt
 from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, full
+from rl_trainer.tasks.rows import PromptData, Row, SplitRows
 from rl_trainer.tasks.rules import exact_match
+from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, Split, derive_seed
 from rl_trainer.tasks.templates import Template
 from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment
@@ -76,7 +79,7 @@ class Task:
     ) -> None:
         self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
         self._rewards, self._maker = rewards, maker
-        self._name = spec.name or spec.file or spec.environment
+        self._name = spec.name or spec.file or (spec.dataset.name if spec.dataset else spec.environment)
         self._latency = spec.tool_latency.mean.seconds if spec.tool_latency else 0.0
         self._check_answers(split.training(0))
 
@@ -85,6 +88,15 @@ class Task:
         if index < 0:
             raise ValueError(f"prompt index {index} is negative")
         return replace(self._split.training(index), index=index)
+
+    @property
+    def split_rows(self) -> SplitRows | None:
+        """What is held out and trained on of a file or data set; None: prompts are made without end."""
+        return self._split.rows if isinstance(self._split, FiniteSplit) else None
+
+    def all_training(self) -> Iterator[Prompt] | None:
+        """All prompts that are trained on, without an index; None: they are made without end."""
+        return self._split.all_training() if isinstance(self._split, FiniteSplit) else None
 
     def heldout(self, count: int | None = None) -> list[Prompt]:
         """The first `count` held-out prompts, all of different text; None: all.
@@ -168,7 +180,7 @@ def load_task(
     *,
     search: Path | None = None,
     heldout: int | None = None,
-    data: bytes | None = None,
+    data: PromptData | None = None,
 ) -> Task:
     """The task that `spec` describes.
 
@@ -178,7 +190,7 @@ def load_task(
         search: folder of the run file; relative data files and reward modules are looked for there first.
         heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
             evaluation. Every process of a run must give the same.
-        data: what `spec.file` holds, where it has been read: one process of a run reads it for all.
+        data: what the task's file or data set holds, where it has been read: one process of a run reads it for all.
 
     Raises:
         TaskError: the task, its file, its arguments or a reward cannot be used.
@@ -191,13 +203,14 @@ def load_task(
             f"task.isolation: found 'strict', allowed where another container listens ({SOCKET_VARIABLE}), as on a cluster; "
             "on one machine your code runs as you: use shared there (--set task.isolation=shared --set task.resources=null)"
         )
-    if data is None and spec.file is not None:
-        data = read_file(spec.file, search)
+    if data is None:
+        data = read_data(spec, search)
     match spec.environment:
         case "reasoning-gym":
             return _load_generator(spec, seed, search, heldout, process)
         case "prompts":
-            return _load_file(spec, seed, search, heldout, process, data or b"")
+            assert data is not None, "environment prompts has a file or a data set"
+            return _load_file(spec, seed, search, heldout, process, data)
         case "tool-use":
             return _load_environment(spec, seed, search, heldout, process, data)
 
@@ -224,21 +237,26 @@ def _load_generator(
 
 
 def _load_file(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess, data: bytes
+    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess, data: PromptData
 ) -> Task:
     prompts = PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, None, process)
     compared = heldout > 0 or any(rule.rule in NEEDS_ANSWER for rule in spec.rewards)
-    items = read_prompts(
-        spec.file or "",
-        data,
-        spec.prompt_field,
-        spec.answer_field,
-        needs_answer=compared and spec.answer_template is None,
-    )
-    made = [prompts.make(item.question, item.answer, item.fields, item.fields) for item in items]
-    split = FiniteSplit(made, seed, heldout, f"task.file: {spec.file}")
+    needed = compared and spec.answer_template is None
+
+    def make(row: Row) -> Prompt:
+        item = read_prompt(
+            row, spec.prompt_field, spec.answer_field, needs_answer=needed, unit=data.rows.unit
+        )
+        return prompts.make(item.question, item.answer, item.fields, item.fields)
+
+    split = FiniteSplit(PromptSet(data.rows, make), seed, heldout, _source(spec), data.split)
     return Task(spec, seed, split, heldout, rewards)
+
+
+def _source(spec: TaskSpec) -> str:
+    """Where the prompts come from, in words."""
+    return f"task.file: {spec.file}" if spec.dataset is None else f"task.dataset: {spec.dataset.name}"
 
 
 def _load_environment(
@@ -247,7 +265,7 @@ def _load_environment(
     search: Path | None,
     heldout: int,
     process: KillableProcess,
-    data: bytes | None,
+    data: PromptData | None,
 ) -> Task:
     name = spec.name or ""
     maker = EnvironmentMaker(name, _environments(name, search, process), dict(spec.args))
@@ -259,14 +277,13 @@ def _load_environment(
         return prompts.make(question, _text_or_none(item, "answer"), item, item)
 
     if data is not None:
-        items = read_items(spec.file or "", data)
-        made = [make(item, f"item {number} of {spec.file}") for number, item in enumerate(items, start=1)]
-        split = FiniteSplit(made, seed, heldout, f"task.file: {spec.file}")
+        made = PromptSet(data.rows, lambda row: make(row.fields, f"item at {row.where}"))
+        split = FiniteSplit(made, seed, heldout, _source(spec), data.split)
         return Task(spec, seed, split, heldout, rewards, maker)
 
     if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
-            f"task.name: environment {name} has no generate(rng, args), so task.file must hold its items"
+            f"task.name: environment {name} has no generate(rng, args), so task.file or task.dataset must hold its items"
         )
 
     def draw(stream: int, position: int) -> Prompt:

@@ -5,13 +5,18 @@ Generators repeat questions at different positions, so positions cannot tell the
 
 from __future__ import annotations
 
+import array
+import bisect
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
+
+import numpy as np
 
 from rl_api import RunSpec
 from rl_api.errors import TaskError
+from rl_trainer.tasks.rows import SplitRows
 from rl_trainer.tasks.types import Prompt
 
 BLOCK = 500
@@ -108,46 +113,77 @@ class FiniteSplit:
     """Splits a file: the prompts held out, and those trained on in every epoch's order.
 
     Which texts are held out depends on the seed and the texts, not on their order in the file. Every prompt with a held-out
-    text is kept out of training; other duplicates are trained on as often as they are in the file.
+    text is kept out of training; other duplicates are trained on as often as they are in the file. Of the prompts only
+    numbers are kept.
 
     Args:
         prompts: of the file.
         seed: the run's seed.
         heldout: how many distinct prompts are held out.
         what: the source, in words, for the error.
+        rows: what another process has found with the same arguments, which saves looking at all prompts; None: look.
 
     Raises:
         TaskError: nothing would be left to train on.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, heldout: int, what: str) -> None:
-        first = {prompt.text: prompt for prompt in reversed(prompts)}
-        if len(first) <= heldout:
-            raise TaskError(
-                f"{what} has {len(first)} distinct prompts, but {heldout} are to be held out "
-                "(task.evaluation.samples) and others to be trained on; lower task.evaluation.samples or "
-                "add prompts"
-            )
-        ranked = sorted(first, key=lambda text: (derive_seed(seed, "heldout", text), text))
-        self._held = {text: first[text] for text in ranked[:heldout]}
-        self._training = [prompt for prompt in prompts if prompt.text not in self._held]
-        self._seed = seed
+    def __init__(
+        self, prompts: Sequence[Prompt], seed: int, heldout: int, what: str, rows: SplitRows | None = None
+    ) -> None:
+        self.rows = split_rows(prompts, seed, heldout, what) if rows is None else rows
+        self._prompts, self._seed = prompts, seed
         # Two: prompts are asked for around the end of an epoch.
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def heldout(self) -> list[Prompt]:
         """The held-out prompts."""
-        return list(self._held.values())
+        return [self._prompts[row] for row in self.rows.held]
 
     def training(self, index: int) -> Prompt:
         """The prompt of a training index: of n training prompts, place `index % n` of epoch `index // n`."""
-        epoch, place = divmod(index, len(self._training))
-        return self._order(epoch)[place]
+        epoch, place = divmod(index, len(self.rows.training))
+        return self._prompts[int(self.rows.training[self._order(epoch)[place]])]
 
-    def _shuffled(self, epoch: int) -> list[Prompt]:
-        order = list(self._training)
+    def all_training(self) -> Iterator[Prompt]:
+        """All that are trained on, in the order of the file."""
+        return (self._prompts[row] for row in self.rows.training.tolist())
+
+    def _shuffled(self, epoch: int) -> array.array[int]:
+        order = array.array("q", range(len(self.rows.training)))
         random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
         return order
+
+
+def split_rows(prompts: Sequence[Prompt], seed: int, heldout: int, what: str) -> SplitRows:
+    """Looks at every prompt once; arguments and errors as `FiniteSplit`."""
+    ranks = array.array("q")
+    # The `heldout` smallest (rank, text) of different text, and one more, which is left to train on; each its first row.
+    smallest: list[tuple[int, str, int]] = []
+    texts: set[str] = set()
+    for row, prompt in enumerate(prompts):
+        text = prompt.text
+        rank = derive_seed(seed, "heldout", text)
+        ranks.append(rank)
+        if text in texts or (len(smallest) > heldout and (rank, text) > smallest[-1][:2]):
+            continue
+        bisect.insort(smallest, (rank, text, row))
+        texts.add(text)
+        if len(smallest) > heldout + 1:
+            texts.remove(smallest.pop()[1])
+    if len(smallest) <= heldout:
+        raise TaskError(
+            f"{what} has {len(smallest)} distinct prompts, but {heldout} are to be held out "
+            "(task.evaluation.samples) and others to be trained on; lower task.evaluation.samples or "
+            "add prompts"
+        )
+    held = smallest[:heldout]
+    found = np.frombuffer(ranks, dtype=np.int64)
+    # The same text has the same rank; the other way round almost always.
+    alike = np.flatnonzero(np.isin(found, [rank for rank, _, _ in held])).tolist()
+    out = {text for _, text, _ in held}
+    taken = [row for row in alike if prompts[row].text in out]
+    training = np.delete(np.arange(len(found), dtype=np.int64), taken)
+    return SplitRows(tuple(row for _, _, row in held), training)
 
 
 Split = EndlessSplit | FiniteSplit
