@@ -60,6 +60,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("model", "tiny"): [None, {}, {"heads": 3}, {"maxPositions": 300}, {"hiddenSize": 96, "kvHeads": 4}],
     ("task", "environment"): ["prompts", "reasoning-gym", "tool-use"],
     ("task", "file"): ["a.jsonl", None, "../a", "s3://b/c", "s3://b/../c", "file:///a", "zip://a::s3://b/c"],
+    ("task", "dataset"): [{"name": "a/b"}, {"name": "../a"}, {"name": "s3://a"}, {}, None],
+    ("task", "onLongPrompt"): ["drop", "fail", "stop"],
     ("task", "name"): ["chain_sum", None],
     ("task", "promptField"): ["", "q"],
     ("task", "tools"): [[], [{}], [5], [{"type": "function"}]],

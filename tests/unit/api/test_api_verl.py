@@ -80,6 +80,11 @@ def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
             [{"rule": "function", "function": "rewards:score"}] * 2,
             "spec.task.rewards: found function, function, allowed with trainer.kind verl: one part of rule function",
         ),
+        (
+            "task.dataset",
+            {"name": "a/b"},
+            "spec.task.dataset: found an object, allowed with trainer.kind verl: null",
+        ),
         ("task.file", "prompts.csv", "a .parquet, .json or .jsonl file"),
         ("task.rewards", [{}], "found exactMatch, allowed with trainer.kind verl: one part of rule function"),
         ("task.rewards[0].right", 5, "spec.task.rewards[0]: found weight, right or wrong"),
@@ -127,6 +132,11 @@ def config(path: str, value: Any) -> dict[str, Any]:
 def test_without_checkpoints_verl_saves_none() -> None:
     trainer = config("checkpoint", None)["trainer"]
     assert (trainer["save_freq"], trainer["max_actor_ckpt_to_keep"]) == (-1, None)
+
+
+@pytest.mark.parametrize(("on_long", "filters"), [("drop", True), ("fail", False)])
+def test_prompts_that_are_too_long_are_left_out_or_fail(on_long: str, filters: bool) -> None:
+    assert config("task.onLongPrompt", on_long)["data"]["filter_overlong_prompts"] is filters
 
 
 @pytest.mark.parametrize(("refills", "enabled", "batches"), [(0, False, 0), (1, True, 2)])
