@@ -81,8 +81,9 @@ def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
             "spec.task.rewards: found function, function, allowed with trainer.kind verl: one part of rule function",
         ),
         (
-            "task.dataset",
-            {"name": "a/b"},
+            "task",
+            {key: value for key, value in GOOD["task"].items() if key != "file"}
+            | {"dataset": {"name": "a/b"}},
             "spec.task.dataset: found an object, allowed with trainer.kind verl: null",
         ),
         ("task.file", "prompts.csv", "a .parquet, .json or .jsonl file"),

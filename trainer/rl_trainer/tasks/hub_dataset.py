@@ -37,6 +37,8 @@ def read_dataset(spec: DatasetSpec, folder: Path | None) -> PromptData:
                 split=spec.split,
                 revision=None if folder is not None else spec.revision,
             )
+        if not len(found):
+            raise TaskError(f"task.dataset: {spec.name} has no row, allowed: one prompt per row")
         schema: pa.Schema = found.features.arrow_schema
         rows, digest = table_rows(spec.name, schema, _tables(found))
     except TaskError:
