@@ -8,16 +8,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import s3fs
 from object_store import ObjectStore
 from training_runs import PROMPTS, RunFiles, ray_here, until
 
 from rl_api.errors import TaskError
+from rl_api.task import TaskSpec
 from rl_trainer.cli import main
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.storage.remote_folder import RemoteFolder
+from rl_trainer.tasks.sources import read_data
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -101,15 +105,20 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
 
 
 def test_prompts_from_the_object_store(store: ObjectStore):
-    (store.bucket("prompts") / "two.jsonl").write_text(
-        '{"prompt": "1+1", "answer": 2}\n{"prompt": "1+2", "answer": 3}\n'
-    )
-    content = read_file("s3://prompts/two.jsonl", None)
-    assert len(read_prompts("two.jsonl", content, "prompt", "answer")) == 2
+    bucket = store.bucket("prompts")
+    (bucket / "two.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n{"prompt": "1+2", "answer": 3}\n')
+    (bucket / "shards").mkdir()
+    for name in "ab":
+        table = pa.table({"prompt": [f"{name}1", f"{name}2"], "answer": ["1", "2"]})
+        pq.write_table(table, bucket / "shards" / f"{name}.parquet")
+    for file, prompts in (("two.jsonl", ["1+1", "1+2"]), ("shards", ["a1", "a2", "b1", "b2"])):
+        found = read_data(TaskSpec(environment="prompts", file=f"s3://prompts/{file}"), None)
+        assert found is not None
+        assert [row.fields["prompt"] for row in found.rows] == prompts
     with pytest.raises(
         TaskError, match=r"task\.file: s3://prompts/three\.jsonl cannot be read: .* Look at bucket"
     ):
-        read_file("s3://prompts/three.jsonl", None)
+        read_data(TaskSpec(environment="prompts", file="s3://prompts/three.jsonl"), None)
 
 
 def test_an_earlier_run_in_the_folder_is_not_lost_by_mistake(store: ObjectStore, tmp_path: Path):

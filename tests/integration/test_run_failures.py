@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from training_runs import PROMPTS, RunFiles, actors, until
 
+from rl_api import load_run
+from rl_trainer.tasks import load_task
 from rl_trainer.tasks.types import HELDOUT_INDEX
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -207,10 +209,32 @@ def test_a_prompt_longer_than_the_context_says_which_and_what_to_change(tmp_path
     lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
     long = json.dumps({"prompt": "x" * 40, "answer": "1"})
     (tmp_path / "prompts.jsonl").write_text("\n".join([*lines[:4], long]) + "\n")
-    outcome = files.run()
+    outcome = files.run("--set", "task.onLongPrompt=fail")
     assert outcome.code == 2
     for part in ("prompt ", "40 tokens", "32", "context", "task.", "model.tiny.maxPositions"):
         assert part in outcome.sentence
+
+
+def test_prompts_longer_than_the_context_are_left_out_and_counted(tmp_path: Path):
+    files = RunFiles(tmp_path, stop={"maxSteps": 4})
+    lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
+    long = json.dumps({"prompt": "x" * 40, "answer": "1"})
+    (tmp_path / "prompts.jsonl").write_text("\n".join([*lines[:7], long]) + "\n")
+    outcome = files.run()
+    assert outcome.code == 0
+    assert (
+        "task.onLongPrompt: 1 of 8 prompts are left out, as they do not fit into the model's context of 32 tokens with at "
+        "least one new token" in outcome.out
+    )
+    task = load_task(load_run(files.file).spec.task, 1, search=tmp_path)
+    trained = [prompt for record in files.steps for prompt in record.prompts]
+    assert len(trained) == 4 * PROMPTS
+    assert not {task.prompt(prompt).text for prompt in trained} & {"x" * 40}
+    long_ones = {index for index in range(16) if task.prompt(index).text == "x" * 40}
+    assert set(range(max(trained))) - set(trained) == {index for index in long_ones if index < max(trained)}
+    assert files.summary["groups_dropped"] == {"prompt_too_long": 2}
+    assert "prompt too long 2" in outcome.out
+    files.assert_nothing_lost_or_twice()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path: Path):

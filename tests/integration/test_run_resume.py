@@ -53,7 +53,9 @@ def test_another_seed_is_another_run(uninterrupted: RunFiles, tmp_path: Path):
 
 
 def test_killed_and_resumed_is_the_uninterrupted_run_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
-    files = two_samplers(tmp_path)
+    """Also where the same prompts come from parquet shards, of several row groups each: every one once."""
+    files = two_samplers(tmp_path, task={"file": "shards"})
+    files.shards()
     files.feel(delay=0.05)
     with files.start(**ray_here()) as process:
         process.wait_for(lambda: len(files.steps) >= 5)

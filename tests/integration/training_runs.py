@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 import yaml
 
@@ -118,6 +120,16 @@ class RunFiles:
         document = {"kind": "RLTrainingRun", "metadata": {"name": "small"}, "spec": spec}
         document["apiVersion"] = "rltrain.dev/v1alpha1"
         self.file.write_text(yaml.safe_dump(document))
+
+    def shards(self) -> None:
+        """The same prompts in the same order as parquet files in the folder `shards`."""
+        table = pa.Table.from_pylist(
+            list(map(json.loads, (self.folder / "prompts.jsonl").read_text().splitlines()))
+        )
+        (self.folder / "shards").mkdir()
+        for number, start in enumerate(range(0, table.num_rows, 25)):
+            file = self.folder / "shards" / f"part-{number}.parquet"
+            pq.write_table(table.slice(start, 25), file, row_group_size=10)
 
     def feel(self, moods: dict[int, str] | None = None, *, delay: float = 0.0) -> None:
         """The reward from now on: prompt index -> raise, hang, nan, huge, or holdFirst (whoever asks first is not answered

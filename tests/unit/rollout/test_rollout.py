@@ -12,7 +12,7 @@ import torch
 from rl_api.errors import ModelError, RewardError, TaskError
 from rl_trainer.model.chat import Chat
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Rollouts
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts
 from rl_trainer.tasks import Prompt, Score, StepResult
 
 EOS = 0
@@ -292,7 +292,7 @@ def test_an_environment_that_does_not_begin_gives_up_its_group_only():
 
 def test_a_prompt_that_does_not_fit_is_refused_and_leaves_nothing_behind():
     flow = rollouts(ScriptedEngine({}, context=4), FakeTask())
-    with pytest.raises(TaskError, match="longer than the context"):
+    with pytest.raises(PromptTooLong, match="longer than the context"):
         flow.start("t", prompt(text="much too long"), 2, PARAMS, seed=0)
     assert flow.groups == 0
 

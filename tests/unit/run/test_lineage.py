@@ -10,7 +10,9 @@ import pytest
 
 from rl_api import RunSpec
 from rl_trainer.checkpoint.manifest import Checkpoint
+from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import lineage_of, parent_of
+from rl_trainer.tasks.rows import PromptData, json_rows
 from rl_trainer.tasks.sources import read_data
 
 REWARDS = "raise SystemExit('it was run')\n"
@@ -92,3 +94,18 @@ def test_a_package_of_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_parent() -> None:
     assert parent_of(None) is None
     assert parent_of(Checkpoint(7, Path(), {}, {}, "abc")) == {"step": 7, "digest": "abc"}
+
+
+def test_a_data_set_is_named_with_what_was_asked_of_it(search: Path) -> None:
+    dataset = {"name": "openai/gsm8k", "config": "main", "revision": "v1"}
+    document = {"model": {"source": "tiny"}, "task": {"environment": "prompts", "dataset": dataset}}
+    spec = RunSpec.model_validate(document, by_alias=True, by_name=False)
+    data = PromptData(json_rows([("a", b"{}")]), "0123")
+    assert lineage_of(spec, search, data)["data"] == "data set openai/gsm8k (main, train, v1), 0123"
+    assert fixed_of(spec)["task.dataset.name"] == "openai/gsm8k"
+    assert not any(name.startswith("task.dataset") for name in fixed_of(_file()))
+
+
+def _file() -> RunSpec:
+    document = {"model": {"source": "tiny"}, "task": {"environment": "prompts", "file": "a.jsonl"}}
+    return RunSpec.model_validate(document, by_alias=True, by_name=False)

@@ -26,6 +26,7 @@ from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import lineage_of
+from rl_trainer.tasks.sources import read_data
 
 RIGHT, WRONG = 10, 20
 SPEC: dict[str, Any] = {
@@ -77,7 +78,7 @@ def write_run(run: Path, spec: Mapping[str, Any]) -> None:
 def metadata(run: Path, code: Path) -> dict[str, Any]:
     """As the run's checkpoints have it."""
     spec = load_run(run / "run.yaml").spec
-    data = (code / "prompts.jsonl").read_bytes()
+    data = read_data(spec.task, code)
     return {"fixed": fixed_of(spec), "lineage": lineage_of(spec, code, data)}
 
 

@@ -24,7 +24,7 @@ def read_dataset(spec: DatasetSpec, folder: Path | None) -> PromptData:
         folder: where it is, if it is a folder; None: on the hub, or in the hub's cache.
 
     Raises:
-        TaskError: it cannot be had, or has no row.
+        TaskError: it cannot be had.
     """
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
@@ -37,8 +37,6 @@ def read_dataset(spec: DatasetSpec, folder: Path | None) -> PromptData:
                 split=spec.split,
                 revision=None if folder is not None else spec.revision,
             )
-        if not len(found):
-            raise TaskError(f"task.dataset: {spec.name} has no row, allowed: one prompt per row")
         schema: pa.Schema = found.features.arrow_schema
         rows, digest = table_rows(spec.name, schema, _tables(found))
     except TaskError:

@@ -5,6 +5,7 @@ What travels to another process travels as these blocks: on one node all process
 
 from __future__ import annotations
 
+import array
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -101,16 +102,19 @@ class JsonRows:
 def json_rows(files: Sequence[tuple[str, bytes]]) -> JsonRows:
     """The lines of files, each its name and its content. Raises TaskError for a file without any."""
     first: list[int] = []
-    places: list[tuple[int, int, int]] = []
+    places = array.array("q")
     at = 0
     for name, content in files:
-        first.append(len(places))
-        begin = at + len(_BOM) * content.startswith(_BOM)
-        for number, line in enumerate(content[begin - at :].split(b"\n"), start=1):
-            if line.strip():
-                places.append((begin, begin + len(line), number))
-            begin += len(line) + 1
-        if len(places) == first[-1]:
+        first.append(len(places) // 3)
+        number, begin = 0, len(_BOM) * content.startswith(_BOM)
+        while begin <= len(content):
+            number += 1
+            end = content.find(b"\n", begin)
+            end = len(content) if end < 0 else end
+            if content[begin:end].strip():
+                places.extend((at + begin, at + end, number))
+            begin = end + 1
+        if len(places) == 3 * first[-1]:
             raise TaskError(f"task.file: {name} is empty; it needs one JSON object per line")
         at += len(content)
     # Of one file its bytes are taken as they are, without a copy.
@@ -119,7 +123,7 @@ def json_rows(files: Sequence[tuple[str, bytes]]) -> JsonRows:
         tuple(name for name, _ in files),
         np.frombuffer(joined, dtype=np.uint8),
         np.asarray(first, dtype=np.int64),
-        np.asarray(places, dtype=np.int64),
+        np.frombuffer(places, dtype=np.int64).reshape(-1, 3),
     )
 
 
