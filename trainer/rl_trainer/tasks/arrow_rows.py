@@ -189,7 +189,7 @@ def _mapped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[pa.Re
         ) from None
 
 
-def _unreadable(name: str, error: BaseException) -> TaskError:
+def _unreadable(name: str, error: Exception) -> TaskError:
     return TaskError(f"task.file: {name} is no parquet file that can be read: {reason(error)}")
 
 

@@ -27,13 +27,12 @@ class Row(NamedTuple):
 
 
 class Rows(Protocol):
-    """Rows by number, counted from 0 over all files.
+    """Rows by number, counted from 0 over all files; `unit` is what one is called in a sentence: line or row."""
 
-    Attributes:
-        unit: what a row is called in a sentence: line or row.
-    """
-
-    unit: str
+    @property
+    def unit(self) -> str:
+        """What a row is called."""
+        ...
 
     def __len__(self) -> int: ...
 
