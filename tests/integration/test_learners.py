@@ -184,11 +184,11 @@ class CountedBytes(bytes):
         return bytes, (bytes(self),)
 
 
-def test_groups_are_pickled_once_for_all_learners(tmp_path: Path):
+def test_a_group_is_sent_to_the_rank_that_needs_it_alone(tmp_path: Path):
     learners, reservation = launch(2, tmp_path)
     learners.start_reinforcement()
-    batch = [replace(one, payload=CountedBytes(one.payload)) for one in groups(0)]
-    learners.update(batch, np.ones(12, np.float32), 0)
+    batch = [replace(one, payload=CountedBytes(one.payload)) for one in (groups(0)[0], groups(0)[0])]
+    learners.update(batch, np.ones(8, np.float32), 0)
     assert CountedBytes.pickled == len(batch)
     reservation.release()
     for actor in learners.actors:

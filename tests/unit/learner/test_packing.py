@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.learner.packing import micro_batches, mini_batches, split_over_ranks
+from rl_trainer.learner.packing import (
+    MOST_OF_EVEN_SHARE,
+    micro_batches,
+    mini_batches,
+    split_groups,
+    split_over_ranks,
+)
 
 lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
 
@@ -112,6 +118,44 @@ def test_the_fullest_rank_is_within_a_third_of_the_best(lengths: list[int], rank
     best = min(fullest(assignment) for assignment in itertools.product(range(ranks), repeat=len(lengths)))
     found = max(sum(lengths[index] for index in part) for part in split_over_ranks(lengths, ranks))
     assert 3 * found <= 4 * best
+
+
+def test_groups_stay_whole_where_that_is_even_enough() -> None:
+    """Three groups of 12, 10 and 20 tokens, whose members alternate in the batch: 20 | 22."""
+    lengths = [6, 5, 10, 6, 5, 10]
+    assert split_groups(lengths, [0, 1, 2, 0, 1, 2], 2) == [[2, 5], [0, 1, 3, 4]]
+
+
+def test_of_fewer_groups_than_ranks_each_is_cut_in_two() -> None:
+    assert split_groups([3, 3, 3, 3, 6, 6], [0, 0, 0, 0, 1, 1], 4) == [[0, 1], [2, 3], [4], [5]]
+    assert split_groups([5], [0], 3) == [[0], [], []]
+    assert split_groups([], [], 2) == [[], []]
+
+
+@given(lengths=lengths_strategy, of=st.lists(st.integers(0, 9), min_size=40, max_size=40))
+def test_one_rank_keeps_the_order(lengths: list[int], of: list[int]) -> None:
+    assert split_groups(lengths, of[: len(lengths)], 1) == [list(range(len(lengths)))]
+
+
+@given(
+    lengths=lengths_strategy,
+    of=st.lists(st.integers(0, 9), min_size=40, max_size=40),
+    ranks=st.integers(1, 6),
+)
+def test_a_group_is_cut_only_for_balance(lengths: list[int], of: list[int], ranks: int) -> None:
+    groups = of[: len(lengths)]
+    parts = split_groups(lengths, groups, ranks)
+    assert len(parts) == ranks
+    assert flat(parts) == list(range(len(lengths)))
+    assert parts == split_groups(lengths, groups, ranks)
+    loads = [sum(lengths[index] for index in part) for part in parts]
+    balanced = max(loads) * ranks <= MOST_OF_EVEN_SHARE * sum(loads)
+    assert balanced or max(loads) - min(loads) <= max(lengths)
+    whole = [sum(n for n, group in zip(lengths, groups, strict=True) if group == one) for one in set(groups)]
+    uncut = [sum(whole[index] for index in part) for part in split_over_ranks(whole, ranks)]
+    if max(uncut, default=0) * ranks <= MOST_OF_EVEN_SHARE * sum(lengths):
+        homes = [{groups[index] for index in part} for part in parts]
+        assert sum(map(len, homes)) == len(set(groups))
 
 
 @given(groups=st.integers(0, 40), count=st.integers(1, 10), seed=st.integers(0, 5))

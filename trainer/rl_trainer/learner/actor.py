@@ -25,15 +25,15 @@ from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes
 from rl_trainer.flow.store_pages import forget_store_pages
-from rl_trainer.learner.plan import Member
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.share import Share
 from rl_trainer.learner.sources import sources, weight_source
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
-from rl_trainer.trajectory import Group, Trajectory
+from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.payload import WeightsBlock, pack_weights
 from rl_trainer.weights.stream import byte_chunks, file_shapes
 
@@ -121,36 +121,29 @@ class LearnerActor:
 
     def update(
         self,
-        groups: Sequence[Group],
-        plan: Sequence[tuple[Sequence[Member], LossDenominators]],
+        share: Share,
+        denominators: Sequence[LossDenominators],
         trained: int,
         version: int | None,
         train_policy: bool,
     ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
-        """One training step on this rank's members of `groups`; then `publish`, unless `version` is None.
+        """One training step on this rank's share; then `publish`, unless `version` is None.
 
-        `trained`: the version of the weights that are trained. `train_policy`: see `Learner.update`.
+        `denominators`: one per mini-batch. `trained`: the version of the weights that are trained. `train_policy`: see
+        `Learner.update`.
         """
         with self.spans.span("train"):
-            trajectories = _trajectories(groups, [member for members, _ in plan for member in members])
-            batches = [
-                MiniBatch(
-                    [replace(trajectories[m.group][m.member], advantage=m.advantage) for m in members],
-                    denominators,
-                )
-                for members, denominators in plan
-            ]
+            parts = zip(_trajectories(share), denominators, strict=True)
+            batches = [MiniBatch(samples, whole) for samples, whole in parts]
             result = self.learner.update(batches, version=trained, train_policy=train_policy)
         weights = [] if version is None else self._put_weights(version)
         return result, weights, self.spans.drain()
 
-    def token_estimates(
-        self, groups: Sequence[Group], members: Sequence[Member]
-    ) -> tuple[TokenEstimates, list[Span]]:
-        """See `Learner.token_estimates`, for these members of `groups`."""
+    def token_estimates(self, share: Share) -> tuple[TokenEstimates, list[Span]]:
+        """See `Learner.token_estimates`, for a share of one selection."""
         with self.spans.span("train"):
-            trajectories = _trajectories(groups, members)
-            found = self.learner.token_estimates([trajectories[m.group][m.member] for m in members])
+            (samples,) = _trajectories(share)
+            found = self.learner.token_estimates(samples)
         return found, self.spans.drain()
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
@@ -213,13 +206,18 @@ def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
     return guarded
 
 
-def _trajectories(groups: Sequence[Group], members: Sequence[Member]) -> dict[int, list[Trajectory]]:
-    """The trajectories of all groups that `members` belong to, by the group's position."""
-    needed = sorted({member.group for member in members})
-    payloads = fetch_payloads([groups[index].payload for index in needed])
-    return {
-        index: groups[index].trajectories(payload) for index, payload in zip(needed, payloads, strict=True)
-    }
+def _trajectories(share: Share) -> list[list[Trajectory]]:
+    """The trajectories of each selection, with their advantages; each payload is fetched and unpacked once."""
+    groups = [unpack(payload) for payload in fetch_payloads(share.payloads)]
+    return [
+        [
+            replace(groups[group][member], advantage=advantage)
+            for group, member, advantage in zip(
+                part.groups, part.members, part.member_advantages(), strict=True
+            )
+        ]
+        for part in share.selections
+    ]
 
 
 def _put(block: WeightsBlock) -> ray.ObjectRef[WeightsBlock]:

@@ -20,9 +20,10 @@ from rl_trainer.checkpoint.tensor_file import Shapes, TensorStream, byte_count
 from rl_trainer.flow.calls import answer, answers
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.actor import LearnerActor
-from rl_trainer.learner.packing import split_over_ranks
-from rl_trainer.learner.plan import Member, MiniBatchPlan, plan_update
+from rl_trainer.learner.packing import split_groups
+from rl_trainer.learner.plan import Member, plan_update
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.share import Share, deal
 from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span
@@ -114,12 +115,13 @@ class Learners:
             left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
             seed=(self.spec.seed, step),
         )
-        shared = self._shared(groups)
+        denominators = [part.denominators for part in plan]
+        chosen = [[part.ranks[rank] for part in plan] for rank in range(len(self.actors))]
         results = self._all(
             "update",
             [
-                (shared, _rank_plan(plan, rank), trained, version, train_policy)
-                for rank in range(len(self.actors))
+                (share, denominators, trained, version, train_policy)
+                for share in _shares(groups, chosen)
             ],
             "training",
         )
@@ -136,10 +138,9 @@ class Learners:
             for member in range(len(taken.lengths))
         ]
         lengths = [length for taken in groups for length in taken.total_lengths]
-        parts = split_over_ranks(lengths, len(self.actors))
-        shared = self._shared(groups)
-        arguments = [(shared, [members[index] for index in part]) for part in parts]
-        results = self._all("token_estimates", arguments, "computing KL and values")
+        parts = split_groups(lengths, [member.group for member in members], len(self.actors))
+        shares = _shares(groups, [[[members[index] for index in part]] for part in parts])
+        results = self._all("token_estimates", [(share,) for share in shares], "computing KL and values")
         whole = TokenEstimates(
             _in_order(parts, [found.kl for found, _ in results]),
             _in_order(parts, [found.values for found, _ in results]),
@@ -178,10 +179,6 @@ class Learners:
             for actor in self.actors:  # nobody waits: after an error one of them may be gone
                 actor.close_stream.remote()
 
-    def _shared(self, groups: Sequence[Group]) -> Any:
-        """As an argument of a call to every rank: several share one copy, pickled once."""
-        return ray.put(groups) if len(self.actors) > 1 else groups
-
     def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
         return answer(call, "learner 0", phase, timeout or self.timeout)
@@ -215,5 +212,6 @@ def _in_order(
     return [whole[index] for index in range(len(whole))]
 
 
-def _rank_plan(plan: Sequence[MiniBatchPlan], rank: int) -> list[tuple[tuple[Member, ...], LossDenominators]]:
-    return [(part.ranks[rank], part.denominators) for part in plan]
+def _shares(groups: Sequence[Group], chosen: Sequence[Sequence[Sequence[Member]]]) -> list[Share]:
+    """`share.deal`; what several ranks need is in the object store once."""
+    return deal([group.payload for group in groups], chosen, put=ray.put)

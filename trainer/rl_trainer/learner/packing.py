@@ -2,7 +2,7 @@
 
 Pure and deterministic.
 
-Order of use in one training step: `mini_batches` (one optimizer step each), `split_over_ranks` (data
+Order of use in one training step: `mini_batches` (one optimizer step each), `split_groups` (data
 parallelism), `micro_batches` (what fits into memory at once). None of them changes the loss: its denominators
 are global (`algorithms.denominators`).
 """
@@ -10,9 +10,13 @@ are global (`algorithms.denominators`).
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
+# A rank may have so much of its even share of the tokens before a group is cut: each piece computes its prompt again.
+MOST_OF_EVEN_SHARE = 1.25
 
 
 def micro_batches(
@@ -79,6 +83,44 @@ def split_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:
         parts[rank].append(index)
         heapq.heapreplace(load, (tokens + lengths[index], rank))
     return [sorted(part) for part in parts]
+
+
+def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
+    """Split sequences over data-parallel ranks, groups whole: a prompt is computed once then, and fetched by one rank.
+
+    As `split_over_ranks`, with groups for sequences. Where that gives a rank more than `MOST_OF_EVEN_SHARE` of its even
+    share (fewer groups than ranks, or one much longer than others), that rank's largest group is cut in two, until none has
+    more, or has nothing to cut.
+
+    Args:
+        lengths: [N] tokens of each sequence, each >= 1.
+        groups: [N] which group each is of.
+        ranks: number of ranks, >= 1.
+
+    Returns:
+        `ranks` lists of indices into `lengths`, a partition, each in ascending order.
+    """
+    whole: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        whole.setdefault(group, []).append(index)
+    pieces = list(whole.values())
+    while True:
+        sizes = [sum(lengths[index] for index in piece) for piece in pieces]
+        split = split_over_ranks(sizes, ranks)
+        loads = [sum(sizes[piece] for piece in part) for part in split]
+        fullest = loads.index(max(loads))
+        cuttable = [piece for piece in split[fullest] if len(pieces[piece]) > 1]
+        if loads[fullest] * ranks <= MOST_OF_EVEN_SHARE * sum(sizes) or not cuttable:
+            return [sorted(index for piece in part for index in pieces[piece]) for part in split]
+        largest = max(cuttable, key=lambda piece: sizes[piece])
+        pieces[largest : largest + 1] = _halves(pieces[largest], lengths)
+
+
+def _halves(piece: list[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Two pieces, none empty, of tokens as equal as the order allows."""
+    before = list(itertools.accumulate(lengths[index] for index in piece))
+    cut = min(range(1, len(piece)), key=lambda at: abs(2 * before[at - 1] - before[-1]))
+    return [piece[:cut], piece[cut:]]
 
 
 def mini_batches(groups: int, count: int, *, seed: int | Sequence[int] = 0) -> list[list[int]]:

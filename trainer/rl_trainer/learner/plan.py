@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage
-from rl_trainer.learner.packing import mini_batches, split_over_ranks
+from rl_trainer.learner.packing import mini_batches, split_groups
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def plan_update(
     left_out: Sequence[Sequence[bool]] | None = None,
     seed: int | Sequence[int] = 0,
 ) -> list[MiniBatchPlan]:
-    """Cuts a batch into mini-batches (per epoch) and each of them over ranks, balanced by tokens.
+    """Cuts a batch into mini-batches (per epoch) and each of them over ranks, by whole groups and balanced by tokens.
 
     Args:
         lengths: per group, per member: tokens of the trajectory, prompt included.
@@ -68,7 +68,9 @@ def plan_update(
                 for member in range(len(lengths[group]))
                 if left_out is None or not left_out[group][member]
             ]
-            parts = split_over_ranks([lengths[m.group][m.member] for m in members], ranks)
+            parts = split_groups(
+                [lengths[m.group][m.member] for m in members], [m.group for m in members], ranks
+            )
             plans.append(
                 MiniBatchPlan(
                     tuple(tuple(members[index] for index in part) for part in parts),
