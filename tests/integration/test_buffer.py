@@ -148,6 +148,17 @@ def test_weights_reach_every_sampler_and_the_loop_ends():
         assert weights[0][0] == 0
 
 
+def test_more_samplers_may_wait_than_ray_lets_call_at_a_time_by_itself():
+    buffer = make(samplers=2, groups_per_step=1)
+    buffer.register(0)
+    (ticket,) = acquire(buffer, 0, 1, 1.0).tickets
+    waiting = [buffer.acquire_ref(0, 1, 300.0, 0) for _ in range(1_100)]
+    assert put(buffer, 0, group(ticket)).accepted
+    assert ids(buffer.take(10.0)) == [0]
+    buffer.stop()
+    assert all(answer.stop for answer in ray.get(waiting, timeout=60))
+
+
 def test_a_consumer_that_dies_gets_the_same_batch_again():
     buffer = make(max_staleness=1)
 

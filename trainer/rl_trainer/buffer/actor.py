@@ -8,8 +8,8 @@ never lost with its sampler, nor with the sampler's node.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.buffer.state import BufferState
+from rl_trainer.buffer.waiting import Call, WaitingCalls
 from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
@@ -29,6 +30,9 @@ from rl_trainer.trajectory import Group
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
 ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
+# Each sampler's `acquire` waits in the actor. Ray's own limit is 1,000 calls at a time: with as many samplers waiting, the
+# `put` that would give one of them work would wait as well.
+CONCURRENT_CALLS = 100_000
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ def _to_send(payloads: Iterable[bytes]) -> list[Any]:
     return sent
 
 
+def _reply(call: Call, acquired: Acquired) -> None:
+    if call.is_open:
+        call.future.set_result(acquired)
+
+
 class BufferActor:
     """The actor. Every method runs on one event loop, so a state change is never seen half done."""
 
@@ -97,22 +106,22 @@ class BufferActor:
         self._weights: Any | None = None
         self._published = False
         self._stopping = False
-        self._life: Counter[int] = Counter()  # per sampler: how often it was registered or released
-        self._changes = Changes()
+        self._waiting = WaitingCalls()
+        self._takers = Changes()
 
     # -- samplers ------------------------------------------------------------------------------------------
 
     async def register(self, sampler: int) -> None:
         """See `BufferState.register`."""
-        self._life[sampler] += 1
         self._state.register(sampler)
-        self._changes.notify()
+        self._end_calls(sampler)
+        self._after_change()
 
     async def release(self, sampler: int) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
-        self._life[sampler] += 1
         lost = self._state.release(sampler)
-        self._changes.notify()
+        self._end_calls(sampler)
+        self._after_change()
         return lost
 
     async def acquire(
@@ -123,15 +132,22 @@ class BufferActor:
         There are no tickets before the first `publish`: after a restore the version of the weights is not
         known yet.
         """
-        deadline = time.monotonic() + timeout
-        life = self._life[sampler]
-        while True:
-            if self._stopping or self._life[sampler] != life:
-                return Acquired([], self._state.version, stop=True)
-            tickets = self._state.acquire(sampler, max_groups) if self._published else []
-            newer = self._published and self._state.version > known_version
-            if tickets or newer or not await self._changes.wait(deadline - time.monotonic()):
-                return Acquired(tickets, self._state.version, self._weights if newer else None)
+        if self._stopping:
+            return Acquired([], self._state.version, stop=True)
+        self._state.check_registered(sampler)
+        tickets = self._state.acquire(sampler, max_groups) if self._published else []
+        newer = self._published and self._state.version > known_version
+        if tickets or newer or timeout <= 0:
+            return self._acquired(tickets, known_version)
+        loop = asyncio.get_running_loop()
+        call = Call(sampler, max_groups, known_version, loop.create_future())
+        self._waiting.join(call)
+        expiry = loop.call_later(timeout, self._expire, call)
+        try:
+            return cast(Acquired, await call.future)
+        finally:
+            expiry.cancel()
+            self._waiting.leave(call)
 
     async def put(self, sampler: int, groups: Sequence[Group]) -> list[PutResult]:
         """Finished groups, the payload of each bytes or `[reference]`. Answered when sampler and node may die."""
@@ -139,34 +155,60 @@ class BufferActor:
         for group in groups:
             if isinstance(group.payload, list):
                 group = replace(group, payload=await adopt(group.payload[0]))
-            results.append(self._state.put(sampler, group, time.monotonic()))
-        self._changes.notify()
+            result = self._state.put(sampler, group, time.monotonic())
+            results.append(result)
+            # A group that stays is outstanding as before: there is no room for another, only a batch may be complete.
+            self._after_change(room=not result.accepted or bool(result.dropped))
         return results
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""
         dropped = self._state.drop(sampler, group_id, reason)
-        self._changes.notify()
+        self._after_change()
         return dropped
+
+    def _after_change(self, room: bool = True) -> None:
+        """Those get their answer whom the change concerns. `room`: another group may perhaps start now."""
+        if self._state.batch_may_be_ready:
+            self._takers.notify()
+        if room and self._published:
+            self._answer(self._waiting.hand_out(self._state))
+
+    def _answer(self, served: Iterable[tuple[Call, list[Ticket]]]) -> None:
+        for call, tickets in served:
+            _reply(call, self._acquired(tickets, call.known_version))
+
+    def _acquired(self, tickets: list[Ticket], known_version: int) -> Acquired:
+        newer = self._published and self._state.version > known_version
+        return Acquired(tickets, self._state.version, self._weights if newer else None)
+
+    def _expire(self, call: Call) -> None:
+        if self._waiting.leave(call):
+            _reply(call, Acquired([], self._state.version))
+
+    def _end_calls(self, sampler: int | None = None) -> None:
+        """All calls that wait, or those that one sampler left behind, are told to stop."""
+        for call in self._waiting.leave_all(sampler):
+            _reply(call, Acquired([], self._state.version, stop=True))
 
     # -- learner and driver --------------------------------------------------------------------------------
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Make `weights` of `version` the current ones and wake all samplers."""
+        """Make `weights` of `version` the current ones; all samplers that wait and have older ones get them."""
         self._state.publish(version)
         self._weights, self._published = weights, True
-        self._changes.notify()
+        self._answer(self._waiting.hand_out_newer(self._state))
 
     async def take(self, timeout: float) -> Batch:
         """The next batch, under lease until `finish_step`. Raises DeadlineExceeded with what was missing."""
         deadline = time.monotonic() + timeout
         while (groups := self._state.take(time.monotonic())) is None:
-            if not await self._changes.wait(deadline - time.monotonic()):
+            if not await self._takers.wait(deadline - time.monotonic()):
                 raise DeadlineExceeded(
                     f"no batch within {timeout:.0f} s: {self._state.waiting_for()}; "
                     "look at the samplers' logs, or give one step more time"
                 )
-        self._changes.notify()
+        self._after_change()
         return Batch(self._state.committed_steps, groups)
 
     async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
@@ -180,7 +222,6 @@ class BufferActor:
             )
         if step == self._state.committed_steps:
             self._state.commit()
-            self._changes.notify()
         if version is not None:
             await self.publish(version, weights)
         return self._state.metrics(time.monotonic())
@@ -193,12 +234,13 @@ class BufferActor:
         """Become the buffer of a checkpoint; samplers have to register again."""
         self._state = BufferState.restore(self._config, state, payloads)
         self._published = False
-        self._changes.notify()
+        for call in self._waiting.leave_all():
+            _reply(call, Acquired([], self._state.version))
 
     async def stop(self) -> None:
         """The run is over: every `acquire` returns with `stop`."""
         self._stopping = True
-        self._changes.notify()
+        self._end_calls()
 
 
 class Buffer:
@@ -214,7 +256,11 @@ class Buffer:
     @classmethod
     def create(cls, config: BufferConfig, **options: Any) -> Buffer:
         """Start the actor; `options` are Ray's (name, scheduling_strategy, ...). It takes no CPU."""
-        return cls(ray.remote(BufferActor).options(**{"num_cpus": 0, **options}).remote(config))
+        return cls(
+            ray.remote(BufferActor)
+            .options(**{"num_cpus": 0, "max_concurrency": CONCURRENT_CALLS, **options})
+            .remote(config)
+        )
 
     def __reduce__(self) -> Any:
         return (Buffer, (self.actor,))

@@ -122,18 +122,20 @@ def select_batch(
         return None
     queue = sorted(ready, key=lambda entry: -entry.priority) if order == "priority" else ready
     chosen: list[int] = []
+    taken: set[int] = set()  # the same, to look up in
     for w, need in needed_by_version([*(entry.value.version for entry in ready), *running], bound):
         missing = need - len(chosen)  # all of them are older than w
         if missing <= 0:
             continue
-        urgent = [entry for entry in queue if entry.value.version <= w and entry.key not in chosen]
+        urgent = [entry for entry in queue if entry.value.version <= w and entry.key not in taken]
         if len(urgent) < missing:
             return None  # a group this batch must hold is still running
         chosen += [entry.key for entry in urgent[:missing]]
+        taken.update(chosen)
     if len(chosen) > bound.groups_per_step:
         raise AssertionError(
             "admission let in more groups than can be trained in time: its invariant was broken"
         )
-    rest = [entry.key for entry in queue if entry.key not in chosen]
+    rest = [entry.key for entry in queue if entry.key not in taken]
     ids = [*chosen, *rest[: bound.groups_per_step - len(chosen)]]
     return sorted(ids) if bound.max_staleness == 0 else ids

@@ -48,6 +48,7 @@ class BufferState:
         self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
         self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
+        self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
         self.leased: list[Group] | None = None
         self.released: set[int] = set()
@@ -99,36 +100,59 @@ class BufferState:
             self.reissue.add(group_id)
         self.registered.discard(sampler)
         self.released.add(sampler)
+        self._by_home = None
         return lost
 
-    def _home(self, group_id: int) -> int:
-        """The sampler that gets this group in strict mode; a dead one's share goes round the living."""
-        home = self.shares[group_id % len(self.shares)]
-        if home not in self.released:
-            return home
-        living = sorted(self.registered)  # at least the one that asks
-        return living[group_id % len(living)]
+    def _homes(self) -> dict[int, list[int]]:
+        """Pending ids by the sampler that gets them in strict mode; a dead one's share goes round the living."""
+        if self._by_home is None:
+            self._by_home = {}
+            living = sorted(self.registered)
+            for group_id in self.pending:
+                home = self.shares[group_id % len(self.shares)]
+                if home in self.released and living:
+                    home = living[group_id % len(living)]
+                self._by_home.setdefault(home, []).append(group_id)
+        return self._by_home
 
-    def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
-        """Up to `max_groups` tickets for this sampler, possibly none."""
-        if sampler not in self.registered:
-            raise RLTrainError(f"sampler {sampler} asked for work but is not registered: call register first")
+    def assigned(self) -> list[int]:
+        """In strict mode: the samplers that have groups to start, whether they have asked for them or not."""
+        self._admit(self.config.groups_per_step)
+        return [sampler for sampler, group_ids in self._homes().items() if group_ids]
+
+    def _admit(self, slots_free: int) -> None:
+        """New groups, as many as may start, wait for dispatch from now on."""
         allowed = may_start(
             self._bound(),
             version=self.version,
             ready=len(self.ready),
             running=len(self.running) + len(self.pending),
-            # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
-            slots_free=self.config.groups_per_step if self.strict else max(0, max_groups - len(self.pending)),
+            slots_free=slots_free,
             capacity=self.config.capacity if self.config.on_full == "block" else None,
         )
-        # The cursor is above every id given out, so the list stays sorted.
-        self.pending.extend(range(self.cursor, self.cursor + allowed))
-        self.cursor += allowed
-        mine = [g for g in self.pending if not self.strict or self._home(g) == sampler][: max(0, max_groups)]
+        if allowed:
+            # The cursor is above every id given out, so the list stays sorted.
+            self.pending.extend(range(self.cursor, self.cursor + allowed))
+            self.cursor += allowed
+            self._by_home = None
+
+    def check_registered(self, sampler: int) -> None:
+        """Raises RLTrainError for a sampler that is not there."""
+        if sampler not in self.registered:
+            raise RLTrainError(f"sampler {sampler} asked for work but is not registered: call register first")
+
+    def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
+        """Up to `max_groups` tickets for this sampler, possibly none."""
+        self.check_registered(sampler)
+        # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
+        self._admit(self.config.groups_per_step if self.strict else max(0, max_groups - len(self.pending)))
+        available = self._homes().get(sampler, []) if self.strict else self.pending
+        mine = available[: max(0, max_groups)]
+        if self.strict:
+            del available[: len(mine)]
         tickets = []
         for group_id in mine:
-            self.pending.remove(group_id)
+            del self.pending[bisect.bisect_left(self.pending, group_id)]
             self.running[group_id] = (sampler, self.version)
             tickets.append(Ticket(group_id, self.version, group_id in self.reissue))
             self.reissue.discard(group_id)
@@ -199,11 +223,19 @@ class BufferState:
         if group_id in self.reissue:
             self.reissue.discard(group_id)
             self.pending.remove(group_id)
+            self._by_home = None
 
     # -- batches out ---------------------------------------------------------------------------------------
 
+    @property
+    def batch_may_be_ready(self) -> bool:
+        """Whether it is worth while to try `take`, which looks at every group."""
+        return self.leased is not None or len(self.ready) >= self.config.groups_per_step
+
     def take(self, now: float = 0.0) -> list[Group] | None:
         """The next batch, under lease until `commit`; the same batch again while it is; None: wait."""
+        if not self.batch_may_be_ready:
+            return None
         if self.leased is None:
             running = [version for _, version in self.running.values()]
             chosen = select_batch(list(self.ready), running, self._bound(), self.config.order)
