@@ -1,10 +1,12 @@
 """The buffer actor with real samplers: nothing lost, nothing twice, whoever is killed."""
 
+import importlib
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +256,18 @@ def test_a_mistake_is_the_buffers_own_sentence():
         buffer.finish_step(0, None, None)
     with pytest.raises(RLTrainError, match="commit of step 2, but the batch under lease is step 0"):
         buffer.finish_step(2, None, None)
+
+
+def test_the_bench_of_many_samplers_small(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    scale = importlib.import_module("scale")
+    ray.cloudpickle.register_pickle_by_value(scale)
+    size = scale.Size(samplers=20, ranks=4, groups_per_step=8, processes=1, rank_processes=1)
+    found = scale.measure(scale.OurLink(size), size, seconds=0.0)
+    assert len(found.ids) == len(set(found.ids)) == 8 * len(found.take) + 8 * (scale.STALENESS + 1)
+    assert max(found.ids) < 8 * (len(found.take) + 2 * (scale.STALENESS + 1))
+    assert found.groups_per_second > 0
+    assert found.acquire
 
 
 def test_a_killed_buffer_is_named():
