@@ -119,10 +119,7 @@ class Learners:
         chosen = [[part.ranks[rank] for part in plan] for rank in range(len(self.actors))]
         results = self._all(
             "update",
-            [
-                (share, denominators, trained, version, train_policy)
-                for share in _shares(groups, chosen)
-            ],
+            [(share, denominators, trained, version, train_policy) for share in _shares(groups, chosen)],
             "training",
         )
         update, weights, _ = results[0]
