@@ -128,10 +128,10 @@ def test_an_advantage_raises_the_log_prob_of_its_tokens(folder: Path):
     learner = Learner(folder, spec())
     micro = collate(batch)
     with torch.no_grad():
-        before = learner._log_probs(learner.model, micro, 1.0)[0].mean()
+        before = learner.policy(micro, 1.0)[0].mean()
     learner.update([MiniBatch(batch, denominators(batch))])
     with torch.no_grad():
-        assert learner._log_probs(learner.model, micro, 1.0)[0].mean() > before
+        assert learner.policy(micro, 1.0)[0].mean() > before
 
 
 def test_optimizer_state_makes_the_next_step_the_same(folder: Path):
@@ -231,7 +231,7 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     learner.start_reinforcement()
     micro = collate(batch)
     with torch.no_grad():
-        own = learner._log_probs(learner.model, micro, 1.0)[0]
+        own = learner.policy(micro, 1.0)[0]
     counts = np.cumsum([len(one.log_probs) for one in batch])[:-1]
     nothing = [np.zeros(len(one.log_probs)) for one in batch]  # for the critic of ppo
     batch = [
@@ -247,7 +247,7 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     lengths = [len(one.log_probs) for one in batch]
     learner.update([MiniBatch(batch, LossDenominators.from_lengths(lengths, run.sampler.max_new_tokens))])
     with torch.no_grad():
-        change = learner._log_probs(learner.model, micro, 1.0)[0] - own
+        change = learner.policy(micro, 1.0)[0] - own
     assert (change * micro.advantages).sum() > 0
 
 

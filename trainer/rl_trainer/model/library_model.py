@@ -53,12 +53,25 @@ class LibraryModel(nn.Module):
                 str(folder), dtype=dtype, trust_remote_code=False, use_safetensors=True
             )
         except Exception as error:  # every family raises its own kinds
-            lines = str(error).strip().splitlines()
-            raise ModelError(
-                f"model folder {folder}: neither the built-in decoder nor the Hugging Face library can open it "
-                f"({lines[0] if lines else type(error).__name__})"
-            ) from None
+            raise _unopened(folder, error) from None
         return cls(model.to(device).eval())
+
+    @classmethod
+    def empty(cls, folder: str | Path) -> LibraryModel:
+        """The same model, fp32, with parameters on torch's device `meta`; buffers are computed. ModelError as of `open`."""
+        import accelerate
+        import transformers
+
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+            with accelerate.init_empty_weights(include_buffers=False):
+                model: Any = transformers.AutoModelForCausalLM.from_config(
+                    config, dtype=torch.float32, trust_remote_code=False
+                )
+        except Exception as error:  # every family raises its own kinds
+            raise _unopened(folder, error) from None
+        model.tie_weights()
+        return cls(model.eval())
 
     @property
     def vocab_size(self) -> int:
@@ -205,6 +218,14 @@ class LibraryModel(nn.Module):
                 tied.add(name)
             seen.setdefault(value.data_ptr(), name)
         return tied
+
+
+def _unopened(folder: str | Path, error: Exception) -> ModelError:
+    lines = str(error).strip().splitlines()
+    return ModelError(
+        f"model folder {folder}: neither the built-in decoder nor the Hugging Face library can open it "
+        f"({lines[0] if lines else type(error).__name__})"
+    )
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
