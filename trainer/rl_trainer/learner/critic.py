@@ -13,7 +13,7 @@ from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch
 from rl_trainer.learner.policy import Precision
 from rl_trainer.learner.training import MakeGradients, Training
-from rl_trainer.model.rows import fill
+from rl_trainer.model.rows import Rows, fill
 
 _WEIGHT, _STEPS = "weight/", "steps"
 
@@ -99,12 +99,12 @@ class Critic:
         weights = {_WEIGHT + name: value.detach() for name, value in self.model.named_parameters()}
         return weights | self.training.optimizer.state() | {_STEPS: torch.tensor(self.training.steps)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `state`; asks for each tensor once. Raises KeyError when a part is missing."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 fill(parameter, tensors[_WEIGHT + name])
-        self.training.steps = int(tensors[_STEPS])
+        self.training.steps = int(tensors[_STEPS])  # type: ignore[call-overload]
         learned = any(name != _STEPS and not name.startswith(_WEIGHT) for name in tensors)
         self.training.optimizer.load(tensors if learned else {})
 

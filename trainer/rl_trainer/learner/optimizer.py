@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from rl_api.algorithm import OptimizerSpec
-from rl_trainer.model.rows import fill, local
+from rl_trainer.model.rows import Rows, fill, local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -60,7 +60,7 @@ class AdamW:
             for key, value in state.items()
         }
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `state`. Raises KeyError when a parameter's part is missing from what is not empty."""
         self._state = {}
         for name in self._parameters if tensors else ():

@@ -37,6 +37,7 @@ from rl_trainer.learner.packing import micro_batches
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training
+from rl_trainer.model.rows import Rows
 from rl_trainer.trajectory import Trajectory
 
 
@@ -122,7 +123,7 @@ class Learner:
         self._learn()
         self._new_critic()
 
-    def resume(self, initial: Path | None, adapter: Mapping[str, Tensor] | None) -> None:
+    def resume(self, initial: Path | None, adapter: Mapping[str, Rows] | None) -> None:
         """Takes up a run whose weights it was opened with, instead of `start_reinforcement`.
 
         `initial`: folder of the policy that reinforcement learning began with, for LoRA and for a KL penalty. `adapter`:
@@ -140,7 +141,7 @@ class Learner:
             self.reference = self._layout.open(initial).requires_grad_(False)
         self._learn()
 
-    def load_critic(self, tensors: Mapping[str, Tensor] | None) -> None:
+    def load_critic(self, tensors: Mapping[str, Rows] | None) -> None:
         """The critic of a resumed run, if it has one. None: the run began without one, and the policy becomes it now."""
         self._new_critic()
         if self.critic is not None and tensors is not None:

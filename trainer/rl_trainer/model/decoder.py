@@ -235,7 +235,7 @@ class Decoder(nn.Module):
         """The adapters of `add_lora` under the names of the `peft` library, copies."""
         return adapter_state([layer.adapters for layer in self._blocks()], self.config)
 
-    def load_adapter_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_adapter_state(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
         load_adapter_state([layer.adapters for layer in self._blocks()], self.config, tensors)
 
