@@ -41,3 +41,40 @@ def test_divided_and_replicated_ranks_give_the_parameters_of_one(ranks, family, 
     found = ranks(Case(folder, {**FSDP, "fsdpSize": size}), count)
     for one in found:
         close(one, expected)
+
+
+KL = {"kl": {"coefficient": 0.05}}
+LORA = {"lora": {"rank": 3, "alpha": 6, "targetModules": ["q_proj", "v_proj", "o_proj"]}}
+PPO = {"name": "ppo", "miniBatches": 2, "critic": {"learningRate": 1e-2}}
+IN_REWARD = {"kl": {"coefficient": 0.05, "placement": "reward"}}
+AGAIN = {"activationCheckpointing": True}
+CASES = [
+    # family, ranks, ranks that share a copy, learner, algorithm, ranks with samples
+    ("llama", 4, 2, LORA, KL, 3),
+    ("llama", 2, None, AGAIN, {**PPO, **IN_REWARD}, 1),
+    ("qwen3", 4, None, {}, KL, None),
+    ("qwen3", 2, None, {**LORA, **AGAIN}, {**PPO, **IN_REWARD}, None),
+    ("gemma", 2, None, {}, KL, 1),
+    ("gemma", 4, 2, AGAIN, PPO, None),
+    ("phi3", 4, 2, AGAIN, KL, None),
+    ("gpt2", 2, None, {**AGAIN, "lora": {"rank": 2, "targetModules": ["c_attn", "c_proj"]}}, KL, 1),
+    ("gpt2", 4, 2, {}, PPO, None),
+    ("qwen3-moe", 2, None, {}, KL, 1),
+    ("qwen3-moe", 4, 2, {**LORA, **AGAIN}, IN_REWARD, None),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "size", "learner", "algorithm", "busy"), CASES)
+def test_every_family_learns_divided_as_it_does_whole(ranks, family, name, count, size, learner, algorithm, busy):
+    case = Case(family(name), learner, algorithm)
+    expected = run(case, 0, 1)
+    divided = Case(case.folder, {**learner, **FSDP, "fsdpSize": size}, algorithm, busy=busy)
+    found = ranks(divided, count)
+    for one in found:
+        close(one, expected)
+    for array, other in zip(found[0].estimates, expected.estimates, strict=True):
+        np.testing.assert_allclose(array, other, rtol=0, atol=1e-5)
+    # Nobody holds more than its share, but for rows that do not divide.
+    share = size or count
+    assert all(one.held < expected.held / share * 1.5 for one in found)
+    assert sum(one.held for one in found) == expected.held * count // share

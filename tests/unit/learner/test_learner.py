@@ -199,7 +199,7 @@ def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
     assert [len(part) for part in values] == [int(sample.mask.sum()) for sample in batch]
     assert values[7].tolist() == [0.0]
     as_loss = Learner(folder, spec(kl={"coefficient": 0.1}))
-    as_loss.reference, as_loss.model = learner.reference, learner.model
+    as_loss.reference, as_loss.policy = learner.reference, learner.policy
     measured = as_loss.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics["kl"]
     assert np.concatenate(values[:7]).mean() == pytest.approx(measured, rel=1e-5)
     assert "kl" not in learner.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics
