@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from divided_learners import Case, Outcome, Ranks, run
 from library_models import made_once
+from safetensors import safe_open
 from small_families import save_small
 
 FSDP = {"parallelism": "fsdp2"}
@@ -31,7 +33,11 @@ def close(found: Outcome, expected: Outcome) -> None:
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5, atol=1e-5)
     assert found.weights.keys() == expected.weights.keys()
     for name, value in expected.weights.items():
-        np.testing.assert_allclose(found.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+        there = found.weights[name]
+        if name.endswith("c_attn.bias"):
+            # That of a key changes no attention: its gradient is rounding alone, of which AdamW makes steps of full length.
+            value, there = (np.split(one, 3)[::2] for one in (value, there))
+        np.testing.assert_allclose(there, value, rtol=0, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, None), (4, None), (4, 2), (3, 1)])
@@ -65,7 +71,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "count", "size", "learner", "algorithm", "busy"), CASES)
-def test_every_family_learns_divided_as_it_does_whole(ranks, family, name, count, size, learner, algorithm, busy):
+def test_every_family_learns_divided_as_it_does_whole(
+    ranks, family, name, count, size, learner, algorithm, busy
+):
     case = Case(family(name), learner, algorithm)
     expected = run(case, 0, 1)
     divided = Case(case.folder, {**learner, **FSDP, "fsdpSize": size}, algorithm, busy=busy)
@@ -73,8 +81,39 @@ def test_every_family_learns_divided_as_it_does_whole(ranks, family, name, count
     for one in found:
         close(one, expected)
     for array, other in zip(found[0].estimates, expected.estimates, strict=True):
-        np.testing.assert_allclose(array, other, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
     # Nobody holds more than its share, but for rows that do not divide.
     share = size or count
     assert all(one.held < expected.held / share * 1.5 for one in found)
     assert sum(one.held for one in found) == expected.held * count // share
+
+
+@pytest.mark.parametrize(
+    ("name", "learner", "algorithm"),
+    [("llama", LORA, KL), ("qwen3", {}, {**PPO, **IN_REWARD}), ("qwen3-moe", LORA, KL), ("gpt2", {}, PPO)],
+)
+def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name, learner, algorithm):
+    learner = {**learner, **FSDP}
+    case = Case(family(name), learner, algorithm)
+    straight = ranks(case, 2)[0]
+    begun = replace(case, steps=3, saved=tmp_path / "saved")
+    ranks(begun, 2)
+    rest = replace(case, first=3, resumed=tmp_path / "saved")
+    same = ranks(rest, 2)[0]
+    assert (same.losses, same.norms) == (straight.losses[3:], straight.norms[3:])
+    for kind, value in straight.weights.items():
+        assert np.array_equal(same.weights[kind], value), kind
+    more = ranks(replace(rest, learner={**learner, "fsdpSize": 2}), 4)[0]
+    alone = run(rest, 0, 1)
+    for other in (more, alone):
+        close(other, replace(straight, losses=straight.losses[3:], norms=straight.norms[3:]))
+
+
+def test_what_one_process_saved_is_gone_on_from_divided(ranks, family, tmp_path):
+    case = Case(family("qwen3-moe"))
+    straight = run(case, 0, 1)
+    run(replace(case, steps=2, saved=tmp_path / "saved"), 0, 1)
+    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
+        assert "model.layers.1.mlp.experts.2.down_proj.weight" in file.keys()  # noqa: SIM118 - names of files
+    rest = ranks(replace(case, learner=FSDP, first=2, resumed=tmp_path / "saved"), 3)[0]
+    close(rest, replace(straight, losses=straight.losses[2:], norms=straight.norms[2:]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,12 +15,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from safetensors.torch import save_file
 from trajectories import sampled
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, sources
+from rl_trainer.model import export
+from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.rows import whole
 from rl_trainer.trajectory import Trajectory
 
@@ -27,7 +33,11 @@ DEADLINE = 120.0
 
 @dataclass(frozen=True)
 class Case:
-    """A short run. `busy`: so many ranks have samples, the others none; None: all have."""
+    """A short run: steps `first` up to `steps`.
+
+    `busy`: so many ranks have samples, the others none; None: all have. `saved`: the folder that is written at the end;
+    `resumed`: the one that is gone on from.
+    """
 
     folder: Path
     learner: dict[str, object] = field(default_factory=dict)
@@ -35,6 +45,9 @@ class Case:
     model: dict[str, object] = field(default_factory=dict)
     steps: int = 5
     busy: int | None = None
+    first: int = 0
+    saved: Path | None = None
+    resumed: Path | None = None
 
     @property
     def spec(self) -> RunSpec:
@@ -52,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: losses and gradient norms by step, weights (and the critic's) at the end, estimates of the samples."""
+    """What a run gave: losses and gradient norms by step, weights (and the critic's) at the end, estimates of samples."""
 
     losses: list[float]
     norms: list[float]
@@ -85,11 +98,14 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     """The run on this rank."""
     torch.set_num_threads(1)
     spec = case.spec
-    learner = Learner(case.folder, spec, rank=rank, ranks=ranks)
-    learner.start_reinforcement()
+    learner = Learner(case.resumed or case.folder, spec, rank=rank, ranks=ranks)
+    if case.resumed is None:
+        learner.start_reinforcement()
+    else:
+        resume(learner, case.folder, case.resumed)
     losses, norms, estimates = [], [], []
     busy = case.busy or ranks
-    for step in range(case.steps):
+    for step in range(case.first, case.steps):
         parts = []
         for part in range(spec.algorithm.mini_batches):
             batch = samples(7, 10 * step + part, valued=learner.critic is not None)
@@ -98,6 +114,8 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
         result = learner.update(parts)
         losses.append(result.metrics["loss"])
         norms.append(result.grad_norm)
+    if case.saved is not None:
+        save(learner, case.folder, case.saved)
     found = learner.token_estimates(samples(3, 99)[: 3 if rank == 0 else 1])
     for arrays in (found.kl, found.values):
         if arrays is not None:
@@ -106,6 +124,32 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
         p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in learner.model.parameters()
     )
     return Outcome(losses, norms, weights(learner), estimates, held)
+
+
+def save(learner: Learner, base: Path, folder: Path) -> None:
+    """What a checkpoint holds, from rank 0, with the others' help."""
+    for name, source in sources(learner).items():
+        tensors = {key: value.cpu().clone() for key, value in source().items()}
+        if learner.rank == 0:
+            folder.mkdir(exist_ok=True)
+            save_file(tensors, folder / (export.WEIGHTS if name == WEIGHTS else f"{name}.safetensors"))
+    if learner.rank == 0:
+        shutil.copyfile(base / "config.json", folder / "config.json")
+        (folder / "steps").write_text(str(learner.training.steps))
+
+
+def resume(learner: Learner, initial: Path, folder: Path) -> None:
+    """Takes up what `save` wrote, as `LearnerActor.restore` does."""
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(opened_tensors(folder, f"{name}.safetensors"))
+            for name in (OPTIMIZER, ADAPTER, CRITIC)
+            if (folder / f"{name}.safetensors").is_file()
+        }
+        learner.resume(initial, files.get(ADAPTER))
+        learner.training.optimizer.load(files[OPTIMIZER])
+        learner.training.steps = int((folder / "steps").read_text())
+        learner.load_critic(files.get(CRITIC))
 
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:
@@ -151,7 +195,7 @@ class Ranks:
     def __call__(
         self, case: Any, ranks: int, function: Callable[[Any, int, int], Any] = run
     ) -> Sequence[Any]:
-        """What `function(case, rank, ranks)` gives on each of the first `ranks` processes, in a process group of their own."""
+        """What `function(case, rank, ranks)` gives on each of the first `ranks` processes, which make a process group."""
         self._calls += 1
         store = self._folder / f"store-{self._calls}"
         for end in self._ends[:ranks]:

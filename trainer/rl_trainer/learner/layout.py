@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradie
 from rl_trainer.learner.policy import Policy, Precision
 from rl_trainer.model.folder import opened_weights
 from rl_trainer.model.loader import empty_model, load_model
-from rl_trainer.model.rows import fill, is_divided, local
+from rl_trainer.model.rows import fill, local
 
 
 class Layout(Protocol):

@@ -21,8 +21,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW:
     """Decoupled weight decay regularisation (Loshchilov and Hutter, arXiv 1711.05101).
 
-    `parameters`: by name, fp32; gradients are read from `.grad`. Of divided ones each rank moves its rows. The weight decay is the share of a parameter taken away per
-    step, times the learning rate.
+    `parameters`: by name, fp32; gradients are read from `.grad`. Of divided ones each rank moves its rows. The weight decay
+    is the share of a parameter taken away per step, times the learning rate.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimizerSpec):

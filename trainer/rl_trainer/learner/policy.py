@@ -15,7 +15,7 @@ Precision = Callable[[], AbstractContextManager[object]]
 
 
 class Policy(nn.Module):
-    """A model and the head's log-softmax in one `forward`, so that a divided model is gathered for the head as for any layer.
+    """A model and the head's log-softmax in one `forward`, so that a divided model is gathered for the head as for a layer.
 
     `model`: a `Decoder` or `LibraryModel`.
     """
@@ -32,5 +32,13 @@ class Policy(nn.Module):
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
             if model.head_weight is None:
-                return token_log_probs(hidden, batch.targets, temperature)
-            return head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
+                log_probs, entropy = token_log_probs(hidden, batch.targets, temperature)
+            else:
+                log_probs, entropy = head_token_log_probs(
+                    hidden,
+                    model.head_weight,  # type: ignore[arg-type]
+                    batch.targets,
+                    temperature,
+                )
+        # Not the views that these are: FSDP2 warns of them.
+        return log_probs.clone(), entropy.clone()

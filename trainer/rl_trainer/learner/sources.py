@@ -50,7 +50,8 @@ def sources(learner: Learner) -> dict[str, Callable[[], TensorSource]]:
 
 def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     return {
-        name: LazyTensor(value.dtype, tuple(value.shape), partial(whole, value)) for name, value in state.items()
+        name: LazyTensor(value.dtype, tuple(value.shape), partial(whole, value))
+        for name, value in state.items()
     }
 
 

@@ -14,7 +14,6 @@ from rl_trainer.algorithms.schedule import learning_rate
 from rl_trainer.learner.gradients import Gradients
 from rl_trainer.learner.optimizer import AdamW
 
-
 MakeGradients = Callable[[Sequence[nn.Parameter]], Gradients]
 
 

@@ -82,7 +82,7 @@ class TensorFile(Mapping[str, Rows]):
     """The tensors of open safetensors files, whose rows are read when they are asked for."""
 
     def __init__(self, files: Sequence[Any]) -> None:
-        self._files = {name: file for file in files for name in file.keys()}
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def __getitem__(self, name: str) -> Rows:
         file = self._files[name]

@@ -40,7 +40,8 @@ class Conversion:
         """The names of what `make` gives, from shapes alone."""
         return list(
             self._convert(
-                model, {name: torch.empty(tuple(tensors[name].shape), device="meta") for name, _ in self.parts}
+                model,
+                {name: torch.empty(tuple(tensors[name].shape), device="meta") for name, _ in self.parts},
             )
         )
 
@@ -82,7 +83,9 @@ def loading_plan(model: Any, names: Iterable[str]) -> tuple[dict[str, str], list
         if pattern is None or target not in own:
             plain[target] = name
         else:
-            converted.setdefault(target, Conversion(target, by_pattern[pattern])).parts.append((name, pattern))
+            converted.setdefault(target, Conversion(target, by_pattern[pattern])).parts.append(
+                (name, pattern)
+            )
     if getattr(model, "_weight_conversions", None) is None:
         # What the library's own opening of a folder notes for `saved_tensors`.
         model._weight_conversions = [one for one in transforms if one.was_used()]
@@ -93,7 +96,9 @@ def saved_tensors(model: Any, own: Mapping[str, LazyTensor]) -> dict[str, LazyTe
     """The parameters `own` under the names that the library saves them with, each made when it is wanted."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    transforms = [one.reverse_transform() for one in reversed(getattr(model, "_weight_conversions", None) or ())]
+    transforms = [
+        one.reverse_transform() for one in reversed(getattr(model, "_weight_conversions", None) or ())
+    ]
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     groups: dict[str, _Group] = {}
@@ -115,7 +120,7 @@ def saved_tensors(model: Any, own: Mapping[str, LazyTensor]) -> dict[str, LazyTe
 
 @dataclass
 class _Group:
-    """Parameters that become tensors of files together. What is made for the first of these is kept until the last is asked."""
+    """Parameters that become tensors of files together; what is made for the first is kept until the last is asked for."""
 
     model: Any
     tensors: dict[str, LazyTensor]

@@ -77,8 +77,7 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def change(self, module: str) -> torch.Tensor:
         """(alpha / rank) B A of an adapted projection: [rows, in], its rows as the fused matrix has them."""
-        change: torch.Tensor = self.b[module] @ self.a[module] * self.scale
-        return change
+        return whole(self.b[module]) @ whole(self.a[module]) * self.scale
 
 
 def adapters(
@@ -111,9 +110,7 @@ def adapter_state(layers: Sequence[Layer], config: DecoderConfig) -> dict[str, t
 
 
 @torch.no_grad()
-def load_adapter_state(
-    layers: Sequence[Layer], config: DecoderConfig, tensors: Mapping[str, Rows]
-) -> None:
+def load_adapter_state(layers: Sequence[Layer], config: DecoderConfig, tensors: Mapping[str, Rows]) -> None:
     """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
     for name, part, a, b in _pairs(layers):
         fill(a, tensors[f"{name}.lora_A.weight"])
