@@ -56,7 +56,7 @@ class Case:
             {
                 "model": {"source": str(self.folder), **self.model},
                 "task": {"environment": "reasoning-gym", "name": "chain_sum"},
-                "algorithm": {"learningRate": 1e-2, "gradientClip": 0.5, **self.algorithm},
+                "algorithm": {"learningRate": 3e-3, "gradientClip": 0.5, **self.algorithm},
                 "learner": {"tokensPerMicroBatch": 40, **self.learner},
                 "stop": {"maxSteps": 10},
             }
@@ -182,10 +182,13 @@ class Ranks:
     """Processes that run cases; to be closed."""
 
     def __init__(self, count: int, folder: Path):
+        self._count, self._folder, self._calls = count, folder, 0
+        self._start()
+
+    def _start(self) -> None:
         context = torch.multiprocessing.get_context("spawn")
-        self._folder, self._calls = folder, 0
         self._processes, self._ends = [], []
-        for rank in range(count):
+        for rank in range(self._count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
             process.start()
@@ -206,7 +209,8 @@ class Ranks:
                 raise TimeoutError(f"rank {rank} of {ranks} gave nothing within {DEADLINE:.0f} s: {case}")
             result, error = end.recv()
             if error is not None:
-                self.close()
+                self.close()  # the others may wait for this one
+                self._start()
                 raise AssertionError(f"rank {rank} of {ranks}: {error}")
             found.append(result)
         return found

@@ -211,7 +211,7 @@ class DividedLayout:
         reduced = MixedPrecisionPolicy(
             param_dtype=None if self._dtype == torch.float32 else self._dtype,
             reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
+            cast_forward_inputs=not model.mixed_types,
         )
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True}
         for part in model.parts():  # type: ignore[operator]

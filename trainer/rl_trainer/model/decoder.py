@@ -135,6 +135,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The whole model. Parameters start as zeros: load weights, or call `initialize`."""
 
+    mixed_types = True
+    """Whether layers take fp32 inputs where their own parameters are of another type, and autocast is on."""
+
     def __init__(
         self,
         config: DecoderConfig,

@@ -33,6 +33,8 @@ class LibraryModel(nn.Module):
     """
 
     head_weight = None
+    mixed_types = False
+    """See `Decoder`: families differ in this too."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
