@@ -13,6 +13,8 @@ from library_models import made_once
 from safetensors import safe_open
 from small_families import save_small
 
+from rl_trainer.model.folder import read_shapes
+
 FSDP = {"parallelism": "fsdp2"}
 
 
@@ -66,9 +68,9 @@ CASES = [
 def test_every_family_learns_divided_as_it_does_whole(
     ranks, family, name, count, size, learner, algorithm, busy
 ):
-    case = Case(family(name), learner, algorithm)
+    case = Case(family(name), learner, algorithm, warm="lora" not in learner)
     expected = run(case, 0, 1)
-    divided = Case(case.folder, {**learner, **FSDP, "fsdpSize": size}, algorithm, busy=busy)
+    divided = replace(case, learner={**learner, **FSDP, "fsdpSize": size}, busy=busy)
     found = ranks(divided, count)
     for one in found:
         close(one, expected)
@@ -90,6 +92,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name
     straight = ranks(case, 2)[0]
     begun = replace(case, steps=3, saved=tmp_path / "saved")
     ranks(begun, 2)
+    assert read_shapes(tmp_path / "saved") == read_shapes(case.folder)
     rest = replace(case, first=3, resumed=tmp_path / "saved")
     same = ranks(rest, 2)[0]
     assert (same.losses, same.norms) == (straight.losses[3:], straight.norms[3:])

@@ -36,7 +36,7 @@ class Case:
     """A short run: steps `first` up to `steps`.
 
     `busy`: so many ranks have samples, the others none; None: all have. `saved`: the folder that is written at the end;
-    `resumed`: the one that is gone on from.
+    `resumed`: the one that is gone on from. `warm`: whether a supervised step comes first.
     """
 
     folder: Path
@@ -46,6 +46,7 @@ class Case:
     steps: int = 5
     busy: int | None = None
     first: int = 0
+    warm: bool = False
     saved: Path | None = None
     resumed: Path | None = None
 
@@ -99,6 +100,10 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     torch.set_num_threads(1)
     spec = case.spec
     learner = Learner(case.resumed or case.folder, spec, rank=rank, ranks=ranks)
+    if case.warm:
+        batch = samples(3, 1000)
+        denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
+        learner.supervise(batch[rank::ranks], denominators, 1e-3)
     if case.resumed is None:
         learner.start_reinforcement()
     else:

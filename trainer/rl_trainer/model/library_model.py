@@ -18,7 +18,8 @@ from torch import nn
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
-from rl_trainer.model.library_names import loading_plan, saved_tensors
+from rl_trainer.model.folder import read_shapes
+from rl_trainer.model.library_names import loading_plan, note_conversions, saved_tensors
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
 from rl_trainer.model.rows import Rows, fill, whole
@@ -76,6 +77,7 @@ class LibraryModel(nn.Module):
         except Exception as error:  # every family raises its own kinds
             raise _unopened(folder, error) from None
         model.tie_weights()
+        note_conversions(model, read_shapes(Path(folder)))
         return cls(model.eval())
 
     @property

@@ -59,6 +59,17 @@ def loading_plan(model: Any, names: Iterable[str]) -> tuple[dict[str, str], list
     Returns:
         Names in files by the parameter that each is as it stands, and the conversions of all others.
     """
+    plain, converted, _ = _plan(model, names)
+    return plain, list(converted.values())
+
+
+def note_conversions(model: Any, names: Iterable[str]) -> None:
+    """Notes with the model, for `saved_tensors`, how files with these names are read, as when the library opens them."""
+    _, _, model._weight_conversions = _plan(model, names)
+
+
+def _plan(model: Any, names: Iterable[str]) -> tuple[dict[str, str], dict[str, Conversion], list[Any]]:
+    """What `loading_plan` returns, the conversions by what they make first; and those of the library's that are in use."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -86,10 +97,7 @@ def loading_plan(model: Any, names: Iterable[str]) -> tuple[dict[str, str], list
             converted.setdefault(target, Conversion(target, by_pattern[pattern])).parts.append(
                 (name, pattern)
             )
-    if getattr(model, "_weight_conversions", None) is None:
-        # What the library's own opening of a folder notes for `saved_tensors`.
-        model._weight_conversions = [one for one in transforms if one.was_used()]
-    return plain, list(converted.values())
+    return plain, converted, [one for one in transforms if one.was_used()]
 
 
 def saved_tensors(model: Any, own: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
