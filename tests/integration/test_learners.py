@@ -69,9 +69,7 @@ def groups(seed: int) -> list[Group]:
     return made
 
 
-def launch(
-    replicas: int, cache: Path, parallelism: str = "ddp", **algorithm: object
-) -> tuple[Learners, Any]:
+def launch(replicas: int, cache: Path, parallelism: str = "ddp", **algorithm: object) -> tuple[Learners, Any]:
     run = spec(replicas, parallelism, **algorithm)
     reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
     wait_for_all([reservation], 30)
@@ -127,9 +125,7 @@ def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
     found = []
     critic = {"learningRate": 1e-3, "warmupSteps": 1}
     for replicas in (1, 2):
-        learners, reservation = launch(
-            replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=critic
-        )
+        learners, reservation = launch(replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=critic)
         learners.start_reinforcement()
         initial = weights_of(learners)
         for step in range(3):
