@@ -71,7 +71,7 @@ class LibraryModel(nn.Module):
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             with accelerate.init_empty_weights(include_buffers=False):
-                model: Any = transformers.AutoModelForCausalLM.from_config(
+                model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                     config, dtype=torch.float32, trust_remote_code=False
                 )
         except Exception as error:  # every family raises its own kinds
@@ -290,5 +290,5 @@ def _plain(name: str) -> str:
 def _merged(base: torch.Tensor, module: Any) -> torch.Tensor:
     """A weight with its adapter's change, which `peft` adds in the same way."""
     a, b = (whole(side["default"].weight) for side in (module.lora_A, module.lora_B))
-    change = b @ a * module.scaling["default"]
+    change: torch.Tensor = b @ a * module.scaling["default"]
     return whole(base) + (change.T if module.fan_in_fan_out else change)

@@ -32,8 +32,9 @@ def is_divided(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The rows that this process holds, detached and in the same memory; of a tensor that is not divided all."""
-    found = tensor.detach()
-    return found.to_local() if is_divided(found) else found  # type: ignore[operator, no-any-return]
+    found: Any = tensor.detach()
+    rows: Tensor = found.to_local() if is_divided(found) else found
+    return rows
 
 
 def first_row(tensor: Tensor) -> int:
@@ -41,15 +42,17 @@ def first_row(tensor: Tensor) -> int:
     if not is_divided(tensor):
         return 0
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    parts, part = int(mesh.size(mesh.ndim - 1)), int(mesh.get_local_rank(mesh.ndim - 1))
     # As torch.chunk cuts: all parts but the last ones are as large as the first.
     rows: int = tensor.shape[0]
-    return min(rows, -(-rows // mesh.size(mesh.ndim - 1)) * mesh.get_local_rank(mesh.ndim - 1))
+    return min(rows, -(-rows // parts) * part)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of `tensor`, detached. Of a divided one a copy, which all processes that hold rows of it must ask for together."""
-    found = tensor.detach()
-    return found.full_tensor() if is_divided(found) else found  # type: ignore[operator, no-any-return]
+    found: Any = tensor.detach()
+    made: Tensor = found.full_tensor() if is_divided(found) else found
+    return made
 
 
 @torch.no_grad()
