@@ -35,11 +35,7 @@ def close(found: Outcome, expected: Outcome) -> None:
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5, atol=1e-5)
     assert found.weights.keys() == expected.weights.keys()
     for name, value in expected.weights.items():
-        there = found.weights[name]
-        if name.endswith("c_attn.bias"):
-            # That of a key changes no attention: its gradient is rounding alone, of which AdamW makes steps of full length.
-            value, there = (np.split(one, 3)[::2] for one in (value, there))
-        np.testing.assert_allclose(there, value, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 KL = {"kl": {"coefficient": 0.05}}
@@ -84,7 +80,7 @@ def test_every_family_learns_divided_as_it_does_whole(
 
 @pytest.mark.parametrize(
     ("name", "learner", "algorithm"),
-    [("llama", LORA, KL), ("qwen3", {}, {**PPO, **IN_REWARD}), ("qwen3-moe", LORA, KL), ("gpt2", {}, PPO)],
+    [("llama", LORA, KL), ("qwen3", {}, {**PPO, **IN_REWARD}), ("qwen3-moe", LORA, KL)],
 )
 def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name, learner, algorithm):
     learner = {**learner, **FSDP}

@@ -123,9 +123,9 @@ def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
 
 def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
     found = []
-    critic = {"learningRate": 1e-3, "warmupSteps": 1}
+    options = {"learningRate": 1e-3, "warmupSteps": 1}
     for replicas in (1, 2):
-        learners, reservation = launch(replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=critic)
+        learners, reservation = launch(replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=options)
         learners.start_reinforcement()
         initial = weights_of(learners)
         for step in range(3):

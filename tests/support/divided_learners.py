@@ -53,11 +53,18 @@ class Case:
     @property
     def spec(self) -> RunSpec:
         """The run."""
+        # AdamW makes steps of full length of the rounding that is all of some gradients, with the usual epsilon.
+        optimizer = {"epsilon": 1e-4}
         return RunSpec.model_validate(
             {
                 "model": {"source": str(self.folder), **self.model},
                 "task": {"environment": "reasoning-gym", "name": "chain_sum"},
-                "algorithm": {"learningRate": 3e-3, "gradientClip": 0.5, **self.algorithm},
+                "algorithm": {
+                    "learningRate": 3e-3,
+                    "optimizer": optimizer,
+                    "gradientClip": 0.5,
+                    **self.algorithm,
+                },
                 "learner": {"tokensPerMicroBatch": 40, **self.learner},
                 "stop": {"maxSteps": 10},
             }
