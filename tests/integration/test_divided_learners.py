@@ -51,10 +51,10 @@ CASES = [
     ("qwen3", 4, None, {}, KL, None),
     ("qwen3", 2, None, {**LORA, **AGAIN}, {**PPO, **IN_REWARD}, None),
     ("gemma", 2, None, {}, KL, 1),
-    ("gemma", 4, 2, AGAIN, PPO, None),
+    ("gemma", 2, None, AGAIN, PPO, None),
     ("phi3", 4, 2, AGAIN, KL, None),
     ("gpt2", 2, None, {**AGAIN, "lora": {"rank": 2, "targetModules": ["c_attn", "c_proj"]}}, KL, 1),
-    ("gpt2", 4, 2, {}, PPO, None),
+    ("gpt2", 2, 1, {}, PPO, None),
     ("qwen3-moe", 2, None, {}, KL, 1),
     ("qwen3-moe", 4, 2, {**LORA, **AGAIN}, IN_REWARD, None),
 ]
