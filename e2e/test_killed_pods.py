@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from cluster_client import Cluster, wait_for
 from conftest import OBJECT_STORE_IMAGE, TRAINER_IMAGE, Train
 from object_store import BUCKET, SECRET, serve_objects
@@ -11,8 +12,11 @@ from test_training import START_SECONDS, TRAIN_SECONDS
 from training_run import ENDLESS, TrainingRun
 
 
+@pytest.mark.alone  # one pod more than most runs have
 def test_killed_learner_means_an_attempt_from_the_checkpoint(train: Train) -> None:
-    kill_and_go_on(train("bereft", ENDLESS), "learner")
+    """Each learner has half of the model, so that the one that is left has nothing to go on with."""
+    learner = {"replicas": 2, "parallelism": "fsdp2"}
+    kill_and_go_on(train("bereft", ENDLESS | {"learner": learner}), "learner")
 
 
 def test_killed_head_means_an_attempt_from_the_object_store(

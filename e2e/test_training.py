@@ -55,7 +55,8 @@ def test_suspend_and_resume_repeats_nothing(train: Train) -> None:
 def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
     train: Train, train_elsewhere: Train
 ) -> None:
-    pairs = train("pairs", {"learner": {"replicas": 2}, "sampler": {"replicas": 2, "minReplicas": 2}})
+    learner = {"replicas": 2, "parallelism": "fsdp2"}
+    pairs = train("pairs", {"learner": learner, "sampler": {"replicas": 2, "minReplicas": 2}})
     # The same name elsewhere is another run.
     other = train_elsewhere("pairs", {"seed": 2})
     assert other.namespace != pairs.namespace

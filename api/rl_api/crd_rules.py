@@ -11,6 +11,7 @@ from typing import Final
 
 from rl_api.algorithm import GROUP_ESTIMATORS, AlgorithmSpec
 from rl_api.base import RunName
+from rl_api.crd_learner_rules import LEARNER_RULES
 from rl_api.crd_placement import POOL_RULES, TOPOLOGY_RULES
 from rl_api.crd_places import (
     DATASET_RULE,
@@ -45,8 +46,6 @@ def _loop_rule(rule: str, field: str, message: str) -> Rule:
     return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
 
 
-_SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
-_LEARNERS: Final = or_value("learner.replicas", "1")
 _SAMPLERS: Final = "self.sampler.replicas"
 _SOURCE: Final = or_value("model.source", "''")
 _TINY_POSITIONS: Final = or_value("model.tiny.maxPositions", str(_POSITIONS))
@@ -79,18 +78,7 @@ SPEC_RULES: Final[list[Rule]] = [
         "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as advantage.estimator "
         f"{{{_ESTIMATOR}}} compares the answers of a group",
     ),
-    _loop_rule(
-        f"{_SEQUENCES} % {_LEARNERS} == 0",
-        ".learner.replicas",
-        f"found {{{_LEARNERS}}}, allowed: a divisor of algorithm.promptsPerStep * algorithm.groupSize = "
-        f"{{{_SEQUENCES}}}",
-    ),
-    _loop_rule(
-        f"{_SEQUENCES} % {_LEARNERS} != 0 || {_SEQUENCES} % ({_LEARNERS} * self.algorithm.miniBatches) == 0",
-        ".algorithm.miniBatches",
-        "found {self.algorithm.miniBatches}, allowed: a divisor of algorithm.promptsPerStep * "
-        f"algorithm.groupSize / learner.replicas = {{{_SEQUENCES} / {_LEARNERS}}}",
-    ),
+    *LEARNER_RULES,
     _loop_rule(
         "self.buffer.capacity >= self.algorithm.promptsPerStep",
         ".buffer.capacity",

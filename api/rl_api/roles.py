@@ -102,13 +102,18 @@ class LearnerSpec(Model):
     """The role that computes gradients and owns the weights."""
 
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Data-parallel learners."""
+    """Learner pods, which share every batch; each runs a process per accelerator, at least one."""
     pools: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Pools of the profile, the most wanted first; empty: the profile's first alone."""
     topology: TopologySpec | None = None
     """How learners lie to each other on a cluster; null: anyhow."""
-    parallelism: Literal["ddp"] = "ddp"
-    """How learners share the work: ddp (whole model each)."""
+    parallelism: Literal["ddp", "fsdp2"] = "ddp"
+    """What each learner process holds: ddp (the whole model) or fsdp2 (its share of every layer's parameters, gradients and
+    optimizer state)."""
+    fsdp_size: int | None = Field(default=None, ge=1, le=4096)
+    """Learner processes that share one copy of the model, with parallelism fsdp2; null: all."""
+    resources: ResourcesSpec | None = None
+    """Resources of one learner pod; null: as many CPU cores as threads, an accelerator on an accelerator pool."""
     tokens_per_micro_batch: int = Field(default=16_384, ge=1, le=MOST)
     """Tokens of one forward and backward pass; a longer sequence is a pass of its own."""
     activation_checkpointing: bool = False
@@ -118,7 +123,17 @@ class LearnerSpec(Model):
     """Learn low-rank adapters instead of all weights: less memory for gradients and optimizer. Samplers and
     checkpoints get the merged weights; checkpoints hold the adapters too. null: learn all weights."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads per learner."""
+    """CPU threads per learner process."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Learner processes in one pod: one per accelerator, at least one."""
+        return max(1, (self.resources.accelerators or 0) if self.resources is not None else 0)
+
+    @property
+    def ranks(self) -> int:
+        """Learner processes, among which every batch is divided."""
+        return self.replicas * self.ranks_per_replica
 
 
 class BufferSpec(Model):

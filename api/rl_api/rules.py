@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
+from rl_api.learner_rules import even_shares, whole_copies
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
@@ -61,31 +62,6 @@ def group_of_two(spec: RunSpec) -> Iterator[Problem]:
             "compares the answers of a group",
             "algorithm.advantage.estimator",
             "algorithm.name",
-        )
-
-
-def even_shares(spec: RunSpec) -> Iterator[Problem]:
-    """`algorithm.promptsPerStep` * `groupSize` is a multiple of `learner.replicas` * `miniBatches`."""
-    algorithm, replicas = spec.algorithm, spec.learner.replicas
-    sequences = algorithm.sequences_per_step
-    product = f"algorithm.promptsPerStep * algorithm.groupSize = {sequences}"
-    if sequences % replicas:
-        yield spec_problem(
-            "learner.replicas",
-            f"found {replicas}, allowed: a divisor of {product}",
-            "algorithm.promptsPerStep",
-            "algorithm.groupSize",
-        )
-    elif sequences % (replicas * algorithm.mini_batches):
-        per_learner = (
-            f"algorithm.promptsPerStep * algorithm.groupSize / learner.replicas = {sequences // replicas}"
-        )
-        yield spec_problem(
-            "algorithm.miniBatches",
-            f"found {algorithm.mini_batches}, allowed: a divisor of {per_learner}",
-            "algorithm.promptsPerStep",
-            "algorithm.groupSize",
-            "learner.replicas",
         )
 
 
@@ -347,6 +323,7 @@ Rule = Callable[[RunSpec], Iterator[Problem]]
 LOOP_RULES: Final[tuple[Rule, ...]] = (
     group_of_two,
     even_shares,
+    whole_copies,
     room_for_a_step,
     answers_fit,
     critic_of_gae,

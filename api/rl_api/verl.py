@@ -53,6 +53,8 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "sampler.stop": ([],),
     "sampler.pipelineParallelSize": (1,),
     "sampler.quantization": ("none",),
+    "learner.fsdpSize": (None,),
+    "learner.resources": (None,),
     "buffer.maxStaleness": (0,),
     "buffer.order": ("fifo",),
     "buffer.onFull": ("block",),

@@ -31,7 +31,7 @@ from rl_trainer.weights.payload import unpack_weights
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def spec(replicas: int, **algorithm: object) -> RunSpec:
+def spec(replicas: int, parallelism: str = "ddp", **algorithm: object) -> RunSpec:
     return RunSpec.model_validate(
         {
             "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
@@ -43,7 +43,7 @@ def spec(replicas: int, **algorithm: object) -> RunSpec:
                 "kl": {"coefficient": 0.05},
                 **algorithm,
             },
-            "learner": {"replicas": replicas, "tokensPerMicroBatch": 64},
+            "learner": {"replicas": replicas, "tokensPerMicroBatch": 64, "parallelism": parallelism},
         }
     )
 
@@ -69,8 +69,8 @@ def groups(seed: int) -> list[Group]:
     return made
 
 
-def launch(replicas: int, cache: Path, **algorithm: object) -> tuple[Learners, Any]:
-    run = spec(replicas, **algorithm)
+def launch(replicas: int, cache: Path, parallelism: str = "ddp", **algorithm: object) -> tuple[Learners, Any]:
+    run = spec(replicas, parallelism, **algorithm)
     reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
     wait_for_all([reservation], 30)
     learners = Learners.launch(run, reservation)
@@ -121,12 +121,11 @@ def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
     assert losses_of_two == pytest.approx(losses_of_one, rel=1e-4)
 
 
-def test_two_learners_give_the_critic_of_one(tmp_path: Path):
+def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
     found = []
+    options = {"learningRate": 1e-3, "warmupSteps": 1}
     for replicas in (1, 2):
-        learners, reservation = launch(
-            replicas, tmp_path, name="ppo", miniBatches=2, critic={"learningRate": 1e-3, "warmupSteps": 1}
-        )
+        learners, reservation = launch(replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=options)
         learners.start_reinforcement()
         initial = weights_of(learners)
         for step in range(3):

@@ -72,7 +72,9 @@ LAZY: dict[str, dict[str, set[str]]] = {
     },
     "a library that takes long to import and that few runs need": {
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},
-        "rl_trainer.model.library_model": {"peft", "transformers"},
+        "rl_trainer.learner.layout": {"torch"},
+        "rl_trainer.model.library_model": {"accelerate", "peft", "transformers"},
+        "rl_trainer.model.library_names": {"transformers"},
         "rl_trainer.model.tokenizer": {"jinja2", "tokenizers", "transformers"},
         "rl_trainer.observe.tensorboard_events": {"tensorboard"},
         "rl_trainer.program.run": {"torch"},

@@ -154,7 +154,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
         "quantization": "none",
     },
-    ("learner",): {"topology": None},
+    ("learner",): {"topology": None, "fsdpSize": None, "resources": None},
     ("weightSync",): {"maxMismatch": 1.5},
     ("sampler", "resources"): {"ephemeralStorage": None},
     ("trainer", "resources"): {"ephemeralStorage": None},

@@ -20,6 +20,9 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     head = next(role for role in roles if role.name == HEAD)
     if head.accelerators:
         yield from _no_room(("spec", "trainer", "resources", "accelerators"), head)
+    for learner in roles:
+        if learner.name == LEARNER and spec.learner.resources is not None:
+            yield from _no_room(("spec", "learner", "resources", "accelerators"), learner)
     sampler = next((role for role in roles if role.name == SAMPLER), None)
     if sampler is None:
         return

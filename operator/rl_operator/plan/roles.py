@@ -90,7 +90,8 @@ def make_roles(
     yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
     if LEARNER in pools:
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
-        role = maker.role(LEARNER, learner.replicas, learner.threads, per_pod)
+        threads = learner.threads * learner.ranks_per_replica
+        role = maker.role(LEARNER, learner.replicas, threads, per_pod, learner.resources)
         yield replace(role, topology=topology_of(learner.topology, role.pools))
     if SAMPLER in pools:
         sampler, least = spec.sampler, None if labelled else spec.sampler.min_replicas

@@ -53,10 +53,15 @@ def test_the_library_reads_the_file(tensors: dict[str, torch.Tensor], tmp_path: 
         assert not file.metadata()
 
 
-def test_tensors_are_read_one_by_one(tmp_path: Path):
+def test_tensors_are_read_one_by_one_and_row_by_row(tmp_path: Path):
     write_tensors(stream(TENSORS), tmp_path / "file")
     with opened_tensors(tmp_path, "file") as tensors:
-        same(dict(tensors), TENSORS)
+        # One that has no rows is read as it is.
+        same({name: rows[:] if len(rows.shape) else rows for name, rows in tensors.items()}, TENSORS)
+        for name, tensor in TENSORS.items():
+            assert tuple(tensors[name].shape) == tuple(tensor.shape)
+            if tensor.ndim and len(tensor) > 1:
+                assert torch.equal(tensors[name][1:2], tensor[1:2])
         assert len(tensors) == len(TENSORS)
         with pytest.raises(KeyError, match="other"):
             tensors["other"]

@@ -128,10 +128,10 @@ def test_an_advantage_raises_the_log_prob_of_its_tokens(folder: Path):
     learner = Learner(folder, spec())
     micro = collate(batch)
     with torch.no_grad():
-        before = learner._log_probs(learner.model, micro, 1.0)[0].mean()
+        before = learner.policy(micro, 1.0)[0].mean()
     learner.update([MiniBatch(batch, denominators(batch))])
     with torch.no_grad():
-        assert learner._log_probs(learner.model, micro, 1.0)[0].mean() > before
+        assert learner.policy(micro, 1.0)[0].mean() > before
 
 
 def test_optimizer_state_makes_the_next_step_the_same(folder: Path):
@@ -199,7 +199,7 @@ def test_kl_of_every_token_is_what_the_loss_would_measure(folder: Path):
     assert [len(part) for part in values] == [int(sample.mask.sum()) for sample in batch]
     assert values[7].tolist() == [0.0]
     as_loss = Learner(folder, spec(kl={"coefficient": 0.1}))
-    as_loss.reference, as_loss.model = learner.reference, learner.model
+    as_loss.reference, as_loss.policy = learner.reference, learner.policy
     measured = as_loss.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics["kl"]
     assert np.concatenate(values[:7]).mean() == pytest.approx(measured, rel=1e-5)
     assert "kl" not in learner.update([MiniBatch(batch[:7], denominators(batch[:7]))]).metrics
@@ -211,8 +211,8 @@ def test_the_interpolated_policy_saves_the_pass_before_the_first_update(folder: 
     passes = []
     for proximal in ("recomputed", "interpolated"):
         learner = Learner(folder, spec(loss={"proximal": proximal}))
-        compute, counted = learner._log_probs, []
-        learner._log_probs = lambda *args, c=compute, n=counted: (n.append(1), c(*args))[1]  # type: ignore[method-assign]
+        counted: list[int] = []
+        learner.policy.register_forward_hook(lambda *_, n=counted: n.append(1))
         result = learner.update(parts, version=1)
         passes.append(len(counted))
         assert result.optimizer_steps == 2
@@ -231,7 +231,7 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     learner.start_reinforcement()
     micro = collate(batch)
     with torch.no_grad():
-        own = learner._log_probs(learner.model, micro, 1.0)[0]
+        own = learner.policy(micro, 1.0)[0]
     counts = np.cumsum([len(one.log_probs) for one in batch])[:-1]
     nothing = [np.zeros(len(one.log_probs)) for one in batch]  # for the critic of ppo
     batch = [
@@ -247,7 +247,7 @@ def test_every_recipe_raises_what_was_good_and_lowers_what_was_bad(
     lengths = [len(one.log_probs) for one in batch]
     learner.update([MiniBatch(batch, LossDenominators.from_lengths(lengths, run.sampler.max_new_tokens))])
     with torch.no_grad():
-        change = learner._log_probs(learner.model, micro, 1.0)[0] - own
+        change = learner.policy(micro, 1.0)[0] - own
     assert (change * micro.advantages).sum() > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from trajectories import sampled
 from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import collate
+from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.decoder import load_decoder
 from rl_trainer.model.loader import resolve_model
@@ -87,7 +89,7 @@ def test_a_kl_penalty_refers_to_the_base_without_a_copy_of_it(folder: Path) -> N
     assert update(learner, 1)["kl"] > 1e-4
     micro = collate(batch(0))
     with torch.no_grad():
-        expected, _ = learner._log_probs(load_decoder(folder), micro, 1.0)
+        expected, _ = Policy(load_decoder(folder), nullcontext)(micro, 1.0)
         assert torch.equal(learner._reference_log_probs(micro), expected)
 
 

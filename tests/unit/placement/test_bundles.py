@@ -104,6 +104,19 @@ def test_resources_of_the_sampler_overrule():
     assert (found["sampler 0"].cpus, found["sampler 0"].gpus) == (0.5, 2.0)
 
 
+def test_a_learner_pod_has_a_process_for_each_of_its_accelerators():
+    learner = {"replicas": 2, "resources": {"accelerators": 2}, "threads": 3}
+    found = [b for b in bundles(spec(learner=learner), 8) if b.name.startswith("learner")]
+    assert [(b.name, b.cpus, b.gpus) for b in found] == [(f"learner {rank}", 3, 1.0) for rank in range(4)]
+    with pytest.raises(PlacementError, match=r"4 learners need a GPU each, and found 3; set .* to 1, add"):
+        bundles(spec(learner=learner), 3)
+
+
+def test_learners_without_accelerators_leave_them_to_samplers():
+    found = {b.name: b.gpus for b in bundles(spec(learner={"resources": {"accelerators": 0}}), 1)}
+    assert found == {"buffer": 0.0, "learner 0": 0.0, "sampler 0": 1.0}
+
+
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [

@@ -25,6 +25,7 @@ from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes
 from rl_trainer.flow.store_pages import forget_store_pages
+from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.share import Share
@@ -75,6 +76,8 @@ class LearnerActor:
                     world_size=self.ranks,
                     timeout=COLLECTIVE_TIMEOUT,
                 )
+            if self.spec.learner.parallelism == "fsdp2":
+                give_back_freed_memory()
             objective = load_objective(self.spec, self.search)
             with folder.opened() as model:
                 self.learner = Learner(

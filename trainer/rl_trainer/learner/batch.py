@@ -32,6 +32,7 @@ class MicroBatch:
         old_log_probs: float32 [N] from before the batch's first update; None: one update, the current ones serve.
         returns: float32 [N], what the critic learns; None: there is no critic.
         old_values: float32 [N], the critic's from before the batch's first update; None: there is no critic.
+        idle: whether nothing is learned from it: its rank runs it so that others find it in their collectives.
     """
 
     input_ids: Tensor
@@ -46,6 +47,24 @@ class MicroBatch:
     old_log_probs: Tensor | None = None
     returns: Tensor | None = None
     old_values: Tensor | None = None
+    idle: bool = False
+
+
+def idle_batch(device: torch.device | str = "cpu") -> MicroBatch:
+    """One token from which nothing is learned."""
+    none, zero = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, device=device)
+    return MicroBatch(
+        input_ids=none[None],
+        attention_mask=torch.ones_like(none[None]),
+        positions=none,
+        targets=none,
+        sampler_log_probs=zero,
+        advantages=zero,
+        sequence_ids=none,
+        returns=zero,
+        old_values=zero,
+        idle=True,
+    )
 
 
 def collate(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,67 +11,66 @@ from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch
-from rl_trainer.learner.training import Training
+from rl_trainer.learner.policy import Precision
+from rl_trainer.learner.training import MakeGradients, Training
+from rl_trainer.model.rows import Rows, fill
 
 _WEIGHT, _STEPS = "weight/", "steps"
 
 
 class ValueModel(nn.Module):
-    """A copy of the policy whose last hidden states [M, H] become values [M] by a head [H] that begins as zeros.
+    """A model whose last hidden states become values by a head [H] that begins as zeros.
 
     So all values begin as 0, and the first step moves the head alone.
+
+    Args:
+        body: a `Decoder` or `LibraryModel` of its own, such as a copy of the policy's.
+        precision: of the body's forward pass.
+        device: of the head.
     """
 
-    def __init__(self, policy: nn.Module, device: torch.device):
+    def __init__(self, body: nn.Module, precision: Precision, device: torch.device):
         super().__init__()
-        self.body = copy.deepcopy(policy)
+        self.body, self.precision = body, precision
         if getattr(self.body, "head", None) is not None:
             # Logits are of no use here, and an untied head is large.
             self.body.register_parameter("head", None)
-        width: int = policy.hidden_size  # type: ignore[assignment]
+        width: int = body.hidden_size  # type: ignore[assignment]
         self.value_head = nn.Parameter(torch.zeros(width, device=device))
 
-    def states(self, batch: MicroBatch) -> Tensor:
-        """Hidden states [N, H] of the positions that predict the batch's trained tokens."""
-        states: Tensor = self.body.states_at(  # type: ignore[operator]
-            batch.input_ids, batch.attention_mask, batch.positions, batch.shared
-        )
-        return states
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """V [N], float32, of the state before each trained token of `batch`."""
+        with self.precision():
+            states: Tensor = self.body.states_at(  # type: ignore[operator]
+                batch.input_ids, batch.attention_mask, batch.positions, batch.shared
+            )
+        return states.float() @ self.value_head
 
 
 class Critic:
-    """Value model and its training on one data-parallel rank.
-
-    It begins as a copy of `policy`; the run's estimator is gae. `precision`: context of the forward pass.
-    """
+    """Value model and its training on one rank; the run's estimator is gae. `gradients`: makes those of its parameters."""
 
     def __init__(
-        self,
-        policy: nn.Module,
-        spec: RunSpec,
-        *,
-        device: torch.device,
-        ranks: int,
-        precision: Callable[[], AbstractContextManager[object]],
+        self, model: ValueModel, spec: RunSpec, *, gradients: MakeGradients, ranks: int, device: torch.device
     ):
         options = spec.algorithm.value_model
         assert options is not None, "only the estimator gae has a critic"
-        self._clip, self._precision = options.value_clip or None, precision
-        self.model = ValueModel(policy, device)
+        self._clip = options.value_clip or None
+        self.model = model
         self.training = Training(
-            self.model,
+            model,
             spec,
             peak=options.learning_rate,
             limit=options.gradient_clip,
+            gradients=gradients,
             ranks=ranks,
             device=device,
         )
 
     def values(self, batch: MicroBatch) -> Tensor:
         """V [N], float32, of the state before each trained token of `batch`; with gradient where that is on."""
-        with self._precision():
-            states = self.model.states(batch)
-        return states.float() @ self.model.value_head
+        values: Tensor = self.model(batch)
+        return values
 
     def update(
         self, plan: Sequence[tuple[Sequence[MicroBatch], LossDenominators]]
@@ -102,12 +99,12 @@ class Critic:
         weights = {_WEIGHT + name: value.detach() for name, value in self.model.named_parameters()}
         return weights | self.training.optimizer.state() | {_STEPS: torch.tensor(self.training.steps)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `state`; asks for each tensor once. Raises KeyError when a part is missing."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[_WEIGHT + name])
-        self.training.steps = int(tensors[_STEPS])
+                fill(parameter, tensors[_WEIGHT + name])
+        self.training.steps = int(tensors[_STEPS])  # type: ignore[call-overload]
         learned = any(name != _STEPS and not name.startswith(_WEIGHT) for name in tensors)
         self.training.optimizer.load(tensors if learned else {})
 
@@ -119,6 +116,9 @@ class Critic:
             assert batch.returns is not None
             assert batch.old_values is not None
             values = self.values(batch)
+            if batch.idle:
+                (values * 0).sum().backward()  # type: ignore[no-untyped-call]
+                continue
             loss, clipped = clipped_value_loss(
                 values,
                 batch.old_values,

@@ -49,7 +49,7 @@ class Learners:
     def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None = None) -> Learners:
         """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first."""
         remote = ray.remote(LearnerActor)
-        ranks = spec.learner.replicas
+        ranks = spec.learner.ranks
         actors = [
             remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec, search)
             for rank in range(ranks)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from rl_api.algorithm import OptimizerSpec
+from rl_trainer.model.rows import Rows, fill, local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -20,8 +21,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class AdamW:
     """Decoupled weight decay regularisation (Loshchilov and Hutter, arXiv 1711.05101).
 
-    `parameters`: by name, fp32; gradients are read from `.grad`. The weight decay is the share of a parameter taken away per
-    step, times the learning rate.
+    `parameters`: by name, fp32; gradients are read from `.grad`. Of divided ones each rank moves its rows. The weight decay
+    is the share of a parameter taken away per step, times the learning rate.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimizerSpec):
@@ -35,10 +36,10 @@ class AdamW:
         states = [self._of(name) for name in names]
         parameters = [self._parameters[name] for name in names]
         adamw(
-            list[Tensor](parameters),
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [local(parameter) for parameter in parameters],
+            [local(parameter.grad) for parameter in parameters if parameter.grad is not None],
+            [local(state["exp_avg"]) for state in states],
+            [local(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=True,
@@ -59,12 +60,12 @@ class AdamW:
             for key, value in state.items()
         }
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `state`. Raises KeyError when a parameter's part is missing from what is not empty."""
         self._state = {}
         for name in self._parameters if tensors else ():
             for key, value in self._of(name).items():
-                value.copy_(tensors[f"{key}/{name}"])
+                fill(value, tensors[f"{key}/{name}"])
 
     def _of(self, name: str) -> dict[str, Tensor]:
         if name not in self._state:

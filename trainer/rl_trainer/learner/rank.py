@@ -5,7 +5,6 @@ Losses are in sum form with global denominators (`losses`): ranks add, whatever 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,14 +30,14 @@ from rl_trainer.algorithms.loss_metrics import (
 from rl_trainer.algorithms.losses import LossOutput, PolicyLossConfig, policy_loss, supervised_loss
 from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
-from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
-from rl_trainer.learner.batch import MicroBatch, collate
+from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
+from rl_trainer.learner.layout import DividedLayout, layout_of
 from rl_trainer.learner.packing import micro_batches
+from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training
-from rl_trainer.model.folder import read_tensors
-from rl_trainer.model.loader import load_model
+from rl_trainer.model.rows import Rows
 from rl_trainer.trajectory import Trajectory
 
 
@@ -90,26 +89,41 @@ class Learner:
         self.ranks = ranks
         self.device = torch.device(device)
         # Weights, gradients and moments stay in fp32; bfloat16 is the type of the forward pass and of what is published.
-        self.model: nn.Module = load_model(folder, torch.float32, self.device)
-        if spec.learner.activation_checkpointing:
-            self.model.checkpoint_activations()
-        self.reference: nn.Module | None = None
+        self._layout = layout_of(
+            spec.learner,
+            ranks=ranks,
+            device=self.device,
+            dtype=getattr(torch, spec.model.dtype),
+            precision=self._precision,
+        )
+        self.policy = self._layout.open(folder)
+        self.reference: Policy | None = None
         self.critic: Critic | None = None
         self._loss = policy_loss_config(spec, objective)
         # A warm start makes the base: all of it learns.
         if spec.learner.lora is None or spec.warm_start is not None:
             self._learn()
 
+    @property
+    def model(self) -> nn.Module:
+        """The policy's `Decoder` or `LibraryModel`."""
+        return self.policy.model
+
+    @property
+    def divided(self) -> bool:
+        """Whether this rank holds some rows of every parameter only."""
+        return isinstance(self._layout, DividedLayout)
+
     def start_reinforcement(self) -> None:
         """Forgets the warm start's optimizer; the policy becomes KL reference and critic, where the run has them."""
         if self.spec.learner.lora is not None:
             self._add_lora(self.spec.learner.lora)
         elif self.spec.algorithm.kl.coefficient:
-            self.reference = copy.deepcopy(self.model).requires_grad_(False)
+            self.reference = self._layout.copy(self.policy).requires_grad_(False)
         self._learn()
         self._new_critic()
 
-    def resume(self, initial: Path | None, adapter: Mapping[str, Tensor] | None) -> None:
+    def resume(self, initial: Path | None, adapter: Mapping[str, Rows] | None) -> None:
         """Takes up a run whose weights it was opened with, instead of `start_reinforcement`.
 
         `initial`: folder of the policy that reinforcement learning began with, for LoRA and for a KL penalty. `adapter`:
@@ -119,15 +133,15 @@ class Learner:
             assert initial is not None
             assert adapter is not None
             # The weights of the checkpoint are merged ones.
-            self.model.load_hf_state_dict(read_tensors(initial), str(initial))  # type: ignore[operator]
+            self._layout.load(self.policy, initial)
             self._add_lora(self.spec.learner.lora)
             self.model.load_adapter_state(adapter)  # type: ignore[operator]
         elif self.spec.algorithm.kl.coefficient:
             assert initial is not None
-            self.reference = load_model(initial, torch.float32, self.device).requires_grad_(False)
+            self.reference = self._layout.open(initial).requires_grad_(False)
         self._learn()
 
-    def load_critic(self, tensors: Mapping[str, Tensor] | None) -> None:
+    def load_critic(self, tensors: Mapping[str, Rows] | None) -> None:
         """The critic of a resumed run, if it has one. None: the run began without one, and the policy becomes it now."""
         self._new_critic()
         if self.critic is not None and tensors is not None:
@@ -137,7 +151,9 @@ class Learner:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
 
         def loss(batch: MicroBatch) -> LossOutput:
-            log_probs, _ = self._log_probs(self.model, batch, temperature=1.0)
+            log_probs, _ = self.policy(batch, 1.0)
+            if batch.idle:
+                return _idle_loss(log_probs)
             return supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
 
         metrics = self._backward(self._cut(samples), loss)
@@ -191,7 +207,7 @@ class Learner:
         )
 
     def _add_lora(self, options: LoraSpec) -> None:
-        self.model.add_lora(options, self.spec.seed)  # type: ignore[operator]
+        self.policy = self._layout.with_lora(self.policy, options, self.spec.seed)
 
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
@@ -201,6 +217,7 @@ class Learner:
             self.spec,
             peak=algorithm.learning_rate,
             limit=algorithm.gradient_clip,
+            gradients=self._layout.gradients,
             ranks=self.ranks,
             device=self.device,
         )
@@ -208,16 +225,23 @@ class Learner:
     def _new_critic(self) -> None:
         if self.spec.algorithm.value_model is not None:
             self.critic = Critic(
-                self.model, self.spec, device=self.device, ranks=self.ranks, precision=self._precision
+                self._layout.value_model(self.policy),
+                self.spec,
+                gradients=self._layout.gradients,
+                ranks=self.ranks,
+                device=self.device,
             )
 
     def _policy_loss(self, denominators: LossDenominators) -> Callable[[MicroBatch], LossOutput]:
         def loss(batch: MicroBatch) -> LossOutput:
-            log_probs, entropy = self._log_probs(self.model, batch, self.spec.sampler.temperature)
             reference = None
             if self._loss.kl_coefficient:
+                # Before the pass that the backward pass follows: with LoRA both are passes of the same divided model.
                 with torch.no_grad():
                     reference = self._reference_log_probs(batch)
+            log_probs, entropy = self.policy(batch, self.spec.sampler.temperature)
+            if batch.idle:
+                return _idle_loss(log_probs)
             return policy_loss(
                 log_probs,
                 batch.advantages,
@@ -243,32 +267,35 @@ class Learner:
         algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
         kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]
-        for cut in self._micro_batches(samples):
-            batch = collate([samples[index] for index in cut], self.device)
+        cuts = self._micro_batches(samples)
+        for position, batch in enumerate(self._cut(samples)):
+            cut = [] if batch.idle else cuts[position]
             counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
             ends = np.cumsum(counts)[:-1]
             if kl_in_reward(self.spec):
-                log_probs, _ = self._log_probs(self.model, batch, temperature)
                 reference = self._reference_log_probs(batch)
+                log_probs, _ = self.policy(batch, temperature)
                 found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
-                _fill_last([kl[index] for index in cut], np.split(found, ends))
+                _fill_last([kl[index] for index in cut], np.split(found, ends) if cut else [])
             if self.critic is not None:
                 found = self.critic.values(batch).cpu().numpy().astype(np.float64)
-                _fill_last([values[index] for index in cut], np.split(found, ends))
+                _fill_last([values[index] for index in cut], np.split(found, ends) if cut else [])
         return TokenEstimates(
             kl if kl_in_reward(self.spec) else None, values if self.critic is not None else None
         )
 
     @torch.no_grad()
     def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
-        log_probs, _ = self._log_probs(self.model, batch, self.spec.sampler.temperature)
+        log_probs, _ = self.policy(batch, self.spec.sampler.temperature)
         return replace(batch, old_log_probs=log_probs)
 
     def _cut(self, samples: Sequence[Trajectory], version: int | None = None) -> list[MicroBatch]:
-        return [
+        """The micro-batches of this rank, and idle ones where others have more."""
+        found = [
             collate([samples[index] for index in cut], self.device, version)
             for cut in self._micro_batches(samples)
         ]
+        return found + [idle_batch(self.device)] * self._layout.idle_passes(len(found))
 
     def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         lengths = [len(sample.tokens) for sample in samples]
@@ -277,7 +304,7 @@ class Learner:
     def _backward(
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
     ) -> dict[str, float]:
-        """Gradients of the global loss into the flat buffer; returns the metrics of all ranks together."""
+        """Gradients of the global loss; returns the metrics of all ranks together."""
         self.training.zero()
         parts: list[dict[str, float]] = []
         for batch in batches:
@@ -289,26 +316,25 @@ class Learner:
 
     def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
         """Of the policy that reinforcement learning began with: with LoRA the base, else a copy that was kept."""
-        temperature = self.spec.sampler.temperature
         if self.spec.learner.lora is not None:
             with self.model.without_lora():  # type: ignore[operator]
-                return self._log_probs(self.model, batch, temperature)[0]
+                return self._found(self.policy, batch)
         assert self.reference is not None, "there is a KL penalty, so a reference was kept"
-        return self._log_probs(self.reference, batch, temperature)[0]
+        return self._found(self.reference, batch)
 
-    def _log_probs(self, model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        with self._precision():
-            hidden = model.hidden_at(  # type: ignore[operator]
-                batch.input_ids, batch.attention_mask, batch.positions, batch.shared
-            )
-            if model.head_weight is None:
-                return token_log_probs(hidden, batch.targets, temperature)
-            return head_token_log_probs(hidden, model.head_weight, batch.targets, temperature)  # type: ignore[arg-type]
+    def _found(self, policy: Policy, batch: MicroBatch) -> Tensor:
+        log_probs: Tensor = policy(batch, self.spec.sampler.temperature)[0]
+        return log_probs
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.spec.model.dtype == "bfloat16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
+
+
+def _idle_loss(log_probs: Tensor) -> LossOutput:
+    """Of a batch from which nothing is learned: zeros for every gradient."""
+    return LossOutput((log_probs * 0).sum(), {})
 
 
 def _fill_last(arrays: Sequence[npt.NDArray[np.float64]], parts: Sequence[npt.NDArray[np.float64]]) -> None:

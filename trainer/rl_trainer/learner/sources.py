@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rl_trainer.learner.rank import Learner
+from rl_trainer.model.rows import whole
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 
 WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
@@ -47,13 +49,16 @@ def sources(learner: Learner) -> dict[str, Callable[[], TensorSource]]:
 
 
 def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    return {name: LazyTensor.of(value) for name, value in state.items()}
+    return {
+        name: LazyTensor(value.dtype, tuple(value.shape), partial(whole, value))
+        for name, value in state.items()
+    }
 
 
 def _on_rank_0(learner: Learner, tensors: Mapping[str, LazyTensor]) -> TensorSource:
-    """Every rank has the same: only the one whose values are used makes them."""
+    """Where every rank has the same, only the one whose values are used makes them; else all of them do, together."""
     source = source_of(tensors)
-    if learner.rank == 0:
+    if learner.rank == 0 or learner.divided:
         return source
 
     def nothing() -> Iterator[tuple[str, Tensor]]:

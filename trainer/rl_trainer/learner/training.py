@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,26 +11,35 @@ from torch import nn
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.schedule import learning_rate
+from rl_trainer.learner.gradients import Gradients
 from rl_trainer.learner.optimizer import AdamW
+
+MakeGradients = Callable[[Sequence[nn.Parameter]], Gradients]
 
 
 class Training:
     """Gradients and optimizer of what `model` lets learn.
-
-    Each parameter's `.grad` is a view of one buffer, so that ranks exchange all of them in one collective, and stays one as
-    long as nobody sets it to None.
 
     Args:
         model: fp32, on `device`.
         spec: the run.
         peak: the learning rate that the schedule begins from.
         limit: norm to which gradients are clipped.
+        gradients: makes the gradients of its parameters.
         ranks: with more than one, `torch.distributed` must be initialised.
-        device: of the buffer.
+        device: of what ranks exchange.
     """
 
     def __init__(
-        self, model: nn.Module, spec: RunSpec, *, peak: float, limit: float, ranks: int, device: torch.device
+        self,
+        model: nn.Module,
+        spec: RunSpec,
+        *,
+        peak: float,
+        limit: float,
+        gradients: MakeGradients,
+        ranks: int,
+        device: torch.device,
     ):
         # What learned before and is frozen now would keep all of its buffer alive by a view.
         model.zero_grad(set_to_none=True)
@@ -39,22 +48,20 @@ class Training:
         self.optimizer = AdamW(named, spec.algorithm.optimizer)
         self.steps = 0
         self._spec, self._peak, self._limit, self._ranks = spec, peak, limit, ranks
-        sizes = [p.numel() for p in self.parameters]
-        self._gradients = torch.zeros(sum(sizes), device=device)
-        for parameter, part in zip(self.parameters, self._gradients.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-            parameter.grad = part.view_as(parameter)
+        self._device = device
+        self._gradients = gradients(self.parameters)
 
     def zero(self) -> None:
         """Forgets the gradients."""
-        self._gradients.zero_()
+        self._gradients.zero()
 
     def over_ranks(self, metrics: Mapping[str, float], maxima: Collection[str] = ()) -> dict[str, float]:
         """Gradients and metrics summed over all ranks; of those in `maxima` the largest. All call it, with equal names."""
+        self._gradients.add_up()
         if self._ranks == 1:
             return dict(metrics)
-        dist.all_reduce(self._gradients)
         names = sorted(metrics)
-        sums = torch.tensor([metrics[name] for name in names], dtype=torch.float64).to(self._gradients.device)
+        sums = torch.tensor([metrics[name] for name in names], dtype=torch.float64).to(self._device)
         largest = sums.clone()
         dist.all_reduce(sums)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -67,11 +74,11 @@ class Training:
 
     def step(self, loss: float, rate: float) -> float | None:
         """Clips and applies the gradient; its norm before. None, and nothing changed, when that or the loss is no number."""
-        norm = float(self._gradients.norm())
+        norm = self._gradients.norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return None
         if norm > self._limit:
-            self._gradients.mul_(self._limit / norm)
+            self._gradients.scale(self._limit / norm)
         self.optimizer.step(rate)
         self.steps += 1
         return norm

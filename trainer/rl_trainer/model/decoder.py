@@ -31,6 +31,7 @@ from rl_trainer.model.lora import (
 )
 from rl_trainer.model.names import Part, check_shapes, fuse, parts
 from rl_trainer.model.packing import Packing
+from rl_trainer.model.rows import Rows, whole
 from rl_trainer.weights.source import LazyTensor
 
 
@@ -134,6 +135,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The whole model. Parameters start as zeros: load weights, or call `initialize`."""
 
+    mixed_types = True
+    """Whether layers take fp32 inputs where their own parameters are of another type, and autocast is on."""
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -234,7 +238,7 @@ class Decoder(nn.Module):
         """The adapters of `add_lora` under the names of the `peft` library, copies."""
         return adapter_state([layer.adapters for layer in self._blocks()], self.config)
 
-    def load_adapter_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_adapter_state(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
         load_adapter_state([layer.adapters for layer in self._blocks()], self.config, tensors)
 
@@ -248,6 +252,18 @@ class Decoder(nn.Module):
         else:
             result = layer(x, *arguments)
         return result
+
+    def parts(self) -> list[nn.Module]:
+        """What is gathered one after the other where ranks divide the parameters between them."""
+        return list(self.layers)
+
+    def new_adapters(self, options: LoraSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """The values, by parameter, that `add_lora` gives adapters; one layer's at a time."""
+        generator = torch.Generator().manual_seed(seed)
+        for index in range(len(self.layers)):
+            made = nn.ModuleDict(adapters(self.config, options, torch.device("cpu"), generator))
+            for name, value in made.named_parameters():
+                yield f"layers.{index}.adapters.{name}", value
 
     @property
     def hidden_size(self) -> int:
@@ -282,9 +298,15 @@ class Decoder(nn.Module):
         """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
         fused = {name: value.detach() for name, value in self.named_parameters()}
         merged = adapted_weights([layer.adapters for layer in self._blocks()])
+        last = {part.fused: part.name for part in parts(self.config)}
+        gathered: dict[str, torch.Tensor] = {}
 
         def make(part: Part) -> torch.Tensor:
-            rows = part.of(fused)
+            if part.fused not in gathered:
+                gathered[part.fused] = whole(fused[part.fused])
+            rows = part.of(gathered)
+            if part.name == last[part.fused]:
+                del gathered[part.fused]
             if part.name in merged:
                 adapter, module = merged[part.name]
                 rows = rows + adapter.change(module)
@@ -295,8 +317,8 @@ class Decoder(nn.Module):
             for part in parts(self.config)
         }
 
-    def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
-        """Copy Hugging Face tensors into the parameters, in place; all or none.
+    def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:
+        """Copy Hugging Face tensors into the parameters, in place; all or none. Of divided ones the rows held here are read.
 
         Raises ModelError that begins with `where` when a tensor is missing, unknown or of another shape.
         """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from rl_api.errors import ModelError
 from rl_trainer.model.config import read_json
 from rl_trainer.model.export import WEIGHTS
+from rl_trainer.model.rows import Rows
 
 INDEX = "model.safetensors.index.json"
 
@@ -65,30 +66,53 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-class TensorFile(Mapping[str, torch.Tensor]):
-    """The tensors of an open safetensors file, each read when it is asked for."""
+class FileRows:
+    """A tensor of an open safetensors file, of which the rows that are asked for are read."""
 
-    def __init__(self, file: Any) -> None:
-        self._file, self._names = file, tuple(file.keys())
+    def __init__(self, found: Any) -> None:
+        self._slice = found
+        self.shape = tuple(found.get_shape())
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
+    def __getitem__(self, rows: slice, /) -> torch.Tensor:
+        found: torch.Tensor = self._slice[rows]
+        return found
+
+
+class TensorFile(Mapping[str, Rows]):
+    """The tensors of open safetensors files, whose rows are read when they are asked for."""
+
+    def __init__(self, files: Sequence[Any]) -> None:
+        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+
+    def __getitem__(self, name: str) -> Rows:
+        file = self._files[name]
+        found = file.get_slice(name)
+        rows: Rows = FileRows(found) if found.get_shape() else file.get_tensor(name)
+        return rows
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._files)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._files)
 
 
 @contextmanager
 def opened_tensors(folder: Path, name: str) -> Iterator[TensorFile]:
     """The file `name` of a folder, within the block; errors as of `read_tensors`."""
     with _named(folder, folder / name), safe_open(folder / name, framework="pt") as file:
-        yield TensorFile(file)
+        yield TensorFile([file])
+
+
+@contextmanager
+def opened_weights(folder: Path) -> Iterator[TensorFile]:
+    """All weights of a folder, within the block; errors as of `read_tensors`."""
+    with ExitStack() as stack:
+        files = []
+        for file in weight_files(folder):
+            stack.enter_context(_named(folder, file))
+            files.append(stack.enter_context(safe_open(file, framework="pt")))
+        yield TensorFile(files)
 
 
 @contextmanager

@@ -83,7 +83,9 @@ def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm with weight over the last dimension: [..., H] -> [..., H]."""
+    """RMS norm with weight over the last dimension: [..., H] -> [..., H]; in fp32 where x is, whatever the weight's type."""
+    if x.dtype == torch.float32 != weight.dtype:
+        weight = weight.float()
     if x.device.type == "cpu" and x.dtype == torch.float32:
         if torch.is_grad_enabled():
             return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]

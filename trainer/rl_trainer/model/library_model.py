@@ -5,9 +5,10 @@ Importing the library takes seconds of CPU time, so this module is imported only
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from torch import nn
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
+from rl_trainer.model.folder import read_shapes
+from rl_trainer.model.library_names import loading_plan, note_conversions, saved_tensors
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
+from rl_trainer.model.rows import Rows, fill, whole
 from rl_trainer.weights.source import LazyTensor
 
 
@@ -30,6 +34,8 @@ class LibraryModel(nn.Module):
     """
 
     head_weight = None
+    mixed_types = False
+    """See `Decoder`: families differ in this too."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -53,12 +59,26 @@ class LibraryModel(nn.Module):
                 str(folder), dtype=dtype, trust_remote_code=False, use_safetensors=True
             )
         except Exception as error:  # every family raises its own kinds
-            lines = str(error).strip().splitlines()
-            raise ModelError(
-                f"model folder {folder}: neither the built-in decoder nor the Hugging Face library can open it "
-                f"({lines[0] if lines else type(error).__name__})"
-            ) from None
+            raise _unopened(folder, error) from None
         return cls(model.to(device).eval())
+
+    @classmethod
+    def empty(cls, folder: str | Path) -> LibraryModel:
+        """The same model, fp32, with parameters on torch's device `meta`; buffers are computed. ModelError as of `open`."""
+        import accelerate
+        import transformers
+
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+            with accelerate.init_empty_weights(include_buffers=False):
+                model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    config, dtype=torch.float32, trust_remote_code=False
+                )
+        except Exception as error:  # every family raises its own kinds
+            raise _unopened(folder, error) from None
+        model.tie_weights()
+        note_conversions(model, read_shapes(Path(folder)))
+        return cls(model.eval())
 
     @property
     def vocab_size(self) -> int:
@@ -139,8 +159,33 @@ class LibraryModel(nn.Module):
         )
         self.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
             self.model.add_adapter(config)
+        parameters = dict(self.named_parameters())
+        for name, value in self.new_adapters(options, seed):
+            if not parameters[name].is_meta:
+                fill(parameters[name], value)
+
+    def new_adapters(self, options: LoraSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `Decoder.new_adapters`."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if ".lora_A." in name:
+                # Kaiming's uniform with a = sqrt(5), as peft's.
+                drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
+                yield name, drawn / math.sqrt(parameter.shape[1])
+            elif ".lora_B." in name:
+                yield name, torch.zeros(parameter.shape)
+
+    def parts(self) -> list[nn.Module]:
+        """As `Decoder.parts`: the library's own list of what is never split; ModelError for a family without one."""
+        kinds = set(self.model._no_split_modules or ())
+        found = [module for module in self.model.modules() if type(module).__name__ in kinds]
+        if not found:
+            raise ModelError(
+                f"spec.learner.parallelism: found fsdp2, but the library does not say which layers of "
+                f"{type(self.model).__name__} belong together, allowed: ddp"
+            )
+        return found
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
@@ -153,59 +198,97 @@ class LibraryModel(nn.Module):
 
     def adapter_state(self) -> dict[str, torch.Tensor]:
         """The adapters of `add_lora` under the names of the `peft` library, copies."""
-        state = self.model.get_adapter_state_dict()
-        return {PEFT_PREFIX + name: value.detach().cpu().clone() for name, value in state.items()}
+        return {name: whole(value).cpu().clone() for name, value in self._adapters().items()}
 
-    def load_adapter_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    @torch.no_grad()
+    def load_adapter_state(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
-        from peft import set_peft_model_state_dict
+        for name, value in self._adapters().items():
+            fill(value, tensors[name])
 
-        names = self.model.get_adapter_state_dict()
-        set_peft_model_state_dict(self.model, {name: tensors[PEFT_PREFIX + name] for name in names})
+    def _adapters(self) -> dict[str, torch.Tensor]:
+        return {
+            PEFT_PREFIX + name.replace(".default.", "."): value
+            for name, value in self.model.named_parameters()
+            if ".lora_" in name
+        }
 
     def hf_state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters under Hugging Face names, detached, tied ones once, LoRA's merged; most share memory with the model."""
+        """Parameters under the names that files have, detached, tied ones once, LoRA's merged; most share memory with the
+        model.
+        """
         return {name: tensor.make() for name, tensor in self.hf_tensors().items()}
 
     def hf_tensors(self) -> dict[str, LazyTensor]:
         """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
         tied = self._tied()
-        found = {
-            name.replace(".base_layer.", "."): LazyTensor.of(value.detach())
-            for name, value in self.model.state_dict().items()
-            if name not in tied and ".lora_" not in name
-        }
+        modules = dict(self.model.named_modules())
+        own: dict[str, LazyTensor] = {}
+        for name, value in self.model.state_dict().items():
+            if name in tied or ".lora_" in name:
+                continue
+            make = partial(whole, value)
+            module = modules[name.rpartition(".")[0].removesuffix(".base_layer")]
+            if name.endswith(".base_layer.weight"):
+                make = partial(_merged, value, module)
+            own[_plain(name)] = LazyTensor(value.dtype, tuple(value.shape), make)
+        return saved_tensors(self.model, own)
 
-        def merged(weight: LazyTensor, module: Any) -> torch.Tensor:
-            both: torch.Tensor = weight.make() + module.get_delta_weight("default").detach()
-            return both
+    def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:
+        """Copy tensors into the parameters, in place, through the library's own mapping of names; of divided parameters the
+        rows held here are read.
 
-        for name, module in self.model.named_modules():
-            if hasattr(module, "get_delta_weight"):
-                weight = found[f"{name}.weight"]
-                found[f"{name}.weight"] = replace(weight, make=partial(merged, weight, module))
-        return found
-
-    def load_hf_state_dict(self, tensors: Mapping[str, torch.Tensor], where: str = "weights") -> None:
-        """Copy tensors into the parameters, in place; ModelError when one is missing, unknown or of another shape."""
+        Raises ModelError when a tensor is missing, unknown or of another shape.
+        """
         tied = self._tied()
         own = {name: value for name, value in self.model.state_dict().items() if name not in tied}
-        given = {name: value for name, value in tensors.items() if name not in tied}
-        check_same(_shapes(own), _shapes(given), where)
-        with torch.no_grad():
-            for name, value in own.items():
-                value.copy_(given[name])
+        plain, converted = loading_plan(self.model, tensors)
+        # Computed by the model itself, where a file does not hold them.
+        computed = {name for name, _ in self.model.named_buffers()} - plain.keys()
+        found = {target: tuple(tensors[name].shape) for target, name in plain.items()}
+        for one in converted:
+            found.update({target: tuple(own[target].shape) for target in one.targets(self.model, tensors)})
+        ignored = [re.compile(pattern) for pattern in self.model._keys_to_ignore_on_load_unexpected or ()]
+        known = {
+            name: shape
+            for name, shape in found.items()
+            if name in own or not (name in tied or any(pattern.search(name) for pattern in ignored))
+        }
+        expected = {name: tuple(value.shape) for name, value in own.items() if name not in computed}
+        check_same(expected, known, where)
+        for target, name in plain.items():
+            if target in own:
+                fill(own[target], tensors[name])
+        for one in converted:
+            for target, value in one.make(self.model, tensors).items():
+                fill(own[target], value)
 
     def _tied(self) -> set[str]:
-        """Names that share memory with an earlier one: published and saved once."""
-        seen: dict[int, str] = {}
+        """Names of parameters that have an earlier name: published and saved once."""
+        seen: set[int] = set()
         tied = set()
-        for name, value in self.model.state_dict().items():
-            if value.data_ptr() in seen and value.numel():
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            if id(value) in seen:
                 tied.add(name)
-            seen.setdefault(value.data_ptr(), name)
+            seen.add(id(value))
         return tied
 
 
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
+def _unopened(folder: str | Path, error: Exception) -> ModelError:
+    lines = str(error).strip().splitlines()
+    return ModelError(
+        f"model folder {folder}: neither the built-in decoder nor the Hugging Face library can open it "
+        f"({lines[0] if lines else type(error).__name__})"
+    )
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter without `peft`'s layer around it."""
+    return name.replace(".base_layer.", ".")
+
+
+def _merged(base: torch.Tensor, module: Any) -> torch.Tensor:
+    """A weight with its adapter's change, which `peft` adds in the same way."""
+    a, b = (whole(side["default"].weight) for side in (module.lora_A, module.lora_B))
+    change: torch.Tensor = b @ a * module.scaling["default"]
+    return whole(base) + (change.T if module.fan_in_fan_out else change)

@@ -12,7 +12,7 @@ import torch
 
 from rl_api.errors import ModelError
 from rl_api.run import TinyModelSpec
-from rl_trainer.model.config import UnsupportedModelError, read_json
+from rl_trainer.model.config import UnsupportedModelError, read_config, read_json
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.folder import weight_files
@@ -80,6 +80,17 @@ def load_model(
         return load_decoder(folder, dtype, device)
     except UnsupportedModelError:
         return LibraryModel.open(folder, dtype, device)
+
+
+def empty_model(folder: str | Path) -> Decoder | LibraryModel:
+    """The model of a folder whose parameters, fp32, have no memory yet: they are on torch's device `meta`.
+
+    Raises ModelError as `load_model`, as far as that can be told without the weights.
+    """
+    try:
+        return Decoder(read_config(folder), device="meta")
+    except UnsupportedModelError:
+        return LibraryModel.empty(folder)
 
 
 def _looks_local(source: str) -> bool:

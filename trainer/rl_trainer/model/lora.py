@@ -18,6 +18,7 @@ from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.names import Projection, deinterleave, interleave, projections
+from rl_trainer.model.rows import Rows, fill, whole
 
 PEFT_PREFIX = "base_model.model."
 """What `peft` puts before the Hugging Face name of the adapted module."""
@@ -76,8 +77,7 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def change(self, module: str) -> torch.Tensor:
         """(alpha / rank) B A of an adapted projection: [rows, in], its rows as the fused matrix has them."""
-        change: torch.Tensor = self.b[module] @ self.a[module] * self.scale
-        return change
+        return whole(self.b[module]) @ whole(self.a[module]) * self.scale
 
 
 def adapters(
@@ -103,21 +103,19 @@ def adapter_state(layers: Sequence[Layer], config: DecoderConfig) -> dict[str, t
     """All adapters under `peft`'s names, copies, on the CPU."""
     state = {}
     for name, part, a, b in _pairs(layers):
-        rows = deinterleave(b, config.head_dim) if part.turned else b
-        state[f"{name}.lora_A.weight"] = a.detach().cpu().clone()
-        state[f"{name}.lora_B.weight"] = rows.detach().cpu().clone()
+        rows = deinterleave(whole(b), config.head_dim) if part.turned else whole(b)
+        state[f"{name}.lora_A.weight"] = whole(a).cpu().clone()
+        state[f"{name}.lora_B.weight"] = rows.cpu().clone()
     return state
 
 
 @torch.no_grad()
-def load_adapter_state(
-    layers: Sequence[Layer], config: DecoderConfig, tensors: Mapping[str, torch.Tensor]
-) -> None:
+def load_adapter_state(layers: Sequence[Layer], config: DecoderConfig, tensors: Mapping[str, Rows]) -> None:
     """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
     for name, part, a, b in _pairs(layers):
-        a.copy_(tensors[f"{name}.lora_A.weight"])
-        rows = tensors[f"{name}.lora_B.weight"]
-        b.copy_(interleave(rows, config.head_dim) if part.turned else rows)
+        fill(a, tensors[f"{name}.lora_A.weight"])
+        rows = tensors[f"{name}.lora_B.weight"][:]
+        fill(b, interleave(rows, config.head_dim) if part.turned else rows)
 
 
 def _pairs(layers: Sequence[Layer]) -> Iterator[tuple[str, Projection, torch.Tensor, torch.Tensor]]:

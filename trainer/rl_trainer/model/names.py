@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
+from rl_trainer.model.rows import Rows, fill_part
 
 # Written by old library versions; they are computed, not learned.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -158,13 +160,20 @@ def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def fuse(
-    config: DecoderConfig, tensors: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]
-) -> None:
-    """Copy Hugging Face tensors into the fused parameters `target`, in place.
+def fuse(config: DecoderConfig, tensors: Mapping[str, Rows], target: Mapping[str, torch.Tensor]) -> None:
+    """Copy Hugging Face tensors into the fused parameters `target`, in place: of divided ones the rows held here.
 
     Names and shapes must have been checked. Values are converted to the target's dtype and device.
     """
     for part in parts(config):
-        rows = tensors[part.name]
-        part.of(target).copy_(interleave(rows, config.head_dim) if part.turned else rows)
+        read = partial(_read, tensors[part.name], config.head_dim if part.turned else None)
+        fill_part(target[part.fused], part.first, part.first + part.shape[0], read)
+
+
+def _read(tensor: Rows, head_dim: int | None, first: int, last: int) -> torch.Tensor:
+    """Rows of a tensor, interleaved within heads of `head_dim` rows unless that is None."""
+    if head_dim is None:
+        return tensor[first:last]
+    start = first // head_dim * head_dim  # whole heads
+    heads = interleave(tensor[start : -(-last // head_dim) * head_dim], head_dim)
+    return heads[first - start : last - start]

@@ -21,9 +21,9 @@ def bundles(
 
     Args:
         spec: the run.
-        gpus: GPUs that the Ray cluster has. One each for learners, then for each sampler as many as it has parts, where
-            there are enough for all of them and `sampler.resources.accelerators` does not say otherwise. Where there is
-            none, CPUs do, with a core for each part.
+        gpus: GPUs that the Ray cluster has. One each for learner processes, unless `learner.resources.accelerators` is 0,
+            then for each sampler as many as it has parts, where there are enough for all of them and
+            `sampler.resources.accelerators` does not say otherwise. Where there is none, CPUs do, with a core for each part.
         marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
             resource of that name. Where the head has one, the others get them too, if only later.
         samplers: how many; None: `sampler.replicas`.
@@ -37,17 +37,21 @@ def bundles(
     def mark(role: str) -> str | None:
         return role if role in marked or "head" in marked else None
 
-    learners = spec.learner.replicas
+    learners = spec.learner.ranks
     samplers = spec.sampler.replicas if samplers is None else samplers
     resources = spec.sampler.resources
     own = gpus_of or {}
     for_learners = own.get("learner", gpus)
-    if 0 < for_learners < learners:
+    asked = spec.learner.resources
+    learner_gpus = 1.0 if for_learners else 0.0
+    if asked is not None and asked.accelerators is not None:
+        learner_gpus = float(asked.accelerators > 0)
+    if 0 < for_learners < learners * learner_gpus:
         raise PlacementError(
             f"placement: {learners} learners need a GPU each, and found {for_learners:g}; set learner.replicas to "
-            f"{for_learners:g}, add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
+            f"{for_learners // spec.learner.ranks_per_replica:g}, add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train "
+            "on CPUs"
         )
-    learner_gpus = 1.0 if for_learners else 0.0
     for_samplers = own.get("sampler", gpus - learners * learner_gpus)
     each = spec.sampler.devices
     sampler_gpus = float(each) if for_samplers >= samplers * each else 0.0

@@ -183,7 +183,7 @@ class Checkpoints:
             adapter=adapter if adapter in files else None,
             critic=CRITIC if CRITIC in files else None,
         )
-        ranks = range(self.spec.learner.replicas)
+        ranks = range(self.spec.learner.ranks)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in files else None for name in names]
         payloads = unpack_payloads(checkpoint.read("groups.npz"))

@@ -136,6 +136,14 @@ def test_what_fits(sampler: dict[str, Any], accelerators: int) -> None:
             "spec.sampler.resources.accelerators: found 2, allowed: 0 on pool cpu, without accelerators",
         ),
         (
+            {"learner": {"pools": ["cpu"], "resources": {"accelerators": 2}}},
+            "spec.learner.resources.accelerators: found 2, allowed: 0 on pool cpu, without accelerators",
+        ),
+        (
+            {"learner": {"resources": {"accelerators": 16}}},
+            "spec.learner.resources.accelerators: found 16, allowed: at most 8, what a node of pool h100 has",
+        ),
+        (
             {"sampler": {"tensorParallelSize": 16}},
             "spec.sampler.tensorParallelSize: found 16, allowed: at most 8, what a node of pool h100 has",
         ),

@@ -33,6 +33,11 @@ def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
         ({"trainer": PROGRAM | {"resources": {"cpu": 2.5}}}, "head", ("2500m", 3, "2Gi", 0)),
         ({"learner": {"threads": 3}}, "learner", ("3", 3, "16Gi", 1)),
         ({"learner": {"threads": 3, "pools": ["cpu"]}}, "learner", ("200m", 3, "1536Mi", 0)),
+        (
+            {"learner": {"threads": 2, "resources": {"accelerators": 4, "memory": "90Gi"}}},
+            "learner",
+            ("8", 8, "90Gi", 4),
+        ),
         ({"sampler": {"threads": 3}}, "sampler", ("3", 3, "16Gi", 1)),
         ({"sampler": {"threads": 3, "pools": ["cpu"]}}, "sampler", ("200m", 3, "1536Mi", 0)),
         ({"sampler": {"threads": 3, "resources": {"cpu": 0.25}}}, "sampler", ("250m", 3, "16Gi", 1)),

@@ -1,0 +1,119 @@
+"""Learners that divide a model between them (FSDP2 over gloo): the numbers of one process, whatever is divided how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from divided_learners import Case, Outcome, Ranks, run
+from library_models import made_once
+from safetensors import safe_open
+from small_families import save_small
+
+from rl_trainer.model.folder import read_shapes
+
+FSDP = {"parallelism": "fsdp2"}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    group = Ranks(4, tmp_path_factory.mktemp("rendezvous"))
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return made_once(tmp_path_factory, save_small)
+
+
+def close(found: Outcome, expected: Outcome) -> None:
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5, atol=1e-5)
+    assert found.weights.keys() == expected.weights.keys()
+    for name, value in expected.weights.items():
+        np.testing.assert_allclose(found.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+KL = {"kl": {"coefficient": 0.05}}
+LORA = {"lora": {"rank": 3, "alpha": 6, "targetModules": ["q_proj", "v_proj", "o_proj"]}}
+PPO = {"name": "ppo", "miniBatches": 2, "critic": {"learningRate": 3e-3}}
+IN_REWARD = {"kl": {"coefficient": 0.05, "placement": "reward"}}
+AGAIN = {"activationCheckpointing": True}
+CASES = [
+    # family, ranks, ranks that share a copy, learner, algorithm, ranks with samples
+    ("llama", 4, 2, LORA, KL, 3),
+    ("llama", 3, 1, {}, {}, None),
+    ("llama", 3, None, AGAIN, {**PPO, **IN_REWARD}, 1),
+    ("qwen3", 4, None, {}, KL, None),
+    ("qwen3", 2, None, {**LORA, **AGAIN}, {**PPO, **IN_REWARD}, None),
+    ("gemma", 2, None, {}, KL, 1),
+    ("gemma", 2, None, AGAIN, PPO, None),
+    ("phi3", 4, 2, AGAIN, KL, None),
+    ("gpt2", 2, None, {**AGAIN, "lora": {"rank": 2, "targetModules": ["c_attn", "c_proj"]}}, KL, 1),
+    ("gpt2", 2, 1, {}, PPO, None),
+    ("qwen3-moe", 2, None, {}, KL, 1),
+    ("qwen3-moe", 4, 2, {**LORA, **AGAIN}, IN_REWARD, None),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "size", "learner", "algorithm", "busy"), CASES)
+def test_every_family_learns_divided_as_it_does_whole(
+    ranks, family, name, count, size, learner, algorithm, busy
+):
+    case = Case(family(name), learner, algorithm, warm="lora" not in learner)
+    expected = run(case, 0, 1)
+    divided = replace(case, learner={**learner, **FSDP, "fsdpSize": size}, busy=busy)
+    found = ranks(divided, count)
+    for one in found:
+        close(one, expected)
+    for array, other in zip(found[0].estimates, expected.estimates, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+    # Nobody holds more than its share, but for rows that do not divide.
+    share = size or count
+    assert all(one.held < expected.held / share * 1.5 for one in found)
+    assert sum(one.held for one in found) == expected.held * count // share
+
+
+@pytest.mark.parametrize(
+    ("name", "learner", "algorithm"),
+    [("llama", LORA, KL), ("qwen3", {}, {**PPO, **IN_REWARD}), ("qwen3-moe", LORA, KL)],
+)
+def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name, learner, algorithm):
+    learner = {**learner, **FSDP}
+    case = Case(family(name), learner, algorithm)
+    straight = ranks(case, 2)[0]
+    begun = replace(case, steps=3, saved=tmp_path / "saved")
+    ranks(begun, 2)
+    assert read_shapes(tmp_path / "saved") == read_shapes(case.folder)
+    rest = replace(case, first=3, resumed=tmp_path / "saved")
+    same = ranks(rest, 2)[0]
+    assert (same.losses, same.norms) == (straight.losses[3:], straight.norms[3:])
+    for kind, value in straight.weights.items():
+        assert np.array_equal(same.weights[kind], value), kind
+    more = ranks(replace(rest, learner={**learner, "fsdpSize": 2}), 4)[0]
+    alone = run(rest, 0, 1)
+    for other in (more, alone):
+        close(other, replace(straight, losses=straight.losses[3:], norms=straight.norms[3:]))
+
+
+def test_what_one_process_saved_is_gone_on_from_divided(ranks, family, tmp_path):
+    case = Case(family("qwen3-moe"))
+    straight = run(case, 0, 1)
+    run(replace(case, steps=2, saved=tmp_path / "saved"), 0, 1)
+    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
+        assert "model.layers.1.mlp.experts.2.down_proj.weight" in file.keys()  # noqa: SIM118 - names of files
+    rest = ranks(replace(case, learner=FSDP, first=2, resumed=tmp_path / "saved"), 3)[0]
+    close(rest, replace(straight, losses=straight.losses[2:], norms=straight.norms[2:]))
+
+
+@pytest.mark.parametrize(("name", "learner"), [("llama", LORA), ("gpt2", AGAIN), ("qwen3-moe", {})])
+def test_layers_that_are_gathered_in_bfloat16_learn_the_same_but_for_rounding(ranks, family, name, learner):
+    case = Case(family(name), learner, KL, {"dtype": "bfloat16"}, steps=1)
+    expected = run(case, 0, 1)
+    found = ranks(replace(case, learner={**learner, **FSDP}), 2)[1]
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=0.03)
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=0.03)

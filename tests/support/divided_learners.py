@@ -1,0 +1,235 @@
+"""Learners of several ranks in processes of this machine, which stay for many cases: starting them takes seconds."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from safetensors.torch import save_file
+from trajectories import sampled
+
+from rl_api import RunSpec
+from rl_trainer.algorithms.denominators import LossDenominators
+from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, sources
+from rl_trainer.model import export
+from rl_trainer.model.folder import opened_tensors
+from rl_trainer.model.rows import whole
+from rl_trainer.trajectory import Trajectory
+
+DEADLINE = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A short run: steps `first` up to `steps`.
+
+    `busy`: so many ranks have samples, the others none; None: all have. `saved`: the folder that is written at the end;
+    `resumed`: the one that is gone on from. `warm`: whether a supervised step comes first.
+    """
+
+    folder: Path
+    learner: dict[str, object] = field(default_factory=dict)
+    algorithm: dict[str, object] = field(default_factory=dict)
+    model: dict[str, object] = field(default_factory=dict)
+    steps: int = 5
+    busy: int | None = None
+    first: int = 0
+    warm: bool = False
+    saved: Path | None = None
+    resumed: Path | None = None
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run."""
+        # AdamW makes steps of full length of the rounding that is all of some gradients, with the usual epsilon.
+        optimizer = {"epsilon": 1e-4}
+        return RunSpec.model_validate(
+            {
+                "model": {"source": str(self.folder), **self.model},
+                "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+                "algorithm": {
+                    "learningRate": 3e-3,
+                    "optimizer": optimizer,
+                    "gradientClip": 0.5,
+                    **self.algorithm,
+                },
+                "learner": {"tokensPerMicroBatch": 40, **self.learner},
+                "stop": {"maxSteps": 10},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave: losses and gradient norms by step, weights (and the critic's) at the end, estimates of samples."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, np.ndarray]
+    estimates: list[np.ndarray]
+    held: int
+    """Numbers that this rank keeps of the policy."""
+
+
+def samples(count: int, seed: int, *, valued: bool = False) -> list[Trajectory]:
+    """Random trajectories, with returns and values where there is a critic."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(6, 20))
+        mask = np.zeros(length, dtype=np.bool_)
+        mask[4:] = True
+        log_probs = rng.normal(-4.2, 0.1, length - 4).astype(np.float32)
+        advantage: Any = float(rng.normal())
+        if valued:
+            returns, values = rng.normal(size=length - 4), rng.normal(size=length - 4) * 0.1
+            advantage = ValueTargets(
+                (returns - values).astype(np.float32), returns.astype(np.float32), values.astype(np.float32)
+            )
+        made.append(sampled(rng.integers(3, 60, length).astype(np.int32), mask, log_probs, advantage))
+    return made
+
+
+def run(case: Case, rank: int, ranks: int) -> Outcome:
+    """The run on this rank."""
+    torch.set_num_threads(1)
+    spec = case.spec
+    learner = Learner(case.resumed or case.folder, spec, rank=rank, ranks=ranks)
+    if case.warm:
+        batch = samples(3, 1000)
+        denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
+        learner.supervise(batch[rank::ranks], denominators, 1e-3)
+    if case.resumed is None:
+        learner.start_reinforcement()
+    else:
+        resume(learner, case.folder, case.resumed)
+    losses, norms, estimates = [], [], []
+    busy = case.busy or ranks
+    for step in range(case.first, case.steps):
+        parts = []
+        for part in range(spec.algorithm.mini_batches):
+            batch = samples(7, 10 * step + part, valued=learner.critic is not None)
+            denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
+            parts.append(MiniBatch(batch[rank::busy] if rank < busy else [], denominators))
+        result = learner.update(parts)
+        losses.append(result.metrics["loss"])
+        norms.append(result.grad_norm)
+    if case.saved is not None:
+        save(learner, case.folder, case.saved)
+    found = learner.token_estimates(samples(3, 99)[: 3 if rank == 0 else 1])
+    for arrays in (found.kl, found.values):
+        if arrays is not None:
+            estimates.append(np.concatenate(arrays[:3]))
+    held = sum(
+        p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in learner.model.parameters()
+    )
+    return Outcome(losses, norms, weights(learner), estimates, held)
+
+
+def save(learner: Learner, base: Path, folder: Path) -> None:
+    """What a checkpoint holds, from rank 0, with the others' help."""
+    for name, source in sources(learner).items():
+        tensors = {key: value.cpu().clone() for key, value in source().items()}
+        if learner.rank == 0:
+            folder.mkdir(exist_ok=True)
+            save_file(tensors, folder / (export.WEIGHTS if name == WEIGHTS else f"{name}.safetensors"))
+    if learner.rank == 0:
+        shutil.copyfile(base / "config.json", folder / "config.json")
+        (folder / "steps").write_text(str(learner.training.steps))
+
+
+def resume(learner: Learner, initial: Path, folder: Path) -> None:
+    """Takes up what `save` wrote, as `LearnerActor.restore` does."""
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(opened_tensors(folder, f"{name}.safetensors"))
+            for name in (OPTIMIZER, ADAPTER, CRITIC)
+            if (folder / f"{name}.safetensors").is_file()
+        }
+        learner.resume(initial, files.get(ADAPTER))
+        learner.training.optimizer.load(files[OPTIMIZER])
+        learner.training.steps = int((folder / "steps").read_text())
+        learner.load_critic(files.get(CRITIC))
+
+
+def weights(learner: Learner) -> dict[str, np.ndarray]:
+    """Parameters of policy and critic, whole."""
+    models = {"policy": learner.model}
+    if learner.critic is not None:
+        models["critic"] = learner.critic.model
+    return {
+        f"{kind}/{name}": whole(parameter).cpu().numpy().copy()
+        for kind, model in models.items()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _serve(rank: int, calls: Connection) -> None:
+    torch.set_num_threads(1)
+    while (call := calls.recv()) is not None:
+        function, case, ranks, store = call
+        try:
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+            try:
+                calls.send((function(case, rank, ranks), None))
+            finally:
+                dist.destroy_process_group()
+        except BaseException:
+            calls.send((None, traceback.format_exc()))
+
+
+class Ranks:
+    """Processes that run cases; to be closed."""
+
+    def __init__(self, count: int, folder: Path):
+        self._count, self._folder, self._calls = count, folder, 0
+        self._start()
+
+    def _start(self) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._processes, self._ends = [], []
+        for rank in range(self._count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._processes.append(process)
+            self._ends.append(ours)
+
+    def __call__(
+        self, case: Any, ranks: int, function: Callable[[Any, int, int], Any] = run
+    ) -> Sequence[Any]:
+        """What `function(case, rank, ranks)` gives on each of the first `ranks` processes, which make a process group."""
+        self._calls += 1
+        store = self._folder / f"store-{self._calls}"
+        for end in self._ends[:ranks]:
+            end.send((function, case, ranks, store))
+        found = []
+        for rank, end in enumerate(self._ends[:ranks]):
+            if not end.poll(DEADLINE):
+                raise TimeoutError(f"rank {rank} of {ranks} gave nothing within {DEADLINE:.0f} s: {case}")
+            result, error = end.recv()
+            if error is not None:
+                self.close()  # the others may wait for this one
+                self._start()
+                raise AssertionError(f"rank {rank} of {ranks}: {error}")
+            found.append(result)
+        return found
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()

@@ -1,0 +1,105 @@
+"""A model that is divided over the ranks, of which here is one: the layout's own work, and what learns from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from divided_learners import Case, run
+from library_models import made_once
+from small_families import save_small
+
+from rl_api.errors import ModelError
+from rl_trainer.learner import rank
+from rl_trainer.learner.batch import idle_batch
+from rl_trainer.learner.host_memory import give_back_freed_memory
+from rl_trainer.learner.layout import DividedLayout, WholeLayout, layout_of
+from rl_trainer.learner.rank import Learner
+from rl_trainer.learner.sources import sources
+from rl_trainer.model.library_model import LibraryModel
+
+LORA = {"lora": {"rank": 3, "targetModules": ["q_proj", "o_proj"]}}
+PPO = {"name": "ppo", "miniBatches": 2, "kl": {"coefficient": 0.05, "placement": "reward"}}
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return made_once(tmp_path_factory, save_small)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def divided(spec: Any, *, ranks: int, **options: Any) -> DividedLayout:
+    return DividedLayout(ranks, ranks, checkpointing=spec.activation_checkpointing, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "learner", "algorithm"),
+    [
+        ("llama", {}, PPO),
+        ("llama", {**LORA, "activationCheckpointing": True}, {"kl": {"coefficient": 0.05}}),
+        ("qwen3-moe", LORA, PPO),
+    ],
+)
+def test_one_rank_of_a_divided_model_is_a_whole_one(
+    alone: None, family: Any, monkeypatch: pytest.MonkeyPatch, name: str, learner: Any, algorithm: Any
+):
+    case = Case(family(name), learner, algorithm, steps=2)
+    whole = run(case, 0, 1)
+    monkeypatch.setattr(rank, "layout_of", divided)
+    found = run(case, 0, 1)
+    assert found.losses == pytest.approx(whole.losses, abs=1e-5)
+    assert found.held == whole.held
+    for key, value in whole.weights.items():
+        assert found.weights[key] == pytest.approx(value, abs=1e-5), key
+
+
+def test_an_idle_batch_changes_nothing_but_that_gradients_are_there(
+    alone: None, family: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rank, "layout_of", divided)
+    learner = Learner(family("llama"), Case(family("llama"), {}, PPO).spec)
+    learner.start_reinforcement()
+    assert learner.divided
+    learner.training.zero()
+    log_probs, _ = learner.policy(idle_batch(), 1.0)
+    (log_probs * 0).sum().backward()
+    assert all(p.grad is not None and not p.grad.to_local().any() for p in learner.training.parameters)
+    assert learner._cut([])[0].idle
+    result = learner.update([rank.MiniBatch([], rank.LossDenominators.from_lengths([]))])
+    assert result.grad_norm == 0.0
+    assert {key: len(source().shapes) > 0 for key, source in sources(learner).items()} == {
+        "weights": True,
+        "optimizer": True,
+        "critic": True,
+    }
+
+
+def test_what_the_run_asks_for_is_chosen(alone: None):
+    options = {"device": torch.device("cpu"), "dtype": torch.float32, "precision": None}
+    spec = Case(Path("x"), {"parallelism": "fsdp2"}).spec.learner
+    make = partial(layout_of, **options)
+    assert isinstance(make(spec, ranks=1), WholeLayout), "one rank has nothing to divide"
+    assert isinstance(make(Case(Path("x")).spec.learner, ranks=4), WholeLayout)
+
+
+def test_a_family_without_a_list_of_layers_is_refused(family: Any, monkeypatch: pytest.MonkeyPatch):
+    model = LibraryModel.open(family("gpt2"))
+    monkeypatch.setattr(model.model, "_no_split_modules", None)
+    with pytest.raises(ModelError, match=r"learner\.parallelism: found fsdp2, .* GPT2LMHeadModel belong"):
+        model.parts()
+
+
+def test_freed_memory_is_given_back_where_the_library_can():
+    give_back_freed_memory()

@@ -1,0 +1,44 @@
+"""The policy as one module: log-probs and entropy of the trained tokens of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from torch import Tensor, nn
+
+from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
+from rl_trainer.learner.batch import MicroBatch
+
+Precision = Callable[[], AbstractContextManager[object]]
+"""Makes the context that a forward pass runs in."""
+
+
+class Policy(nn.Module):
+    """A model and the head's log-softmax in one `forward`, so that a divided model is gathered for the head as for a layer.
+
+    `model`: a `Decoder` or `LibraryModel`.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision):
+        super().__init__()
+        self.model, self.precision = model, precision
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs [N] of the targets and entropies [N] of their distributions, both fp32."""
+        model = self.model
+        with self.precision():
+            hidden = model.hidden_at(  # type: ignore[operator]
+                batch.input_ids, batch.attention_mask, batch.positions, batch.shared
+            )
+            if model.head_weight is None:
+                log_probs, entropy = token_log_probs(hidden, batch.targets, temperature)
+            else:
+                log_probs, entropy = head_token_log_probs(
+                    hidden,
+                    model.head_weight,  # type: ignore[arg-type]
+                    batch.targets,
+                    temperature,
+                )
+        # Not the views that these are: FSDP2 warns of them.
+        return log_probs.clone(), entropy.clone()

@@ -1,0 +1,76 @@
+"""Parameters of which this process holds some rows only, as FSDP2 divides them, and whole ones, behind the same functions.
+
+A divided parameter is a DTensor whose first dimension is cut over the last dimension of its mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Rows(Protocol):
+    """What rows are read from: a tensor, or one in a file of which only the rows asked for are read."""
+
+    @property
+    def shape(self) -> Any:
+        """Sizes of the whole tensor."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Rows `rows.start` up to `rows.stop` of it."""
+        ...
+
+
+def is_divided(tensor: Tensor) -> bool:
+    """Whether this process holds some rows of `tensor` only."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows that this process holds, detached and in the same memory; of a tensor that is not divided all."""
+    found: Any = tensor.detach()
+    rows: Tensor = found.to_local() if is_divided(found) else found
+    return rows
+
+
+def first_row(tensor: Tensor) -> int:
+    """Which row of the whole tensor is the first of `local`."""
+    if not is_divided(tensor):
+        return 0
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    parts, part = int(mesh.size(mesh.ndim - 1)), int(mesh.get_local_rank(mesh.ndim - 1))
+    # As torch.chunk cuts: all parts but the last ones are as large as the first.
+    rows: int = tensor.shape[0]
+    return min(rows, -(-rows // parts) * part)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of `tensor`, detached. Of a divided one a copy, which all processes that hold rows of it must ask for together."""
+    found: Any = tensor.detach()
+    made: Tensor = found.full_tensor() if is_divided(found) else found
+    return made
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, source: Rows) -> None:
+    """Copies the rows that this process holds from the whole tensor `source`, of the same shape."""
+    if not is_divided(tensor):
+        tensor.copy_(source if isinstance(source, Tensor) else source[0 : source.shape[0]])
+        return
+    fill_part(tensor, 0, tensor.shape[0], lambda first, last: source[first:last])
+
+
+@torch.no_grad()
+def fill_part(tensor: Tensor, start: int, stop: int, read: Callable[[int, int], Tensor]) -> None:
+    """Copies those of the rows `start` up to `stop` of the whole `tensor` that this process holds.
+
+    `read(first, last)`: rows of the part, counted from `start`.
+    """
+    here, offset = local(tensor), first_row(tensor)
+    first, last = max(start, offset), min(stop, offset + len(here))
+    if first < last:
+        here[first - offset : last - offset].copy_(read(first - start, last - start))
