@@ -43,6 +43,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_generate.rows",
             "rl_serve.local",
             "rl_trainer.cli",
+            "rl_trainer.model.source",
             "rl_trainer.observe.console",
             "rl_trainer.observe.page",
             "websocket",
@@ -73,6 +74,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
     "a library that takes long to import and that few runs need": {
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},
         "rl_trainer.model.library_model": {"peft", "transformers"},
+        "rl_trainer.model.source": {"rl_trainer.model.download"},
         "rl_trainer.model.tokenizer": {"jinja2", "tokenizers", "transformers"},
         "rl_trainer.observe.tensorboard_events": {"tensorboard"},
         "rl_trainer.program.run": {"torch"},

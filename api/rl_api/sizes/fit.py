@@ -1,0 +1,162 @@
+"""Whether a role fits into its devices, and the smallest change with which it would. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rl_api.sizes.learner import LearnerLayout, kept_bytes, learner_parts
+from rl_api.sizes.memory import Device, gigabytes, parameters
+from rl_api.sizes.sampler import BLOCK, SamplerLayout, block_bytes, sampler_memory
+from rl_api.sizes.shape import ModelShape
+
+MOST_SHARDS = 1024
+"""Shards of one copy that are tried."""
+DEVICES_PER_POD = 8
+"""Accelerators that one pod is thought to have at most, where nobody says."""
+
+
+@dataclass(frozen=True)
+class LearnerChange:
+    """A layout that fits, and what has to be set for it, as a sentence's end."""
+
+    layout: LearnerLayout
+    words: str
+
+
+def learner_misfit(shape: ModelShape, layout: LearnerLayout, device: Device) -> str | None:
+    """A sentence where a rank needs more than its device has, with the smallest change that would do; None: it fits."""
+    parts = learner_parts(shape, layout, device)
+    if parts.total <= device.memory:
+        return None
+    kept = kept_bytes(parts)
+    where = f"on one {device.word}" if layout.shard == 1 else f"on each of {layout.shard} {device.word}s"
+    beside = parts.total - kept
+    found = f"learner: {parameters(shape.parameters)} need {gigabytes(kept)} {where}"
+    if kept <= device.memory:
+        found += f", and a step {gigabytes(beside)} beside them"
+    change = smallest_change(shape, layout, device)
+    return f"{found}; {change.words if change else 'no number of shards would do: take larger devices'}"
+
+
+def smallest_change(shape: ModelShape, layout: LearnerLayout, device: Device) -> LearnerChange | None:
+    """The layout nearest to `layout` that fits; None: none does.
+
+    Fewer ranks for a copy come first, then activations as they are before activations that are computed again; a smaller
+    micro-batch only where these do not help.
+    """
+    tokens = layout.tokens
+    while tokens >= 1:
+        found = min(_layouts(shape, replace(layout, tokens=tokens), device), key=_cost, default=None)
+        if found is not None:
+            return LearnerChange(found, _words(layout, found))
+        tokens = tokens // 2 if tokens & (tokens - 1) == 0 else 2 ** int(math.log2(tokens))
+    return None
+
+
+def _layouts(shape: ModelShape, layout: LearnerLayout, device: Device) -> Iterator[LearnerLayout]:
+    """Layouts that fit, of the number of tokens in `layout`."""
+    for checkpointing in {layout.checkpointing, True}:
+        shard = layout.shard
+        while shard <= MOST_SHARDS:
+            ranks = math.ceil(layout.ranks / shard) * shard
+            one = replace(layout, shard=shard, ranks=ranks, checkpointing=checkpointing)
+            if learner_parts(shape, one, device).total <= device.memory:
+                yield one
+                break
+            shard = 2 ** (int(math.log2(shard)) + 1)
+
+
+def _cost(layout: LearnerLayout) -> tuple[int, bool]:
+    return layout.shard, layout.checkpointing
+
+
+def _words(before: LearnerLayout, after: LearnerLayout) -> str:
+    words = []
+    if after.shard > before.shard:
+        size = f", learner.fsdpSize: {after.shard}" if after.shard < after.ranks else ""
+        more = f", with {after.ranks} ranks in place of {before.ranks}" if after.ranks > before.ranks else ""
+        words.append(f"shard over {after.shard} (learner.parallelism: fsdp2{size}){more}")
+    if after.checkpointing and not before.checkpointing:
+        words.append("set learner.activationCheckpointing: true")
+    if after.tokens < before.tokens:
+        words.append(f"set learner.tokensPerMicroBatch: {after.tokens}")
+    return " and ".join(words)
+
+
+def sampler_misfit(shape: ModelShape, layout: SamplerLayout, device: Device) -> str | None:
+    """A sentence where a sampler's device has too little room, with the smallest change that would do; None: it fits.
+
+    Room is needed for weights, and for keys and values: with vLLM of one sequence of the greatest length;
+    with the torch engine of all.
+    """
+    memory = sampler_memory(shape, layout, device)
+    if _holds(shape, layout, device):
+        return None
+    share = f", {layout.utilization:g} of it for vLLM" if memory.allowed < device.memory else ""
+    count = layout.devices
+    where = (f"on one {device.word}" if count == 1 else f"on each of {count} {device.word}s") + share
+    weights = memory.parts.total - memory.parts.caches
+    if memory.left < 0:
+        found = f"sampler: {parameters(shape.parameters)} need {gigabytes(weights)} {where}"
+    else:
+        count, length = 1 if _fills(layout, device) else layout.sequences, layout.length
+        what = f"a sequence of {length} tokens" if count == 1 else f"{count} sequences of {length} tokens"
+        need = block_bytes(shape, layout) * count * -(-length // BLOCK)
+        found = f"sampler: keys and values of {what} need {gigabytes(need)} {where}, and {gigabytes(memory.left)} are left"
+    return f"{found}; {_sampler_change(shape, layout, device, memory.left)}"
+
+
+def wider_sampler(
+    shape: ModelShape, layout: SamplerLayout, device: Device, per_pod: int = DEVICES_PER_POD
+) -> SamplerLayout | None:
+    """The layout with the fewest devices that fits; None: none does.
+
+    Tried are tensor-parallel sizes that divide the heads and fit into a pod, then more pipeline stages.
+    """
+    for stages in (layout.pipeline_parallel * 2**power for power in range(6)):
+        size = layout.tensor_parallel
+        while size <= max(per_pod, layout.tensor_parallel):
+            one = replace(layout, tensor_parallel=size, pipeline_parallel=stages)
+            if shape.heads % size == 0 and stages <= shape.layers and _holds(shape, one, device):
+                return one
+            size *= 2
+    return None
+
+
+def _fills(layout: SamplerLayout, device: Device) -> bool:
+    """Whether the engine takes all that it may, and makes do with that."""
+    return layout.engine == "vllm" and device.accelerator
+
+
+def _holds(shape: ModelShape, layout: SamplerLayout, device: Device) -> bool:
+    memory = sampler_memory(shape, layout, device)
+    if _fills(layout, device):
+        return memory.left > 0 and memory.tokens >= layout.length
+    return memory.left >= memory.parts.caches
+
+
+def _sampler_change(shape: ModelShape, layout: SamplerLayout, device: Device, left: int) -> str:
+    vllm = layout.engine == "vllm"
+    if vllm and left >= block_bytes(shape, layout):
+        fitting = left // block_bytes(shape, layout) * BLOCK
+        if fitting >= layout.length // 4:
+            return f"set sampler.maxModelLen: {fitting}, or at most that"
+    if not vllm and left > 0:
+        fitting = left // (block_bytes(shape, layout) * -(-layout.length // BLOCK))
+        if fitting:
+            return f"set sampler.maxSequences: {fitting}"
+    wider = wider_sampler(shape, layout, device) if device.accelerator else None
+    if wider is None:
+        return (
+            "no number of devices would do: take larger ones"
+            if device.accelerator
+            else "give the pods more memory"
+        )
+    words = [] if vllm else ["set sampler.engine: vllm"]
+    if wider.tensor_parallel > layout.tensor_parallel:
+        words.append(f"set sampler.tensorParallelSize: {wider.tensor_parallel}")
+    if wider.pipeline_parallel > layout.pipeline_parallel:
+        words.append(f"set sampler.pipelineParallelSize: {wider.pipeline_parallel}")
+    return " and ".join(words)
