@@ -84,7 +84,7 @@ def _bar(role: RolePlan, y: int) -> Iterator[str]:
         x += part_width
     if role.parts.total > memory:
         edge = _MARGIN + width * memory / whole
-        yield f'<line x1="{edge:.1f}" y1="{y + 16}" x2="{edge:.1f}" y2="{y + 24 + _BAR}" stroke="{_TOO_MUCH}" stroke-width="2"/>'
+        yield _rect(round(edge, 1) - 1, y + 16, 2, _BAR + 8, _TOO_MUCH)
 
 
 def _legend(plan: RunPlan, y: int) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rl_api.sizes.learner import LearnerLayout, kept_bytes, learner_parts
@@ -43,33 +42,34 @@ def learner_misfit(shape: ModelShape, layout: LearnerLayout, device: Device) -> 
 def smallest_change(shape: ModelShape, layout: LearnerLayout, device: Device) -> LearnerChange | None:
     """The layout nearest to `layout` that fits; None: none does.
 
-    Fewer ranks for a copy come first, then activations as they are before activations that are computed again; a smaller
-    micro-batch only where these do not help.
+    More shards cost as much as smaller micro-batches; of equal costs the larger micro-batch is taken, and activations that
+    are kept before activations that are computed again.
     """
-    tokens = layout.tokens
-    while tokens >= 1:
-        found = min(_layouts(shape, replace(layout, tokens=tokens), device), key=_cost, default=None)
-        if found is not None:
-            return LearnerChange(found, _words(layout, found))
-        tokens = tokens // 2 if tokens & (tokens - 1) == 0 else 2 ** int(math.log2(tokens))
-    return None
+    best: tuple[int, LearnerLayout] | None = None
+    for halvings in range(layout.tokens.bit_length()):
+        tokens = layout.tokens >> halvings
+        found = fewest_shards(shape, replace(layout, tokens=tokens), device)
+        if found is not None and (best is None or found.shard << halvings < best[0]):
+            best = (found.shard << halvings, found)
+    return None if best is None else LearnerChange(best[1], _words(layout, best[1]))
 
 
-def _layouts(shape: ModelShape, layout: LearnerLayout, device: Device) -> Iterator[LearnerLayout]:
-    """Layouts that fit, of the number of tokens in `layout`."""
-    for checkpointing in {layout.checkpointing, True}:
+def fewest_shards(shape: ModelShape, layout: LearnerLayout, device: Device) -> LearnerLayout | None:
+    """The layout with the fewest shards that fits, at least those of `layout`, of the micro-batch as it is; None: none does.
+
+    Tried are powers of two; of as many shards the one that keeps activations, where `layout` does.
+    """
+    fitting = list[LearnerLayout]()
+    for checkpointing in sorted({layout.checkpointing, True}):
         shard = layout.shard
         while shard <= MOST_SHARDS:
             ranks = math.ceil(layout.ranks / shard) * shard
             one = replace(layout, shard=shard, ranks=ranks, checkpointing=checkpointing)
             if learner_parts(shape, one, device).total <= device.memory:
-                yield one
+                fitting.append(one)
                 break
-            shard = 2 ** (int(math.log2(shard)) + 1)
-
-
-def _cost(layout: LearnerLayout) -> tuple[int, bool]:
-    return layout.shard, layout.checkpointing
+            shard = 1 << shard.bit_length()
+    return min(fitting, key=lambda one: one.shard, default=None)
 
 
 def _words(before: LearnerLayout, after: LearnerLayout) -> str:

@@ -100,15 +100,16 @@ def kept_bytes(parts: Parts) -> int:
 def gathered_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
     """Copies of weights in the type of the products, and gradients that are not yet shared out.
 
-    Shared over ranks (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 4): two layers at once, the one that
-    computes and the one that is fetched ahead; what is in no layer; and the gradient of the larger of a layer and what is in
-    none, in the products' type and, for its sum over ranks, in float32. Whole on each rank: in float32 nothing; in bfloat16
-    autocast's copy of every matrix, but with frozen weights and checkpointing of one layer only.
+    Divided between ranks (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 4): two layers at once, the one that
+    computes and the one that is fetched ahead; of one layer the gradient, in the products' type and, for its sum over
+    ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. Whole on each rank: in
+    float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one layer
+    only.
     """
-    width, layer, outside = layout.width, shape.largest_layer, shape.outside_parameters
+    width, layer = layout.width, shape.largest_layer
     if layout.shard > 1:
-        largest = max(layer, outside) if layout.trained is None else 0
-        return width * (2 * layer + outside) + (width + GRADIENT) * largest
+        gradient = (width + GRADIENT) * layer if layout.trained is None else 0
+        return WEIGHT * shape.outside_parameters + 2 * width * layer + gradient
     if not layout.half:
         return 0
     return width * (layer if layout.trained is not None and layout.checkpointing else shape.parameters)
@@ -117,11 +118,11 @@ def gathered_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
 def activation_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
     """What a micro-batch's forward pass keeps for its backward pass, at most.
 
-    Without checkpointing that of all layers; with it, the input of each (Chen et al. 2016, arXiv 1604.06174) and all of one.
+    Without checkpointing that of all layers; with it, the input of each (Chen et al. 2016, arXiv 1604.06174), in
+    float32, and all of one.
     """
-    residual = 4 if layout.shard == 1 else layout.width
     layer = layout.tokens * layer_bytes_per_token(shape, layout.width)
-    inputs = layout.tokens * shape.layers * shape.hidden * residual
+    inputs = layout.tokens * shape.layers * shape.hidden * 4
     return (inputs + layer if layout.checkpointing else shape.layers * layer) + logits_bytes(shape, layout)
 
 
@@ -152,15 +153,13 @@ def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
 
 
 def logits_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
-    """Of the output head: a chunk of logits, its log-softmax and probabilities in float32.
-
-    Where the head is whole on each rank (else see `gathered_bytes`) also its copy in bfloat16, and its gradient in float32
-    before that is added.
-    """
+    """Of the output head: a chunk of logits with its log-softmax and probabilities in float32, a copy of the head where
+    products
+    are in bfloat16, and the head's gradient in float32 before it is added to the others."""
     head = shape.vocab * shape.hidden
     rows = min(layout.tokens, max(1, _CHUNK // shape.vocab))
     copies = (layout.width if layout.half else 0) + (GRADIENT if layout.trained is None else 0)
-    return rows * shape.vocab * (layout.width + 8) + (copies * head if layout.shard == 1 else 0)
+    return rows * shape.vocab * (layout.width + 8) + copies * head
 
 
 def _share(size: int, shard: int) -> int:
