@@ -15,7 +15,7 @@ from rl_api.printable import printable_lines
 from rl_api.run import RunSpec
 from rl_api.sizes.devices import accelerator_memory
 from rl_api.sizes.memory import Device
-from rl_api.sizes.run_plan import Place, plan_run
+from rl_api.sizes.run_plan import Place, plan_run, refuse_others
 from rl_cli.documents import as_planned, place, read_objects, read_profiles, with_profile
 from rl_cli.model_shape import shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser
@@ -69,6 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     spec, learner, sampler = _places(args)
+    refuse_others(spec)
     plan = plan_run(spec, shape_of(spec.model), learner, sampler)
     if args.svg:
         _write(Path(args.svg), picture(plan))
@@ -103,7 +104,7 @@ def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
             effective.spec,
             Place(0, 0, None),
             Place(0, 0, None),
-        )  # another's trainer, which plan_run refuses
+        )  # another's trainer, which has other places
     return (
         effective.spec,
         _of_role(effective.role(LEARNER), args.device_memory),

@@ -116,8 +116,8 @@ _OF_LEARNERS = (
     (
         "a layer's activations",
         "t (8 H + w (2 H + 3 (q + kv) + 3 I) + 4 (heads + 2))",
-        "arXiv 2205.05198, 4.1, without dropout and scores; families that rltrain's own decoder does not run: "
-        "w (4 H + 2 (q + kv) + 4 I), with experts 2 k H w more",
+        "arXiv 2205.05198, 4.1, without dropout and scores; of rltrain's own decoder. Families that the library "
+        "computes keep more, see `api/rl_api/sizes/learner.py`",
     ),
     ("activations", "L of these, with checkpointing 4 t L H and one of these", "arXiv 1604.06174"),
     (
@@ -142,8 +142,8 @@ _END = """\
 
 - How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
 - Samples, and what Ray's object store holds, which are in main memory.
-- Seconds. Nothing on this page is measured on GPUs yet: the activations of rltrain's own decoder are held against what
-  autograd keeps on a CPU, and parameter counts against the library's models (`tests/unit/api/sizes`).
+- Seconds. Nothing on this page is measured on GPUs yet: activations of a layer are held against what autograd keeps on a
+  CPU, and parameter counts against the library's models (`tests/unit/api/sizes`).
 """
 
 

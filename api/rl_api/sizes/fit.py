@@ -82,7 +82,7 @@ def _words(before: LearnerLayout, after: LearnerLayout) -> str:
         words.append("set learner.activationCheckpointing: true")
     if after.tokens < before.tokens:
         words.append(f"set learner.tokensPerMicroBatch: {after.tokens}")
-    return " and ".join(words)
+    return ", and ".join(words)
 
 
 def sampler_misfit(shape: ModelShape, layout: SamplerLayout, device: Device) -> str | None:
@@ -97,9 +97,11 @@ def sampler_misfit(shape: ModelShape, layout: SamplerLayout, device: Device) -> 
     share = f", {layout.utilization:g} of it for vLLM" if memory.allowed < device.memory else ""
     count = layout.devices
     where = (f"on one {device.word}" if count == 1 else f"on each of {count} {device.word}s") + share
-    weights = memory.parts.total - memory.parts.caches
+    weights, beside = memory.parts.weights, memory.parts.activations + memory.parts.overhead
     if memory.left < 0:
         found = f"sampler: {parameters(shape.parameters)} need {gigabytes(weights)} {where}"
+        if weights <= memory.allowed:
+            found += f", and a forward pass {gigabytes(beside)} beside them"
     else:
         count, length = 1 if _fills(layout, device) else layout.sequences, layout.length
         what = f"a sequence of {length} tokens" if count == 1 else f"{count} sequences of {length} tokens"

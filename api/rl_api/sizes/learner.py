@@ -139,17 +139,32 @@ def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
         w 3 I                    gate, up, and the input of the down projection
         4 (heads + 2)            log-sum-exp of every head, scale of both norms
 
-    Other families than Llama's run the library's modules, which keep 2 H more of the norms and I more of the activation, but
-    nothing before the rotation: w (2 q + 2 kv). GPT-2's activation keeps five times I. Of experts a token passes through k:
-    I is their width together, and k H go in and k H come out besides.
+    Families that rltrain's own decoder does not run are computed by the library's modules, whose single operations keep
+    more:
+
+        n 8 H                    inputs of n norms, and what these are before their weight, float32 (GPT-2: inputs alone) w
+        m H                    inputs of m products; in bfloat16 autocast makes a copy for each of them 8 (q + kv)
+        the same as n 8 H of norms over queries and keys, where there are such w 2 (q + kv)             values, rotated
+        queries and keys, and what attention gives; one more where they are one product w 4 I                    gate, its
+        activation, up, and the input of the down projection (GPT-2: five) 4 (2 k H + 4 I)          in place of the row
+        before where there are experts, whose grouped products autocast leaves in float32: with what goes to the k of a
+        token and what comes from them
+
+    In bfloat16 norms over queries and keys keep 8 (q + kv) of the own decoder (Qwen3) too, in float32 nothing but scales.
     """
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    routed = 2 * shape.experts_per_token * shape.hidden
+    width_of_heads = (shape.heads + shape.kv_heads) * shape.head_dim
     if shape.fused:
-        kept = 2 * shape.hidden + 3 * (queries + keys) + 3 * shape.inner
-    else:
-        kept = 4 * shape.hidden + 2 * (queries + keys) + (4 if shape.gated else 5) * shape.inner
-    return 8 * shape.hidden + width * (kept + routed) + 4 * (shape.heads + 2)
+        kept = 2 * shape.hidden + 3 * width_of_heads + 3 * shape.inner
+        scales = shape.heads + 2 + shape.head_norms * (shape.heads + shape.kv_heads)
+        normed = 8 * width_of_heads * (shape.head_norms and width == 2)
+        return 8 * shape.hidden + normed + width * kept + 4 * scales
+    products = 2 if width == 4 or shape.packed or not shape.gated else 4 if shape.experts else 5
+    kept = products * shape.hidden + (3 if shape.packed else 2) * width_of_heads
+    norms = shape.norms * shape.hidden * (8 if shape.gated else 4) + 8 * width_of_heads * shape.head_norms
+    inner = width * (4 if shape.gated else 5) * shape.inner
+    if shape.experts:
+        inner = 4 * (4 * shape.inner + 2 * shape.experts_per_token * shape.hidden)
+    return norms + width * kept + inner + 4 * (shape.heads + shape.norms)
 
 
 def logits_bytes(shape: ModelShape, layout: LearnerLayout) -> int:

@@ -73,13 +73,9 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     """What the roles of `spec` need at these places.
 
     Raises:
-        InvalidConfig: the run is not trained by rltrain's own trainer, or its shards do not divide its ranks.
+        InvalidConfig: its shards do not divide its ranks.
         ModelError: LoRA names a module that the model does not have.
     """
-    if spec.trainer.kind != "rltrain":
-        raise InvalidConfig(
-            f"spec.trainer.kind: found {spec.trainer.kind!r}, allowed with rltrain plan: rltrain, whose memory is known"
-        )
     learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
     of_learner, of_sampler = learner.device or Device(0, False), sampler.device or Device(0, False)
     cache = sampler_memory(shape, sampling, of_sampler)
@@ -107,6 +103,14 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
     return RunPlan(shape, learning, sampling, roles, size, keep, tuple(nodes_of(groups)))
+
+
+def refuse_others(spec: RunSpec) -> None:
+    """Raises InvalidConfig where rltrain's own trainer does not train: what another one needs is not known."""
+    if spec.trainer.kind != "rltrain":
+        raise InvalidConfig(
+            f"spec.trainer.kind: found {spec.trainer.kind!r}, allowed with rltrain plan: rltrain, whose memory is known"
+        )
 
 
 def _group(role: str, place: Place, share: int = 1, tensor: int = 1) -> Group:

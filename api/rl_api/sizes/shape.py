@@ -30,6 +30,9 @@ class ModelShape:
         head_parameters: output head and the norm before it; of the head nothing where it shares the embeddings (`tied`).
         inner: width of what a token passes through between gate and down projection, all its experts together.
         experts: of a layer with experts; 0: the model has none.
+        norms: of a layer, each over its width.
+        head_norms: whether queries and keys have norms of their own.
+        packed: whether queries, keys and values are one product, and gate and up another.
         gated: whether the feed-forward layer has a gate (SwiGLU, GeGLU) beside the projection up.
         fused: whether rltrain's own decoder runs the family, which keeps less for the backward pass.
         linears: modules that LoRA may adapt, by the last part of their names.
@@ -51,6 +54,9 @@ class ModelShape:
     head_parameters: int
     experts: int = 0
     experts_per_token: int = 0
+    norms: int = 2
+    head_norms: bool = False
+    packed: bool = False
     gated: bool = True
     fused: bool = False
     linears: Mapping[str, Linear] | None = None
@@ -202,6 +208,9 @@ def _decoder(raw: Mapping[str, Any], name: str, family: _Family, where: str) -> 
         head_parameters=hidden + (0 if tied else vocab * hidden),
         experts=experts,
         experts_per_token=per_token,
+        norms=family.norms,
+        head_norms=family.head_norms,
+        packed=family.packed,
         fused=family.fused,
         linears={one: Linear(*sizes[one], counts[one]) for one in own if counts[one]},
     )
