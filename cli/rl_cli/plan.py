@@ -116,7 +116,7 @@ def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
     """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what."""
     device = None if memory is None else Device(memory)
     per_learner = getattr(spec.learner, "ranks_per_replica", 1)
-    per_sampler = spec.sampler.tensor_parallel_size * getattr(spec.sampler, "pipeline_parallel_size", 1)
+    per_sampler = spec.sampler.devices
     whole = spec.learner.replicas * per_learner + spec.sampler.replicas * per_sampler
     return (
         Place(spec.learner.replicas, per_learner, device, per_node=whole),

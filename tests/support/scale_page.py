@@ -132,7 +132,7 @@ _OF_SAMPLERS = (
     ("forward pass", "8192 w (3 H + max(2 q + 2 kv, 3 I) / tensor-parallel size), and 12 V of each sequence"),
     (
         "left for keys and values",
-        "what the engine may take (`gpuMemoryUtilization`, 0.9) less the rows above",
+        "what the engine may take (`sampler.gpuMemoryUtilization`, 0.9) less the rows above",
     ),
     ("a block of 16 tokens", "16 x 2 x (L / stages) x (key heads / tensor-parallel size) x head size x w"),
 )

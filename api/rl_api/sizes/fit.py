@@ -85,7 +85,9 @@ def _words(before: LearnerLayout, after: LearnerLayout) -> str:
     return ", and ".join(words)
 
 
-def sampler_misfit(shape: ModelShape, layout: SamplerLayout, device: Device) -> str | None:
+def sampler_misfit(
+    shape: ModelShape, layout: SamplerLayout, device: Device, per_pod: int = DEVICES_PER_POD
+) -> str | None:
     """A sentence where a sampler's device has too little room, with the smallest change that would do; None: it fits.
 
     Room is needed for weights, and for keys and values: with vLLM of one sequence of the greatest length;
@@ -107,7 +109,7 @@ def sampler_misfit(shape: ModelShape, layout: SamplerLayout, device: Device) -> 
         what = f"a sequence of {length} tokens" if count == 1 else f"{count} sequences of {length} tokens"
         need = block_bytes(shape, layout) * count * -(-length // BLOCK)
         found = f"sampler: keys and values of {what} need {gigabytes(need)} {where}, and {gigabytes(memory.left)} are left"
-    return f"{found}; {_sampler_change(shape, layout, device, memory.left)}"
+    return f"{found}; {_sampler_change(shape, layout, device, memory.left, per_pod)}"
 
 
 def wider_sampler(
@@ -115,11 +117,12 @@ def wider_sampler(
 ) -> SamplerLayout | None:
     """The layout with the fewest devices that fits; None: none does.
 
-    Tried are tensor-parallel sizes that divide the heads and fit into a pod, then more pipeline stages.
+    Tried are tensor-parallel sizes that divide the heads, then more pipeline stages; all devices of a sampler are in one
+    pod, which has `per_pod` of them at most.
     """
     for stages in (layout.pipeline_parallel * 2**power for power in range(6)):
         size = layout.tensor_parallel
-        while size <= max(per_pod, layout.tensor_parallel):
+        while size * stages <= per_pod:
             one = replace(layout, tensor_parallel=size, pipeline_parallel=stages)
             if shape.heads % size == 0 and stages <= shape.layers and _holds(shape, one, device):
                 return one
@@ -139,7 +142,7 @@ def _holds(shape: ModelShape, layout: SamplerLayout, device: Device) -> bool:
     return memory.left >= memory.parts.caches
 
 
-def _sampler_change(shape: ModelShape, layout: SamplerLayout, device: Device, left: int) -> str:
+def _sampler_change(shape: ModelShape, layout: SamplerLayout, device: Device, left: int, per_pod: int) -> str:
     vllm = layout.engine == "vllm"
     if vllm and left >= block_bytes(shape, layout):
         fitting = left // block_bytes(shape, layout) * BLOCK
@@ -149,7 +152,7 @@ def _sampler_change(shape: ModelShape, layout: SamplerLayout, device: Device, le
         fitting = left // (block_bytes(shape, layout) * -(-layout.length // BLOCK))
         if fitting:
             return f"set sampler.maxSequences: {fitting}"
-    wider = wider_sampler(shape, layout, device) if device.accelerator else None
+    wider = wider_sampler(shape, layout, device, per_pod) if device.accelerator else None
     if wider is None:
         return (
             "no number of devices would do: take larger ones"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
 from rl_api.sizes.checkpoint import checkpoint_bytes
-from rl_api.sizes.fit import learner_misfit, sampler_misfit
+from rl_api.sizes.fit import DEVICES_PER_POD, learner_misfit, sampler_misfit
 from rl_api.sizes.layout import Group, Node, nodes_of
 from rl_api.sizes.learner import LearnerLayout, learner_parts
 from rl_api.sizes.memory import Device, Parts
@@ -78,7 +78,10 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     """
     learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
     of_learner, of_sampler = learner.device or Device(0, False), sampler.device or Device(0, False)
-    cache = sampler_memory(shape, sampling, of_sampler)
+    # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided.
+    together = sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=1)
+    cache = sampler_memory(shape, together, of_sampler)
+    per_pod = sampler.per_node or DEVICES_PER_POD
     roles = (
         RolePlan(
             "learner",
@@ -92,7 +95,7 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             sampler,
             sampler.pods * sampling.devices,
             cache.parts,
-            sampler_misfit(shape, sampling, of_sampler) if sampler.device else None,
+            sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
             cache,
         ),
     )
@@ -146,10 +149,10 @@ def sampler_layout(spec: RunSpec, shape: ModelShape) -> SamplerLayout:
     return SamplerLayout(
         engine=sampler.engine,
         tensor_parallel=sampler.tensor_parallel_size,
-        pipeline_parallel=getattr(sampler, "pipeline_parallel_size", 1),
+        pipeline_parallel=sampler.pipeline_parallel_size,
         half=spec.model.dtype == "bfloat16",
-        quantization=getattr(sampler, "quantization", "none"),
-        utilization=getattr(sampler, "gpu_memory_utilization", None) or UTILIZATION,
-        length=getattr(sampler, "max_model_len", None) or needed,
+        quantization=sampler.quantization,
+        utilization=sampler.gpu_memory_utilization or UTILIZATION,
+        length=sampler.max_model_len or needed,
         sequences=sampler.max_sequences,
     )

@@ -232,3 +232,29 @@ def test_options_that_are_no_sizes(command: Command, capsys: pytest.CaptureFixtu
             command("--device-memory", wrong)
         assert caught.value.code == 2
         assert f"found {wrong}, allowed: a Kubernetes quantity such as 80Gi or 80G" in capsys.readouterr().err
+
+
+def test_how_samplers_are_divided_is_the_runs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "tensorParallelSize: 2",
+        "tensorParallelSize: 2, pipelineParallelSize: 2, quantization: fp8, gpuMemoryUtilization: 0.5, maxModelLen: 8192",
+    )
+    command("--device-memory", "80G", "--json", change=options)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["sampler"] == {
+        **{
+            "engine": "vllm",
+            "tensor_parallel": 2,
+            "pipeline_parallel": 2,
+            "half": True,
+            "quantization": "fp8",
+        },
+        **{"utilization": 0.5, "length": 8192, "sequences": 64},
+    }
+    sampler = plan["roles"]["sampler"]
+    assert sampler["devices"] == 12
+    assert sampler["total"] <= 40 * 10**9
+    assert [seat["label"] for seat in plan["nodes"][0]["seats"][2:6]] == [
+        *("sampler 0 stage 0 part 0", "sampler 0 stage 0 part 1"),
+        *("sampler 0 stage 1 part 0", "sampler 0 stage 1 part 1"),
+    ]

@@ -114,11 +114,13 @@ def test_samplers(shape: ModelShape, layout: SamplerLayout, sentence: str | None
 def test_tensor_parallel_sizes_divide_the_heads() -> None:
     found = wider_sampler(SHAPES["Qwen2.5-0.5B"], SamplerLayout(length=1024), Device(2 * GB + 2**28))
     assert found is None or 14 % found.tensor_parallel == 0
-    large = wider_sampler(SHAPES["Qwen2.5-72B"], SamplerLayout(length=1024), H100, per_pod=2)
+    odd = replace(SHAPES["Qwen2.5-72B"], heads=2)
+    large = wider_sampler(odd, SamplerLayout(length=1024), H100)
     assert large is not None
     assert (large.tensor_parallel, large.pipeline_parallel) == (2, 2), (
-        "stages where a pod has no more devices"
+        "stages where heads cannot be divided further"
     )
+    assert wider_sampler(odd, SamplerLayout(length=1024), H100, per_pod=2) is None
 
 
 def test_a_pod_without_accelerators_needs_memory() -> None:
