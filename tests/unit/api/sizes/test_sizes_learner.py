@@ -97,6 +97,7 @@ def config(family: str, layers: int, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_layer_of_our_decoder_keeps_what_is_counted(family: str, half: bool) -> None:
