@@ -37,6 +37,7 @@ PAGES = [
         "docs/serving.md",
         "docs/generate.md",
         "docs/algorithms.md",
+        "docs/scale.md",
         "examples/README.md",
     )
 ]
@@ -62,7 +63,7 @@ def commands() -> Iterator[Any]:
     for page in [*PAGES, *EXAMPLES]:
         for line in text_of(page).splitlines():
             if found := re.match(
-                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|generate|chat|validate|report) [^|]*)",
+                r"(?:#\s+)?(?:RAY_ADDRESS=\S+ )?(rltrain (?:run|serve|generate|chat|validate|plan|report) [^|]*)",
                 line,
             ):
                 yield pytest.param(found[1], id=f"{page.name}: {found[1]}")

@@ -111,6 +111,24 @@ def _stamp(entry: dict[str, Any]) -> Any:
 def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
     """Download a hub model's needed files, or find them in the hub's cache; ModelError when the hub does not give them."""
     from huggingface_hub import snapshot_download
+
+    told = _told(Progress(source, tell))
+    return _asked(
+        source,
+        revision,
+        lambda: snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, tqdm_class=told),
+    )
+
+
+def config_from_hub(source: str, revision: str | None) -> Path:
+    """The `config.json` of a hub model alone, downloaded or found in the hub's cache; errors as of `download_from_hub`."""
+    from huggingface_hub import hf_hub_download
+
+    return _asked(source, revision, lambda: hf_hub_download(source, "config.json", revision=revision))
+
+
+def _asked(source: str, revision: str | None, ask: Callable[[], str]) -> Path:
+    """What the hub gives, or why it does not, as a ModelError."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -121,8 +139,7 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
 
     kind: type[ModelError] = ModelError
     try:
-        told = _told(Progress(source, tell))
-        return Path(snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, tqdm_class=told))
+        return Path(ask())
     except GatedRepoError:
         reason = "its owner must grant access first (accept its licence on the hub and set HF_TOKEN)"
     except RevisionNotFoundError:

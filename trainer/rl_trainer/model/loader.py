@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.folder import weight_files
 from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.presets import write_tiny
-
-PRESETS = ("tiny",)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+from rl_trainer.model.source import checked_sizes, place_of
 
 
 def resolve_model(
@@ -38,18 +35,13 @@ def resolve_model(
     id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). `tell` hears now and then how far a long
     download has come. Raises ModelError with one sentence for everything that can go wrong.
     """
-    cache = Path(cache_folder)
-    if source in PRESETS:
+    cache, place = Path(cache_folder), place_of(source)
+    if place == "preset":
         folder = _preset(cache, tiny or TinyModelSpec(), seed)
-    elif "://" in source:
+    elif place == "remote":
         folder = copy_folder(source, cache, tell)
-    elif Path(source).expanduser().is_dir():
+    elif place == "folder":
         folder = Path(source).expanduser()
-    elif _looks_local(source):
-        raise ModelError(
-            f"model.source: {source} is not a folder; give a preset ({', '.join(PRESETS)}), a local folder, "
-            "a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://..."
-        )
     else:
         folder = download_from_hub(source, revision, tell)
     check_folder(folder)
@@ -93,21 +85,8 @@ def empty_model(folder: str | Path) -> Decoder | LibraryModel:
         return LibraryModel.empty(folder)
 
 
-def _looks_local(source: str) -> bool:
-    """Whether a person who wrote this meant a path and not a hub id."""
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or not _HUB_ID.fullmatch(source)
-
-
 def _preset(cache: Path, tiny: TinyModelSpec, seed: int) -> Path:
-    sizes = tiny.model_dump()
-    if sizes["hidden_size"] % sizes["heads"] or (sizes["hidden_size"] // sizes["heads"]) % 2:
-        raise ModelError(
-            f"model.tiny: hiddenSize {sizes['hidden_size']} over heads {sizes['heads']} gives no even head size"
-        )
-    if sizes["heads"] % sizes["kv_heads"]:
-        raise ModelError(
-            f"model.tiny: heads {sizes['heads']} is not a multiple of kvHeads {sizes['kv_heads']}"
-        )
+    sizes = checked_sizes(tiny)
     key = hashlib.sha256(json.dumps({**sizes, "seed": seed}, sort_keys=True).encode()).hexdigest()[:10]
     folder = cache / f"tiny-{key}"
     if not folder.is_dir():

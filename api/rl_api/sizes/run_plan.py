@@ -1,0 +1,157 @@
+"""What every role of a run will need: its spec, its model's shape and its devices put together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rl_api.errors import InvalidConfig
+from rl_api.run import RunSpec
+from rl_api.sizes.checkpoint import checkpoint_bytes
+from rl_api.sizes.fit import DEVICES_PER_POD, learner_misfit, sampler_misfit
+from rl_api.sizes.layout import Group, Node, nodes_of
+from rl_api.sizes.learner import LearnerLayout, learner_parts
+from rl_api.sizes.memory import Device, Parts
+from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
+from rl_api.sizes.shape import ModelShape
+
+PROMPT_TOKENS = 1024
+"""Tokens of a prompt that are reckoned with where sampler.maxModelLen does not say how long sequences are."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a role's pods are.
+
+    Attributes:
+        accelerators: of each pod, 0: it computes on CPUs.
+        device: None: its size is not known, and nothing is held against it.
+        per_node: devices of a node, None: not known.
+    """
+
+    pods: int
+    accelerators: int
+    device: Device | None
+    pool: str = "this machine"
+    per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role: bytes of one of its devices (the fullest), and what is wrong with that, as a sentence; None: it fits.
+
+    `cache`: of a sampler, its room for keys and values."""
+
+    name: str
+    place: Place
+    devices: int
+    parts: Parts
+    misfit: str | None
+    cache: SamplerMemory | None = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run needs before anything starts."""
+
+    shape: ModelShape
+    learner_layout: LearnerLayout
+    sampler_layout: SamplerLayout
+    roles: tuple[RolePlan, ...]
+    checkpoint: int
+    """Bytes of one."""
+    checkpoints: int
+    """How many are kept."""
+    nodes: tuple[Node, ...]
+
+    @property
+    def misfits(self) -> list[str]:
+        """A sentence for each role that does not fit."""
+        return [role.misfit for role in self.roles if role.misfit is not None]
+
+
+def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -> RunPlan:
+    """What the roles of `spec` need at these places.
+
+    Raises:
+        InvalidConfig: its shards do not divide its ranks.
+        ModelError: LoRA names a module that the model does not have.
+    """
+    learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
+    of_learner, of_sampler = learner.device or Device(0, False), sampler.device or Device(0, False)
+    # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided.
+    together = sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=1)
+    cache = sampler_memory(shape, together, of_sampler)
+    per_pod = sampler.per_node or DEVICES_PER_POD
+    roles = (
+        RolePlan(
+            "learner",
+            learner,
+            learning.ranks,
+            learner_parts(shape, learning, of_learner),
+            learner_misfit(shape, learning, of_learner) if learner.device else None,
+        ),
+        RolePlan(
+            "sampler",
+            sampler,
+            sampler.pods * sampling.devices,
+            cache.parts,
+            sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
+            cache,
+        ),
+    )
+    groups = [
+        _group("learner", learner, share=learning.shard),
+        _group("sampler", sampler, tensor=sampling.tensor_parallel),
+    ]
+    keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
+    size = checkpoint_bytes(shape, learning)
+    return RunPlan(shape, learning, sampling, roles, size, keep, tuple(nodes_of(groups)))
+
+
+def refuse_others(spec: RunSpec) -> None:
+    """Raises InvalidConfig where rltrain's own trainer does not train: what another one needs is not known."""
+    if spec.trainer.kind != "rltrain":
+        raise InvalidConfig(
+            f"spec.trainer.kind: found {spec.trainer.kind!r}, allowed with rltrain plan: rltrain, whose memory is known"
+        )
+
+
+def _group(role: str, place: Place, share: int = 1, tensor: int = 1) -> Group:
+    return Group(role, place.pods, place.accelerators, place.pool, place.per_node, share, tensor)
+
+
+def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLayout:
+    """How the learner of a run is spread over its ranks; for errors see `plan_run`."""
+    learner, algorithm = spec.learner, spec.algorithm
+    ranks = place.pods * max(1, place.accelerators)
+    shard = (learner.fsdp_size or ranks) if learner.parallelism == "fsdp2" else 1
+    if ranks % shard:
+        raise InvalidConfig(f"spec.learner.fsdpSize: found {shard}, allowed: a divisor of the {ranks} ranks")
+    # A warm start makes the base: all of it learns.
+    lora = learner.lora if spec.warm_start is None else None
+    return LearnerLayout(
+        ranks=ranks,
+        shard=shard,
+        tokens=max(learner.tokens_per_micro_batch, spec.sampler.max_new_tokens),
+        checkpointing=learner.activation_checkpointing,
+        half=spec.model.dtype == "bfloat16",
+        trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),
+        reference=bool(algorithm.kl.coefficient),
+        critic=algorithm.value_model is not None,
+    )
+
+
+def sampler_layout(spec: RunSpec, shape: ModelShape) -> SamplerLayout:
+    """How each sampler of a run is spread, and how long its sequences are."""
+    sampler = spec.sampler
+    needed = min(shape.max_positions, sampler.max_new_tokens + PROMPT_TOKENS)
+    return SamplerLayout(
+        engine=sampler.engine,
+        tensor_parallel=sampler.tensor_parallel_size,
+        pipeline_parallel=sampler.pipeline_parallel_size,
+        half=spec.model.dtype == "bfloat16",
+        quantization=sampler.quantization,
+        utilization=sampler.gpu_memory_utilization or UTILIZATION,
+        length=sampler.max_model_len or needed,
+        sequences=sampler.max_sequences,
+    )

@@ -1,0 +1,151 @@
+"""`rltrain plan`: what every role of a run will need, before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from rl_api import load_run
+from rl_api.base import amount
+from rl_api.errors import InvalidConfig, InvalidDocuments
+from rl_api.printable import printable_lines
+from rl_api.run import RunSpec
+from rl_api.sizes.devices import accelerator_memory
+from rl_api.sizes.memory import Device
+from rl_api.sizes.run_plan import Place, plan_run, refuse_others
+from rl_cli.documents import as_planned, place, read_objects, read_profiles, with_profile
+from rl_cli.model_shape import shape_of
+from rl_cli.options import Subparsers, add_file_options, new_parser
+from rl_cli.plan_picture import picture
+from rl_cli.plan_text import as_json, as_lines
+from rl_operator.model.names import KIND, LEARNER, SAMPLER
+from rl_operator.plan.roles import Role
+
+_DESCRIPTION: Final = """\
+Say what every role of a run will need, before anything starts: memory of each device by what it is for, room for keys and
+values, pods, devices and nodes, the size of a checkpoint, and who sits with whom. Of the model only config.json is read.
+The formulas are in docs/scale.md.
+
+How large accelerators are is read from the profile's pools (a resource such as nvidia.com/mig-1g.10gb, or a node label such
+as NVIDIA-H100-80GB-HBM3); --device-memory says it where they do not, and without a profile. Roles in pools without
+accelerators have the memory of their pods.
+
+Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
+error say the smallest change with which it would."""
+
+_EXAMPLES: Final = """\
+  rltrain plan examples/quickstart.yaml
+  rltrain plan examples/quickstart.yaml --device-memory 80G --set learner.replicas=8
+  rltrain plan run.yaml --profile examples/profile-gpu.yaml --svg plan.svg
+  rltrain plan run.yaml --profile examples/profile-gpu.yaml --bandwidth 2Gi --json
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = new_parser(subparsers, "plan", _plan, _DESCRIPTION, _EXAMPLES)
+    add_file_options(parser)
+    parser.add_argument("--profile", metavar="FILE", help="file with the cluster's RLTrainingProfiles")
+    parser.add_argument(
+        "--device-memory",
+        type=_quantity,
+        metavar="SIZE",
+        help="memory of one accelerator, such as 80Gi (default: as the profile says)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=_quantity,
+        metavar="SIZE",
+        help="bytes that the storage of checkpoints takes in a second, of all who write together, such as 2Gi",
+    )
+    parser.add_argument(
+        "--svg", metavar="FILE", help="draw who sits with whom, and how full devices are, into FILE"
+    )
+    parser.add_argument("--json", action="store_true", help="write the plan as JSON; sizes are in bytes")
+
+
+def _plan(args: argparse.Namespace) -> int:
+    spec, learner, sampler = _places(args)
+    refuse_others(spec)
+    plan = plan_run(spec, shape_of(spec.model), learner, sampler)
+    if args.svg:
+        _write(Path(args.svg), picture(plan))
+    if args.json:
+        print(json.dumps(as_json(plan, args.bandwidth), indent=2))
+    else:
+        print(printable_lines("\n".join(as_lines(plan, args.bandwidth))))
+        if any(role.place.device is None for role in plan.roles):
+            print(
+                "rltrain: how large the devices are is not known, so that nothing is held against it: give --device-memory",
+                file=sys.stderr,
+            )
+    if plan.misfits:
+        raise InvalidDocuments([f"{args.file}: {sentence}" for sentence in plan.misfits])
+    return 0
+
+
+def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
+    """The run's spec, and where its learner and its samplers are: on this machine, or in the pools of a profile."""
+    if args.profile is None:
+        spec = load_run(args.file, args.overrides).spec
+        return spec, *_here(spec, args.device_memory)
+    profiles = read_profiles(args.profile)
+    runs = [one for one in read_objects(args.file, args.overrides) if one.get("kind") == KIND]
+    if len(runs) != 1:
+        raise InvalidConfig(
+            f"{args.file}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one"
+        )
+    effective = as_planned(args.file, with_profile(place(runs[0], None, "default"), profiles), profiles)
+    if not (effective.has(LEARNER) and effective.has(SAMPLER)):
+        return (
+            effective.spec,
+            Place(0, 0, None),
+            Place(0, 0, None),
+        )  # another's trainer, which has other places
+    return (
+        effective.spec,
+        _of_role(effective.role(LEARNER), args.device_memory),
+        _of_role(effective.role(SAMPLER), args.device_memory),
+    )
+
+
+def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
+    """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what."""
+    device = None if memory is None else Device(memory)
+    per_learner = spec.learner.ranks_per_replica
+    per_sampler = spec.sampler.devices
+    whole = spec.learner.replicas * per_learner + spec.sampler.replicas * per_sampler
+    return (
+        Place(spec.learner.replicas, per_learner, device, per_node=whole),
+        Place(spec.sampler.replicas, per_sampler, device, per_node=whole),
+    )
+
+
+def _of_role(role: Role, memory: int | None) -> Place:
+    """Pods of a role as the operator would make them."""
+    pool = role.pool
+    if role.accelerators == 0:
+        return Place(role.replicas, 0, Device(int(amount(role.memory)), accelerator=False), pool.name)
+    size = memory if memory is not None else accelerator_memory(pool)
+    device = None if size is None else Device(size)
+    return Place(role.replicas, role.accelerators, device, pool.name, pool.accelerators_per_node)
+
+
+def _quantity(text: str) -> int:
+    try:
+        value = int(amount(text))
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"found {text}, allowed: a Kubernetes quantity such as 80Gi or 80G")
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfig(f"--svg: {path} cannot be written ({error.strerror})") from None

@@ -1,0 +1,174 @@
+"""A plan of a run as text, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from rl_api.sizes.checkpoint import checkpoint_seconds
+from rl_api.sizes.layout import as_text
+from rl_api.sizes.memory import gigabytes, parameters
+from rl_api.sizes.run_plan import RolePlan, RunPlan
+from rl_api.sizes.sampler import BLOCK
+
+WORDS: Final = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "moments": "optimizer moments",
+    "reference": "KL reference",
+    "critic": "critic",
+    "gathered": "working copies",
+    "activations": "activations",
+    "caches": "keys and values",
+    "overhead": "libraries",
+}
+"""The parts of a device's memory for people."""
+
+
+def as_lines(plan: RunPlan, bandwidth: int | None) -> list[str]:
+    """The plan for a terminal; `bandwidth`: bytes/s of the checkpoints' storage, None: not known."""
+    return [
+        *_model(plan),
+        "",
+        *_table(plan),
+        "",
+        *_cache(plan),
+        _checkpoint(plan, bandwidth),
+        "",
+        "who sits with whom:",
+        *(f"  {line}" for line in as_text(plan.nodes)),
+    ]
+
+
+def _model(plan: RunPlan) -> list[str]:
+    shape = plan.shape
+    experts = (
+        f", {shape.experts} experts of which a token passes {shape.experts_per_token} "
+        f"({parameters(shape.active_parameters)})"
+        if shape.experts
+        else ""
+    )
+    return [
+        f"model: {shape.family}, {parameters(shape.parameters)} ({shape.parameters:,}){experts}",
+        f"       {shape.layers} layers of width {shape.hidden}, {shape.heads} heads over {shape.kv_heads} of keys and "
+        f"values, vocabulary {shape.vocab:,}",
+    ]
+
+
+def _table(plan: RunPlan) -> list[str]:
+    rows = [["per device", *(role.name for role in plan.roles)]]
+    rows += [
+        [WORDS[part], *(gigabytes(size) if size else "-" for size in sizes)]
+        for part, *sizes in zip(
+            WORDS, *([size for _, size in role.parts.items()] for role in plan.roles), strict=True
+        )
+    ]
+    rows.append(["sum", *(gigabytes(role.parts.total) for role in plan.roles)])
+    rows.append(["of", *(_of(role) for role in plan.roles)])
+    rows.append(["pods", *(str(role.place.pods) for role in plan.roles)])
+    rows.append(["devices", *(_devices(plan, role) for role in plan.roles)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    ]
+    rule = "-" * len(lines[0])
+    return [lines[0], rule, *lines[1 : len(WORDS) + 1], rule, *lines[len(WORDS) + 1 :]]
+
+
+def _of(role: RolePlan) -> str:
+    device = role.place.device
+    if device is None:
+        return "unknown"
+    if role.cache is not None and role.cache.allowed < device.memory:
+        return f"{gigabytes(role.cache.allowed)} of {gigabytes(device.memory)}"
+    return gigabytes(device.memory)
+
+
+def _devices(plan: RunPlan, role: RolePlan) -> str:
+    layout = plan.learner_layout
+    if role.name == "learner":
+        return f"{layout.copies} x {layout.shard}" if layout.shard > 1 else str(role.devices)
+    each = plan.sampler_layout.devices
+    return f"{role.place.pods} x {each}" if each > 1 else str(role.devices)
+
+
+def _cache(plan: RunPlan) -> list[str]:
+    role = next(role for role in plan.roles if role.cache is not None)
+    cache, layout = role.cache, plan.sampler_layout
+    if cache is None or role.place.device is None:
+        return []
+    if layout.engine != "vllm" or not role.place.device.accelerator:
+        return [
+            f"a sampler's keys and values: {layout.sequences} sequences of {layout.length:,} tokens at most"
+        ]
+    return [
+        f"left for keys and values: {gigabytes(max(0, cache.left))} per device: {cache.blocks:,} blocks of {BLOCK} tokens, "
+        f"{cache.tokens // layout.length:,} sequences of {layout.length:,} tokens at once"
+    ]
+
+
+def _checkpoint(plan: RunPlan, bandwidth: int | None) -> str:
+    text = f"checkpoint: {gigabytes(plan.checkpoint)}"
+    if plan.checkpoints > 1:
+        text += f", of which {plan.checkpoints} are kept ({gigabytes(plan.checkpoint * plan.checkpoints)})"
+    if bandwidth is not None:
+        text += (
+            f", written in {checkpoint_seconds(plan.checkpoint, bandwidth):.0f} s at {gigabytes(bandwidth)}/s"
+        )
+    return text
+
+
+def as_json(plan: RunPlan, bandwidth: int | None) -> dict[str, Any]:
+    """The plan for programs; sizes in bytes, times in seconds."""
+    shape = plan.shape
+    return {
+        "model": {
+            "family": shape.family,
+            "parameters": shape.parameters,
+            "activeParameters": shape.active_parameters,
+        },
+        "roles": {role.name: _role(role) for role in plan.roles},
+        "learner": {
+            "ranks": plan.learner_layout.ranks,
+            "shard": plan.learner_layout.shard,
+            "copies": plan.learner_layout.copies,
+        },
+        "sampler": dataclasses.asdict(plan.sampler_layout),
+        "checkpoint": {
+            "bytes": plan.checkpoint,
+            "kept": plan.checkpoints,
+            "seconds": None if bandwidth is None else checkpoint_seconds(plan.checkpoint, bandwidth),
+        },
+        "nodes": [
+            {
+                "pool": node.pool,
+                "index": node.index,
+                "devices": node.devices,
+                "seats": [dataclasses.asdict(seat) for seat in node.seats],
+            }
+            for node in plan.nodes
+        ],
+        "fits": not plan.misfits,
+        "misfits": plan.misfits,
+    }
+
+
+def _role(role: RolePlan) -> dict[str, Any]:
+    device, cache = role.place.device, role.cache
+    found: dict[str, Any] = {
+        "pool": role.place.pool,
+        "pods": role.place.pods,
+        "devices": role.devices,
+        "deviceMemory": None if device is None else device.memory,
+        "parts": dict(role.parts.items()),
+        "total": role.parts.total,
+    }
+    if cache is not None and device is not None:
+        found |= {"kvBytes": max(0, cache.left), "kvBlocks": cache.blocks, "kvTokens": cache.tokens}
+    return found

@@ -1,0 +1,372 @@
+"""Writes docs/scale.md: what models of several sizes need on H100s, by the formulas of `rl_api.sizes`.
+
+python tests/support/scale_page.py > docs/scale.md
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rl_api.sizes.checkpoint import checkpoint_bytes
+from rl_api.sizes.fit import fewest_shards, smallest_change, wider_sampler
+from rl_api.sizes.learner import LearnerLayout, kept_bytes, layer_bytes_per_token, learner_parts
+from rl_api.sizes.memory import GB, Device, gigabytes
+from rl_api.sizes.sampler import SamplerLayout, block_bytes, kv_blocks, sampler_memory, swap_blocks
+from rl_api.sizes.shape import ModelShape, model_shape
+
+H100 = Device(80 * GB)
+GPUS = (8, 64, 256)
+LENGTH = 32_768
+"""Tokens of the longest sequence."""
+
+_QWEN2 = {"model_type": "qwen2", "max_position_embeddings": 32_768}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "Qwen2.5-0.5B": _QWEN2
+    | {
+        **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+        **{"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
+    },
+    "Qwen2.5-7B": _QWEN2
+    | {
+        **{
+            "hidden_size": 3584,
+            "intermediate_size": 18_944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+        },
+        **{"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
+    },
+    "Qwen2.5-32B": _QWEN2
+    | {
+        **{
+            "hidden_size": 5120,
+            "intermediate_size": 27_648,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 40,
+        },
+        **{"num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
+    },
+    "Qwen2.5-72B": _QWEN2
+    | {
+        **{
+            "hidden_size": 8192,
+            "intermediate_size": 29_568,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+        },
+        **{"num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
+    },
+    "Qwen3-30B-A3B": {
+        **{"model_type": "qwen3_moe", "max_position_embeddings": 40_960, "hidden_size": 2048},
+        **{"intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "head_dim": 128},
+        **{"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+        **{"vocab_size": 151_936, "tie_word_embeddings": False},
+    },
+}
+"""What decides the sizes in the models' own config.json."""
+
+LLAMA_2_7B: Mapping[str, Any] = {
+    **{"model_type": "llama", "max_position_embeddings": 4096, "hidden_size": 4096, "vocab_size": 32_000},
+    **{"intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"num_key_value_heads": 32, "tie_word_embeddings": False},
+}
+LEFT = int(3796.3 * 8 * 2**20)
+"""Bytes that were left for keys and values on each device in the measurement of pipeline stages."""
+STAGES = (1, 2, 4)
+
+_BEGIN = """\
+# How much memory a run needs
+
+`rltrain plan run.yaml --profile profile.yaml` says for one run what this page says for some models: what each device has
+to hold, before anything starts, and the smallest change with which a run would fit that does not. The tables are written
+by `tests/support/scale_page.py` with the functions of `api/rl_api/sizes`, which the command uses too; a test holds that
+they are the same. GB are 10^9 bytes; an H100 is reckoned with 80 of them.
+
+- [Formulas](#formulas)
+- [Models](#models)
+- [Learners](#learners)
+- [Samplers](#samplers)
+- [On 8, 64 and 256 GPUs](#on-8-64-and-256-gpus)
+- [Pipeline stages and blocks](#pipeline-stages-and-blocks)
+- [What is not in it](#what-is-not-in-it)
+"""
+
+_LETTERS = (
+    "P: parameters; T: those that learn (P, with LoRA rank x (rows + columns) of every adapted matrix); R: "
+    "those in no layer (embeddings, head); f: ranks that share one copy of the model (1 with DDP); w: bytes of "
+    "a number in products (2 in bfloat16, 4 in float32); L: layers; H: width; V: vocabulary; q, kv: heads x "
+    "head size of queries, of keys; I: width of the feed-forward layer, of all k experts that one token passes "
+    "through together; t: tokens of a micro-batch."
+)
+_OF_LEARNERS = (
+    ("weights", "4 P / f", "float32 masters: ZeRO (arXiv 1910.02054), 3.1"),
+    ("gradients", "4 T / f", "float32"),
+    ("optimizer moments", "8 T / f", "AdamW, two in float32"),
+    ("KL reference", "4 P / f, with LoRA 0", "a frozen copy; with LoRA the base itself"),
+    ("critic", "16 P / f", "a second model that learns"),
+    (
+        "working copies, f > 1",
+        "4 R + (3 w + 4) x layer",
+        "FSDP (arXiv 2304.11277), 4: two layers gathered at once, the gradient of one, and what is in no layer",
+    ),
+    ("working copies, f = 1", "in bfloat16 2 P", "autocast's"),
+    (
+        "a layer's activations",
+        "t (8 H + w (2 H + 3 (q + kv) + 3 I) + 4 (heads + 2))",
+        "arXiv 2205.05198, 4.1, without dropout and scores; of rltrain's own decoder. Families that the library "
+        "computes keep more, see `api/rl_api/sizes/learner.py`",
+    ),
+    ("activations", "L of these, with checkpointing 4 t L H and one of these", "arXiv 1604.06174"),
+    (
+        "logits",
+        "2^24 (w + 8) + V H (w + 4)",
+        "a chunk of 64 MiB in float32 whatever t and V are; head and its gradient",
+    ),
+    ("libraries", "1 GiB, without accelerator 0.6 GiB", "assumed: CUDA context, NCCL, cuBLAS"),
+)
+_OF_SAMPLERS = (
+    ("weights", "w P / (tensor-parallel size x stages) on the fullest stage; layers in fp8: 1 in place of w"),
+    ("forward pass", "8192 w (3 H + max(2 q + 2 kv, 3 I) / tensor-parallel size), and 12 V of each sequence"),
+    (
+        "left for keys and values",
+        "what the engine may take (`sampler.gpuMemoryUtilization`, 0.9) less the rows above",
+    ),
+    ("a block of 16 tokens", "16 x 2 x (L / stages) x (key heads / tensor-parallel size) x head size x w"),
+)
+
+_END = """\
+## What is not in it
+
+- How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
+- Samples, and what Ray's object store holds, which are in main memory.
+- Seconds. Nothing on this page is measured on GPUs yet: activations of a layer are held against what autograd keeps on a
+  CPU, and parameter counts against the library's models (`tests/unit/api/sizes`).
+"""
+
+
+def write() -> str:
+    """The page."""
+    shapes = {name: model_shape(raw, name) for name, raw in MODELS.items()}
+    parts = [
+        _BEGIN,
+        _formulas(),
+        _models(shapes),
+        _learners(shapes),
+        _samplers(shapes),
+        _clusters(shapes),
+        _stages(),
+        _END,
+    ]
+    return "\n".join(parts)
+
+
+def _formulas() -> str:
+    learners = _table(("of a learner's device", "bytes", "source"), iter(_OF_LEARNERS))
+    samplers = _table(("of a sampler's device", "bytes"), iter(_OF_SAMPLERS))
+    end = "A checkpoint has 4 P + 8 T bytes, with a critic 12 P more.\n"
+    return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{end}"
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _models(shapes: Mapping[str, ModelShape]) -> str:
+    head = [
+        "model",
+        "parameters",
+        "a token passes",
+        "layers x width",
+        "heads / of keys",
+        "KV of a token",
+        "checkpoint",
+    ]
+    rows = (
+        [
+            name,
+            f"{shape.parameters:,}",
+            f"{shape.active_parameters:,}",
+            f"{shape.layers} x {shape.hidden}",
+            f"{shape.heads} / {shape.kv_heads}",
+            f"{block_bytes(shape, SamplerLayout()) // 16 // 1024} KiB",
+            gigabytes(checkpoint_bytes(shape, LearnerLayout())),
+        ]
+        for name, shape in shapes.items()
+    )
+    return f"## Models\n\n{_table(head, rows)}"
+
+
+def _learner(**changes: Any) -> LearnerLayout:
+    return LearnerLayout(checkpointing=True, **changes)
+
+
+def _learners(shapes: Mapping[str, ModelShape]) -> str:
+    head = [
+        "model",
+        "state",
+        "shards",
+        "with KL reference",
+        "with critic",
+        "LoRA, rank 16",
+        "a layer, 1,000 tokens",
+    ]
+    rows = (
+        [
+            name,
+            gigabytes(kept_bytes(learner_parts(shape, _learner(), H100))),
+            *(
+                _shards(shape, _learner(**changes))
+                for changes in (
+                    {},
+                    {"reference": True},
+                    {"critic": True},
+                    {"trained": shape.lora_parameters(16, _targets(shape))},
+                )
+            ),
+            gigabytes(1000 * layer_bytes_per_token(shape, 2)),
+        ]
+        for name, shape in shapes.items()
+    )
+    text = (
+        "The fewest H100s that hold one copy, in bfloat16 with activation checkpointing and micro-batches of 16,384"
+        " tokens, and how full each is; where that would be far more, micro-batches are smaller. State: weights, "
+        "gradients and moments together."
+    )
+    return f"## Learners\n\n{_paragraph(text)}\n{_table(head, rows)}"
+
+
+def _targets(shape: ModelShape) -> tuple[str, ...]:
+    return tuple(shape.linears or {})
+
+
+def _shards(shape: ModelShape, layout: LearnerLayout) -> str:
+    found = layout
+    if learner_parts(shape, layout, H100).total > H100.memory:
+        change = smallest_change(shape, layout, H100)
+        assert change is not None
+        found = change.layout
+    tokens = f", {found.tokens:,} tokens" if found.tokens < layout.tokens else ""
+    return f"{found.shard} ({gigabytes(learner_parts(shape, found, H100).total)}{tokens})"
+
+
+def _samplers(shapes: Mapping[str, ModelShape]) -> str:
+    head = [
+        "model",
+        "weights",
+        "devices",
+        "weights of each",
+        "left for KV",
+        "blocks",
+        f"sequences of {LENGTH:,}",
+        "with fp8",
+    ]
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, shape in shapes.items():
+            layout = wider_sampler(shape, SamplerLayout(length=LENGTH), H100)
+            quantised = wider_sampler(shape, SamplerLayout(length=LENGTH, quantization="fp8"), H100)
+            assert layout is not None
+            assert quantised is not None
+            memory, other = sampler_memory(shape, layout, H100), sampler_memory(shape, quantised, H100)
+            yield [
+                name,
+                gigabytes(2 * shape.parameters),
+                str(layout.devices),
+                gigabytes(memory.parts.weights),
+                gigabytes(memory.left),
+                f"{memory.blocks:,}",
+                f"{memory.tokens // LENGTH}",
+                f"{quantised.devices}: {other.tokens // LENGTH}",
+            ]
+
+    text = (
+        f"The fewest H100s with vLLM on which one sequence of {LENGTH:,} tokens fits, in bfloat16, 64 sequences at once; "
+        "tensor-parallel sizes divide the heads. With fp8: devices, and sequences."
+    )
+    return f"## Samplers\n\n{_paragraph(text)}\n{_table(head, rows())}"
+
+
+def _clusters(shapes: Mapping[str, ModelShape]) -> str:
+    head = [
+        *("model", "GPUs", "learns", "copies x shards", "tokens of a micro-batch", "of each device"),
+        *("samplers x devices", "left for KV", "tokens at once"),
+    ]
+    text = (
+        "Half of the GPUs learn and half sample, as in the tables above; where a copy needs more than half, it gets what it "
+        "needs, and samplers the rest. Ranks that a copy does not need hold further copies. Where a copy does not fit, the "
+        "micro-batch is halved, down to 2,048 tokens; where that is not enough either, LoRA of rank 16 is what learns."
+    )
+    rows = ([name, str(gpus), *_cluster(shape, gpus)] for name, shape in shapes.items() for gpus in GPUS)
+    return f"## On 8, 64 and 256 GPUs\n\n{_paragraph(text)}\n{_table(head, rows)}"
+
+
+def _cluster(shape: ModelShape, gpus: int) -> list[str]:
+    sampler = wider_sampler(shape, SamplerLayout(length=LENGTH), H100)
+    assert sampler is not None
+    adapters = shape.lora_parameters(16, _targets(shape))
+    for trained in (None, adapters):
+        for tokens in (16_384, 8192, 4096, 2048):
+            learner = fewest_shards(shape, _learner(tokens=tokens, trained=trained), H100)
+            if learner is None or learner.shard + sampler.devices > gpus:
+                continue
+            copies = max(1, gpus // 2 // learner.shard)
+            layout = replace(learner, ranks=copies * learner.shard)
+            samplers = (gpus - layout.ranks) // sampler.devices
+            memory = sampler_memory(shape, sampler, H100)
+            return [
+                "all" if trained is None else "LoRA",
+                f"{layout.copies} x {layout.shard}",
+                f"{tokens:,}",
+                gigabytes(learner_parts(shape, layout, H100).total),
+                f"{samplers} x {sampler.devices}",
+                gigabytes(memory.left),
+                f"{samplers * memory.tokens:,}",
+            ]
+    return ["does not fit", *[""] * 6]
+
+
+def _stages() -> str:
+    shape = model_shape(LLAMA_2_7B, "Llama-2-7B")
+    layouts = [SamplerLayout(pipeline_parallel=stages) for stages in STAGES]
+    card = Device(int(47.5 * 2**30))
+    head = [
+        "pipeline stages",
+        "a block on each device",
+        "blocks, as measured",
+        "blocks in main memory",
+        "blocks, weights divided",
+    ]
+    rows = (
+        [
+            str(layout.pipeline_parallel),
+            f"{block_bytes(shape, layout) // 2**20} MiB",
+            str(kv_blocks(LEFT, shape, layout)),
+            str(swap_blocks(shape, layout)),
+            str(sampler_memory(shape, layout, card).blocks),
+        ]
+        for layout in layouts
+    )
+    left = f"{LEFT / 2**30:.2f}"
+    text = (
+        "With more stages each device holds fewer layers, so that a block is smaller and more of them fit. vLLM "
+        "once reported 3796, 7592 and 15185 blocks on GPUs, and 512, 1024 and 2048 in main memory, for 1, 2 and 4"
+        " stages at a share of 0.9. 512 blocks in its 4 GiB of swap space make a block of 8 MiB, which are 16 "
+        f"tokens of Llama-2-7B's shape in 16 bits (32 layers, 32 key heads of 128). 3796 of these are {left} GiB, "
+        "about what a card of 48 GB has left beside all weights (12.55 GiB) and a forward pass. That blocks "
+        "double exactly says that as much was left on each device whatever the stages were, so that weights were "
+        "not divided there. Where they are, as in vLLM today, more is left, and blocks more than double (last "
+        "column: 47.5 GiB, with forward pass and libraries as in the formulas)."
+    )
+    return f"## Pipeline stages and blocks\n\n{_paragraph(text)}\n{_table(head, rows)}"
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(write(), end="")

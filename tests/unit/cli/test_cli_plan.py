@@ -1,0 +1,281 @@
+"""`rltrain plan`: tables, JSON, the picture, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from scale_page import MODELS
+
+import rl_trainer.model.source as source
+from rl_api.errors import Unavailable
+from rl_cli.main import main
+
+ROOT = Path(__file__).parents[3]
+RUN = """\
+apiVersion: rltrain.dev/v1alpha1
+kind: RLTrainingRun
+metadata: {name: one}
+spec:
+  model: {source: SOURCE, dtype: bfloat16}
+  task: {environment: reasoning-gym, name: chain_sum}
+  algorithm: {kl: {coefficient: 0.01}}
+  learner: {replicas: 2, tokensPerMicroBatch: 4096, activationCheckpointing: true}
+  sampler: {replicas: 3, engine: vllm, maxNewTokens: 3072, tensorParallelSize: 2}
+  checkpoint: {storage: {s3: "s3://checkpoints"}}
+"""
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command for run.yaml, whose model has the shape of a name of the scale page."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, model: str = "Qwen2.5-7B", change: tuple[str, str] = ("", "")) -> int:
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(MODELS[model]))
+        Path("run.yaml").write_text(RUN.replace(*change).replace("SOURCE", str(folder)))
+        return main(["plan", "run.yaml", *arguments])
+
+    return run
+
+
+def test_a_table_of_what_roles_need(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--device-memory", "200G", "--bandwidth", "2G") == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    rows = {line[:17].strip(): line[17:].split("  ") for line in output.out.splitlines()}
+    cells = {name: [cell.strip() for cell in row if cell.strip()] for name, row in rows.items()}
+    assert output.out.startswith("model: qwen2, 7.6 B parameters (7,615,616,512)\n")
+    assert cells["per device"] == ["learner", "sampler"]
+    assert cells["weights"] == ["30 GB", "7.6 GB"]
+    assert cells["gradients"] == ["30 GB", "-"]
+    assert cells["optimizer moments"] == ["61 GB", "-"]
+    assert cells["KL reference"] == ["30 GB", "-"]
+    assert cells["critic"] == ["-", "-"]
+    assert cells["of"] == ["200 GB", "180 GB of 200 GB"]
+    assert cells["pods"] == ["2", "3"]
+    assert cells["devices"] == ["2", "3 x 2"]
+    assert "sequences of 4,096 tokens at once\n" in output.out
+    assert "checkpoint: 91 GB, of which 3 are kept (274 GB), written in 46 s at 2.0 GB/s\n" in output.out
+    assert output.out.endswith(
+        "who sits with whom:\n  this machine node 0: 2 learners, 3 samplers of 2 devices (copy 0 to copy 1)\n"
+    )
+
+
+def test_a_run_that_cannot_fit_is_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    no_reference = ("coefficient: 0.01", "coefficient: 0")
+    assert command("--device-memory", "80G", change=no_reference) == 2
+    output = capsys.readouterr()
+    assert "who sits with whom" in output.out, "the table is shown all the same"
+    assert output.err == (
+        "rltrain: run.yaml: learner: 7.6 B parameters need 122 GB on one 80 GB device; shard over 2 "
+        "(learner.parallelism: fsdp2)\n"
+    )
+    assert command("--device-memory", "8G", "--json", change=no_reference) == 2
+    output = capsys.readouterr()
+    assert json.loads(output.out)["misfits"] == [
+        line.removeprefix("rltrain: run.yaml: ") for line in output.err.splitlines()
+    ]
+    assert output.err.count("\n") == 2, "a sentence for each role"
+
+
+def test_pools_of_a_profile(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = str(ROOT / "examples" / "profile-gpu.yaml")
+    code = command("--profile", profile, "--json", model="Qwen2.5-0.5B")
+    output = capsys.readouterr()
+    assert (code, output.err) == (0, "")
+    plan = json.loads(output.out)
+    assert {name: role["pool"] for name, role in plan["roles"].items()} == {
+        "learner": "h100",
+        "sampler": "h100-spot",
+    }
+    assert plan["roles"]["learner"]["deviceMemory"] == 80 * 10**9
+    assert plan["roles"]["learner"]["parts"]["weights"] == 4 * 494_032_768
+    assert plan["checkpoint"] == {"bytes": 12 * 494_032_768, "kept": 3, "seconds": None}
+    assert [(node["pool"], node["devices"], len(node["seats"])) for node in plan["nodes"]] == [
+        ("h100", 8, 2),
+        ("h100-spot", 8, 6),
+    ]
+    sampler = plan["roles"]["sampler"]
+    assert sampler["kvTokens"] == 16 * sampler["kvBlocks"] > 0
+    assert plan["fits"] is True
+
+
+def test_what_a_profile_refuses_is_not_planned(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        command("--profile", str(ROOT / "examples" / "profile-gpu.yaml"), "--set", "sampler.replicas=40") == 2
+    )
+    assert "spec.sampler.replicas: found 40, allowed: at most " in capsys.readouterr().err
+
+
+def test_pods_without_accelerators(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = str(ROOT / "examples" / "profile-cpu.yaml")
+    torch_engine = ("engine: vllm, maxNewTokens: 3072, tensorParallelSize: 2", "engine: torch")
+    code = command("--profile", profile, change=torch_engine)
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "learner: 7.6 B parameters need " in error
+    assert error.count(" pod") >= 2
+    assert "sampler.tensorParallelSize" not in error
+
+
+def test_a_picture(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--device-memory", "80G", "--svg", "plan.svg") == 2
+    tree = ET.fromstring(Path("plan.svg").read_text())
+    texts = [one.text for one in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "qwen2, 7.6 B parameters"
+    assert texts.count("copy 1") == 1
+    assert texts.count("sampler pod 2") == 2
+    assert any("too much" in (text or "") for text in texts)
+    capsys.readouterr()
+    assert command("--svg", "no/such/folder.svg") == 2
+    assert (
+        "--svg: no/such/folder.svg cannot be written (No such file or directory)" in capsys.readouterr().err
+    )
+
+
+def test_the_preset_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(ROOT / "examples" / "quickstart.yaml")]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("model: qwen2, 309 k parameters (308,608)\n")
+    assert output.err == (
+        "rltrain: how large the devices are is not known, so that nothing is held against it: give --device-memory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("./nothing", "rltrain: model.source: ./nothing is not a folder; give a preset (tiny), "),
+        (".", "rltrain: model folder .: config.json is missing; "),
+        ("s3://bucket/model", "rltrain: model.source: s3://bucket/model cannot be read: no such host"),
+        (
+            "some/model",
+            "rltrain: model.source: hub model some/model cannot be loaded: the hub cannot be reached",
+        ),
+    ],
+)
+def test_models_that_cannot_be_read(
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    sentence: str,
+) -> None:
+    def away(folder: object, what: str, work: object) -> None:
+        raise Unavailable(f"{what}: no such host")
+
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(source.RemoteFolder, "within", away)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert command(change=("SOURCE", model)) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+
+
+def test_of_a_remote_model_its_configuration_is_read(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def read(folder: object, name: str) -> bytes | None:
+        asked.append(name)
+        return contents.pop(0)
+
+    contents = [json.dumps(MODELS["Qwen2.5-0.5B"]).encode(), None, b"[]", b"{"]
+    monkeypatch.setattr(source.RemoteFolder, "read", read)
+    change = ("SOURCE", "s3://bucket/model")
+    assert command(change=change) == 0
+    assert "494 M parameters" in capsys.readouterr().out
+    for sentence in (
+        "model.source: the folder at s3://bucket/model has no config.json",
+        "model.source: config.json at s3://bucket/model holds no JSON object",
+        "model.source: config.json at s3://bucket/model is not valid JSON",
+    ):
+        assert command(change=change) == 2
+        assert sentence in capsys.readouterr().err
+    assert asked == ["config.json"] * 4
+
+
+def test_a_hub_model(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Qwen3-30B-A3B"]))
+
+    def download(name: str, file: str, *, revision: str | None) -> str:
+        assert (name, file, revision) == ("some/model", "config.json", None)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert command(change=("SOURCE", "some/model")) == 0
+    assert "128 experts of which a token passes 8 (3.4 B parameters)" in capsys.readouterr().out
+
+
+def test_trainers_of_others_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(ROOT / "examples" / "command.yaml")]) == 2
+    assert "spec.trainer.kind: found 'command', allowed with rltrain plan: rltrain" in capsys.readouterr().err
+
+
+def test_options_that_are_no_sizes(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("80 GB", "0", "x"):
+        with pytest.raises(SystemExit) as caught:
+            command("--device-memory", wrong)
+        assert caught.value.code == 2
+        assert f"found {wrong}, allowed: a Kubernetes quantity such as 80Gi or 80G" in capsys.readouterr().err
+
+
+def test_how_samplers_are_divided_is_the_runs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "tensorParallelSize: 2",
+        "tensorParallelSize: 2, pipelineParallelSize: 2, quantization: fp8, gpuMemoryUtilization: 0.5, maxModelLen: 8192",
+    )
+    command("--device-memory", "80G", "--json", change=options)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["sampler"] == {
+        **{
+            "engine": "vllm",
+            "tensor_parallel": 2,
+            "pipeline_parallel": 2,
+            "half": True,
+            "quantization": "fp8",
+        },
+        **{"utilization": 0.5, "length": 8192, "sequences": 64},
+    }
+    sampler = plan["roles"]["sampler"]
+    assert sampler["devices"] == 12
+    assert sampler["total"] <= 40 * 10**9
+    assert [seat["label"] for seat in plan["nodes"][0]["seats"][2:6]] == [
+        *("sampler 0 stage 0 part 0", "sampler 0 stage 0 part 1"),
+        *("sampler 0 stage 1 part 0", "sampler 0 stage 1 part 1"),
+    ]
+
+
+def test_how_learners_share_a_copy_is_the_runs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    divided = (
+        "learner: {replicas: 2,",
+        "learner: {replicas: 2, resources: {accelerators: 4}, parallelism: fsdp2, fsdpSize: 4, pools: [h100],",
+    )
+    for place in (("--device-memory", "80G"), ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))):
+        assert command(*place, "--json", change=divided) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["learner"] == {"ranks": 8, "shard": 4, "copies": 2}
+        learner = plan["roles"]["learner"]
+        assert (learner["pods"], learner["devices"]) == (2, 8)
+        assert learner["parts"]["weights"] == 7_615_616_512
+        assert [seat["label"] for seat in plan["nodes"][0]["seats"][3:5]] == [
+            "copy 0 shard 3",
+            "copy 1 shard 0",
+        ]
+    whole = (divided[0], divided[1].replace("fsdpSize: 4, ", ""))
+    assert command("--device-memory", "80G", change=whole) == 0
+    assert "1 x 8" in capsys.readouterr().out
