@@ -131,7 +131,7 @@ class NamespaceLimitsSpec(Model):
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
     """Samplers; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
-    """Learners; null: no limit."""
+    """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
     """Accelerators; null: no limit."""
     max_ephemeral_storage: Quantity | None = None
@@ -144,7 +144,7 @@ class ProfileLimitsSpec(Model):
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
     """Samplers; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
-    """Learners; null: no limit."""
+    """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
     """Accelerators; null: no limit."""
     max_ephemeral_storage: Quantity | None = None

@@ -48,6 +48,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "algorithm.overlong.maskTruncated": (False,),
     "algorithm.ratioBound": (None,),
     "algorithm.optimizer.decay": ("constant", "cosine"),
+    "learner.parallelism": ("ddp",),
     "sampler.engine": ("vllm",),
     "sampler.replicas": (1,),
     "sampler.stop": ([],),
@@ -174,7 +175,7 @@ def verl_config(spec: RunSpec, *, name: str, checkpoints: str, gpus_per_node: in
             "train_files": files,
             "val_files": files,  # verl wants one; it is not evaluated on
             "prompt_key": spec.task.prompt_field,
-            "filter_overlong_prompts": spec.task.on_long_prompt == "drop",
+            **_long_prompts(spec),
             "train_batch_size": algorithm.prompts_per_step,
             "max_response_length": sampler.max_new_tokens,
             "seed": spec.seed,
@@ -233,6 +234,14 @@ def _algorithm(spec: RunSpec) -> dict[str, Any]:
             "rollout_is_threshold": threshold,
         },
     }
+
+
+def _long_prompts(spec: RunSpec) -> dict[str, Any]:
+    """What becomes of prompts that are too long. Without a length of ours verl has its own, and ends the run."""
+    longest = spec.sampler.max_model_len
+    if spec.task.on_long_prompt != "drop" or longest is None:
+        return {"filter_overlong_prompts": False}
+    return {"filter_overlong_prompts": True, "max_prompt_length": longest - spec.sampler.max_new_tokens}
 
 
 def _model(spec: RunSpec) -> dict[str, Any]:

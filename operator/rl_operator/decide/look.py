@@ -116,7 +116,9 @@ class Look:
         newest = self.status.attempts[-1]
         if newest.ready_time is None:
             return self
-        begun = max(newest.ready_time, self.conditions.since("Admitted", "True") or newest.ready_time)
+        begun, admitted = newest.ready_time, self.conditions.since("Admitted", "True")
+        if admitted is not None and admitted < since:  # else it is of what comes next
+            begun = max(begun, admitted)
         seconds = max((since - begun).total_seconds(), 0.0)
         return self.with_attempt(held_seconds=newest.held_seconds + seconds, ready_time=None)
 

@@ -135,9 +135,23 @@ def test_without_checkpoints_verl_saves_none() -> None:
     assert (trainer["save_freq"], trainer["max_actor_ckpt_to_keep"]) == (-1, None)
 
 
-@pytest.mark.parametrize(("on_long", "filters"), [("drop", True), ("fail", False)])
-def test_prompts_that_are_too_long_are_left_out_or_fail(on_long: str, filters: bool) -> None:
-    assert config("task.onLongPrompt", on_long)["data"]["filter_overlong_prompts"] is filters
+def test_prompts_are_left_out_where_it_is_known_how_long_they_may_be() -> None:
+    data = config("sampler.maxModelLen", 4096)["data"]
+    assert data["filter_overlong_prompts"] is True
+    assert data["max_prompt_length"] == 4096 - data["max_response_length"]
+
+
+@pytest.mark.parametrize("on_long", ["drop", "fail"])
+def test_verl_ends_the_run_at_prompts_longer_than_its_own_limit(on_long: str) -> None:
+    data = config("task.onLongPrompt", on_long)["data"]
+    assert (data["filter_overlong_prompts"], "max_prompt_length" in data) == (False, False)
+
+
+def test_verl_divides_no_model_for_us() -> None:
+    _, problems = check("learner.parallelism", "fsdp2")
+    assert [str(problem) for problem in problems] == [
+        "spec.learner.parallelism: found fsdp2, allowed with trainer.kind verl: ddp"
+    ]
 
 
 @pytest.mark.parametrize(("refills", "enabled", "batches"), [(0, False, 0), (1, True, 2)])

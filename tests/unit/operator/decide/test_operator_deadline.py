@@ -165,3 +165,21 @@ def test_time_before_an_eviction_counts_where_the_attempt_ends_without_pods() ->
     decision = run.look()
     assert decision.status.attempts[0].end_time is not None
     assert had_pods(decision.status.attempts[0]) == 200
+
+
+def test_time_before_an_eviction_that_an_older_operator_began_counts() -> None:
+    run = Queued(limits={"maxDuration": "10m"})
+    run.admit()
+    run.train()
+    ready = run.look().status.attempts[0].ready_time
+    run.story.wait(200)
+    run.evict()
+    run.story.answered("done")
+    run.look(rays=(), pods=())
+    # That one has left the time as it was.
+    attempt = run.story.run["status"]["attempts"][0]
+    attempt["readyTime"], attempt["heldSeconds"] = ready.isoformat() if ready is not None else None, 0
+    run.queue(reserved=False, admitted=False, assigned={})
+    run.story.wait(1000)
+    run.admit()
+    assert run.look().status.attempts[0].held_seconds == 200
