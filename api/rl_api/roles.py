@@ -173,7 +173,7 @@ class WeightSyncSpec(Model):
     """When a sampler takes new weights: between two decode steps, or between groups."""
     timeout: PositiveDuration = Duration(60)
     """Deadline of each phase of a publication."""
-    max_mismatch: float | None = Field(default=1.5, gt=1.0, le=1000.0)
+    max_mismatch: float | None = Field(default=1.5, gt=1.0, lt=10.0)
     """Most that samplers and learner may differ about the same tokens under the same weights: the mean of exp|difference of
-    log-probabilities|, 1 where they agree. Looked at in the first step, and in each whose tokens are all of the learner's
-    version; past it the run ends. null: not looked at."""
+    log-probabilities|, of one token at most 10; 1 where they agree. Looked at in the first step, and in each whose tokens
+    are all of the learner's version; past it the run ends. null: not looked at."""

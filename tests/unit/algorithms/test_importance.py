@@ -9,6 +9,7 @@ import torch
 
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.importance import (
+    MISMATCH_LIMIT,
     ImportanceConfig,
     ImportanceKind,
     ImportanceLevel,
@@ -85,8 +86,16 @@ def test_mismatch_metrics() -> None:
             "mismatch_ratio_sum": 7.25,
             "mismatch_k3": 7.25 - 5.0 - logs,
             "mismatch_exp_abs": 14.0,
+            "mismatch_bounded": 14.0,
         }
     )
+
+
+def test_one_token_adds_no_more_to_the_bounded_mismatch_than_its_limit() -> None:
+    sampler = torch.tensor([0.0, -15.0])
+    metrics = mismatch_metrics(torch.zeros(2), sampler, torch.ones(2, dtype=torch.bool))
+    assert metrics["mismatch_bounded"].item() == pytest.approx(1.0 + MISMATCH_LIMIT)
+    assert metrics["mismatch_exp_abs"].item() > 1e6
 
 
 def test_the_weight_multiplies_the_objective_and_the_denominator_stays() -> None:

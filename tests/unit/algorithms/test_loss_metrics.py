@@ -19,7 +19,12 @@ def test_means_are_over_the_tokens_that_were_measured() -> None:
     sums = {"loss": -0.5, "policy_loss": -0.75, "tokens": 4.0, "ratio_max": 3.0}
     sums |= {"clip_low": 1.0, "clip_high": 2.0, "ratio": 6.0, "update_k3": 0.5}
     sums |= {"kl_tokens": 5.0, "kl": 1.0, "entropy_tokens": 8.0, "entropy": 2.0, "mismatch_tokens": 10.0}
-    sums |= {"mismatch_k3": 1.0, "mismatch_exp_abs": 12.0, "mismatch_ratio_sum": 11.0}
+    sums |= {
+        "mismatch_k3": 1.0,
+        "mismatch_exp_abs": 12.0,
+        "mismatch_bounded": 11.5,
+        "mismatch_ratio_sum": 11.0,
+    }
     assert metric_means(merge_metrics([sums | {"importance": 9.0, "importance_clipped": 3.0}])) == {
         "loss": -0.5,
         "policy_loss": -0.75,
@@ -34,6 +39,7 @@ def test_means_are_over_the_tokens_that_were_measured() -> None:
         "entropy": 0.25,
         "mismatch_kl": 0.1,
         "mismatch_ratio": 1.2,
+        "mismatch_bounded": 1.15,
         "sampler_ratio_mean": 1.1,
         "importance_mean": 0.9,
         "importance_clipped_fraction": 0.3,

@@ -261,6 +261,7 @@ def test_metrics_by_hand() -> None:
             "mismatch_tokens": 2.0,
             "mismatch_k3": 3.0 - math.log(3.0) - 1.0,
             "mismatch_exp_abs": 3.0 + 1.0,
+            "mismatch_bounded": 3.0 + 1.0,
             "importance": 2.0 + 1.0,
             "importance_clipped": 1.0,
             "mismatch_ratio_sum": 3.0 + 1.0,

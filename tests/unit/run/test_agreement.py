@@ -47,8 +47,8 @@ def test_who_differ_under_the_same_weights_end_the_run(parts: dict[str, Any], st
     with pytest.raises(
         PolicyMismatch, match=rf"step {step + 1}: samplers \(engine torch\) and learner differ .* 2\.5 in"
     ):
-        check_agreement(spec(**parts), step, [group(version)], {"mismatch_ratio": 2.5})
-    check_agreement(spec(**parts), step, [group(version)], {"mismatch_ratio": 1.2})
+        check_agreement(spec(**parts), step, [group(version)], {"mismatch_bounded": 2.5})
+    check_agreement(spec(**parts), step, [group(version)], {"mismatch_bounded": 1.2})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_who_differ_under_the_same_weights_end_the_run(parts: dict[str, Any], st
     ],
 )
 def test_who_may_differ_are_left_alone(parts: dict[str, Any], step: int, versions: list[int]):
-    check_agreement(spec(**parts), step, [group(version) for version in versions], {"mismatch_ratio": 2.5})
+    check_agreement(spec(**parts), step, [group(version) for version in versions], {"mismatch_bounded": 2.5})
 
 
 def test_a_batch_that_nothing_was_measured_of_is_left_alone():

@@ -18,6 +18,9 @@ from rl_trainer.algorithms.tokens import LOG_RATIO_LIMIT, limited_exp, sequence_
 ImportanceKind = Literal["truncate", "mask", "none"]
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 
+MISMATCH_LIMIT = 10.0
+"""Most that one token adds to `mismatch_bounded`."""
+
 
 @dataclass(frozen=True)
 class ImportanceConfig:
@@ -108,7 +111,8 @@ def mismatch_metrics(old_log_probs: Tensor, sampler_log_probs: Tensor, trained: 
     """How far sampler and trainer are apart, as sums over the trained tokens (`loss_metrics.SUM_METRICS`).
 
     `mismatch_tokens`: their number; `mismatch_ratio_sum`: of `exp(D)`, whose mean is 1 when mu covers the policy;
-    `mismatch_k3`: of `exp(D) - D - 1`, whose mean estimates KL(mu || pi_old); `mismatch_exp_abs`: of `exp|D|`.
+    `mismatch_k3`: of `exp(D) - D - 1`, whose mean estimates KL(mu || pi_old); `mismatch_exp_abs`: of `exp|D|`;
+    `mismatch_bounded`: of the same, at most MISMATCH_LIMIT of one token.
     """
     with torch.no_grad():
         delta = (old_log_probs - sampler_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -119,6 +123,7 @@ def mismatch_metrics(old_log_probs: Tensor, sampler_log_probs: Tensor, trained: 
             "mismatch_ratio_sum": growth + tokens,
             "mismatch_k3": growth - (delta * trained).sum(),
             "mismatch_exp_abs": (delta.abs().exp() * trained).sum(),
+            "mismatch_bounded": (delta.abs().exp().clamp(max=MISMATCH_LIMIT) * trained).sum(),
         }
 
 

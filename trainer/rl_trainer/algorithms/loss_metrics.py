@@ -23,6 +23,7 @@ SUM_METRICS = (
     "mismatch_tokens",
     "mismatch_k3",  # k3 estimate of KL(mu || pi_old): sampler against trainer, staleness included
     "mismatch_exp_abs",  # exp|l_old - l_mu|: 1 when sampler and trainer agree
+    "mismatch_bounded",  # the same, of each token at most so much that one alone says nothing
     "mismatch_ratio_sum",  # pi_old / mu: its mean is near 1 where the sampler covers the policy
     "importance",  # weight between sampler and trainer
     "importance_clipped",  # tokens whose ratio was outside the bounds: truncated or masked
@@ -50,8 +51,9 @@ def metric_means(merged: Mapping[str, float]) -> dict[str, float]:
     Returns:
         `loss`, `policy_loss`, `tokens`; per-token means `clip_fraction`, `clip_low_fraction`,
         `clip_high_fraction`, `ratio_mean`, `update_kl`; `ratio_max`; `kl`; `entropy`; `mismatch_kl`,
-        `mismatch_ratio` (mean exp|l_old - l_mu|; look at the sampler when it passes 1.02), `sampler_ratio_mean` (mean
-        pi_old / mu), `importance_mean`, `importance_clipped_fraction`.
+        `mismatch_ratio` (mean exp|l_old - l_mu|; look at the sampler when it passes 1.02),
+        `mismatch_bounded` (the same with a bound for each token),
+        `sampler_ratio_mean` (mean pi_old / mu), `importance_mean`, `importance_clipped_fraction`.
     """
     means = {name: float(merged[name]) for name in ("loss", "policy_loss", "tokens", "ratio_max")}
     tokens = merged["tokens"]
@@ -69,6 +71,7 @@ def metric_means(merged: Mapping[str, float]) -> dict[str, float]:
         tokens = merged["mismatch_tokens"]
         means["mismatch_kl"] = merged["mismatch_k3"] / tokens
         means["mismatch_ratio"] = merged["mismatch_exp_abs"] / tokens
+        means["mismatch_bounded"] = merged["mismatch_bounded"] / tokens
         means["sampler_ratio_mean"] = merged["mismatch_ratio_sum"] / tokens
         means["importance_mean"] = merged["importance"] / tokens
         means["importance_clipped_fraction"] = merged["importance_clipped"] / tokens

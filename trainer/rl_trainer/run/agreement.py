@@ -17,14 +17,15 @@ def check_agreement(spec: RunSpec, step: int, groups: Sequence[Group], metrics: 
 
     Args:
         groups: of the batch.
-        metrics: of its update; `mismatch_ratio` is the mean of exp|l_learner - l_sampler| over its tokens.
+        metrics: of its update; `mismatch_bounded` is the mean of exp|l_learner - l_sampler| over its tokens, each bounded,
+            so that a few odd ones end no run.
 
     Raises:
         PolicyMismatch: they differ by more.
     """
     bound, algorithm = spec.weight_sync.max_mismatch, spec.algorithm
     once = algorithm.mini_batches * algorithm.epochs == 1 or algorithm.loss.proximal == "recomputed"
-    found = metrics.get("mismatch_ratio")
+    found = metrics.get("mismatch_bounded")
     version = step // spec.weight_sync.every_steps
     trained_since = step % spec.weight_sync.every_steps
     same = not trained_since and all(group.min_version == version for group in groups)
