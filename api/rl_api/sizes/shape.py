@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rl_api.base import MOST
 from rl_api.errors import ModelError
+
+MOST_LAYERS: Final = 10_000
+"""Decoder layers of a model, each of which is counted by itself."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def model_shape(raw: Mapping[str, Any], where: str = "config.json") -> ModelShap
     """The shape that the contents of a `config.json` describe; `where` begins the sentences of errors.
 
     Raises:
-        ModelError: the family is not one of FAMILIES, or a size is missing or no whole number of at least 1.
+        ModelError: the family is not one of FAMILIES, or a size is missing, no whole number of at least 1 or too large.
     """
     family = raw.get("model_type")
     if not isinstance(family, str):
@@ -157,12 +161,12 @@ def _decoder(raw: Mapping[str, Any], name: str, family: _Family, where: str) -> 
     hidden, heads = whole(raw, "hidden_size", where), whole(raw, "num_attention_heads", where)
     kv_heads = whole(raw, "num_key_value_heads", where, default=heads)
     head_dim = whole(raw, "head_dim", where, default=family.head_dim or hidden // heads)
-    layers, vocab = whole(raw, "num_hidden_layers", where), whole(raw, "vocab_size", where)
+    layers, vocab = whole(raw, "num_hidden_layers", where, most=MOST_LAYERS), whole(raw, "vocab_size", where)
     dense = whole(raw, "intermediate_size", where)
     # Versions of the library from 5 on write the second name.
     count = "num_local_experts" if "num_local_experts" in raw else "num_experts"
     experts = whole(raw, count, where) if name == "qwen3_moe" else 0
-    per_token = whole(raw, "num_experts_per_tok", where) if experts else 0
+    per_token = whole(raw, "num_experts_per_tok", where, most=experts) if experts else 0
     inner = whole(raw, "moe_intermediate_size", where) if experts else dense
 
     queries, keys = heads * head_dim, kv_heads * head_dim
@@ -172,7 +176,7 @@ def _decoder(raw: Mapping[str, Any], name: str, family: _Family, where: str) -> 
     biases = 2 * dense + hidden if family.mlp_bias and raw.get("mlp_bias", False) else 0
     plain = attention + 3 * hidden * dense + biases
     router, expert = hidden * experts, 3 * hidden * inner
-    sparse = [bool(experts) and _has_experts(raw, index) for index in range(layers)]
+    sparse = _have_experts(raw, layers, where) if experts else [False] * layers
     tied = bool(raw.get("tie_word_embeddings", family.tied))
     sizes = {
         "q_proj": (queries, hidden),
@@ -216,17 +220,25 @@ def _decoder(raw: Mapping[str, Any], name: str, family: _Family, where: str) -> 
     )
 
 
-def _has_experts(raw: Mapping[str, Any], index: int) -> bool:
-    """Whether a layer of a model with experts has them, as the library's `decoder_sparse_step` says."""
-    step = int(raw.get("decoder_sparse_step", 1) or 1)
-    return index not in (raw.get("mlp_only_layers") or ()) and (index + 1) % step == 0
+def _have_experts(raw: Mapping[str, Any], layers: int, where: str) -> list[bool]:
+    """Which layers of a model with experts have them, as the library's `decoder_sparse_step` and `mlp_only_layers` say."""
+    step = whole(raw, "decoder_sparse_step", where, default=1)
+    plain = raw.get("mlp_only_layers")
+    plain = [] if plain is None else plain
+    if not isinstance(plain, list | tuple) or any(type(one) is not int or one < 0 for one in plain):
+        raise ModelError(
+            f"{where}: mlp_only_layers: found {plain!r}, allowed: a list of numbers of layers, from 0 on"
+        )
+    return [index not in plain and (index + 1) % step == 0 for index in range(layers)]
 
 
 def _gpt2(raw: Mapping[str, Any], where: str) -> ModelShape:
     """Learned positions, layer norms with biases, biases everywhere, no gate."""
     hidden, heads = whole(raw, "n_embd", where), whole(raw, "n_head", where)
-    layers, vocab = whole(raw, "n_layer", where), whole(raw, "vocab_size", where)
+    layers, vocab = whole(raw, "n_layer", where, most=MOST_LAYERS), whole(raw, "vocab_size", where)
     positions, inner = whole(raw, "n_positions", where), whole(raw, "n_inner", where, default=4 * hidden)
+    if heads > hidden:
+        raise ModelError(f"{where}: n_head: found {heads}, allowed: at most n_embd, which is {hidden}")
     attention = hidden * 3 * hidden + 3 * hidden + hidden * hidden + hidden
     layer = attention + hidden * inner + inner + inner * hidden + hidden + 4 * hidden
     tied = bool(raw.get("tie_word_embeddings", True))
@@ -255,11 +267,13 @@ def _gpt2(raw: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
-def whole(raw: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """A size of the configuration; ModelError where it is no whole number of at least 1."""
+def whole(raw: Mapping[str, Any], key: str, where: str, default: int | None = None, most: int = MOST) -> int:
+    """A size of the configuration; ModelError where it is no whole number of at least 1, or above `most`."""
     value = raw.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         found = "missing" if value is None else f"found {value!r}"
         raise ModelError(f"{where}: {key}: {found}, allowed: a whole number of at least 1")
+    if value > most:
+        raise ModelError(f"{where}: {key}: found {value}, allowed: at most {most}")
     return value

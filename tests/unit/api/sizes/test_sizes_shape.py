@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -117,12 +118,55 @@ def test_families_of_our_decoder_are_known() -> None:
             {"num_hidden_layers": "3"},
             "here: num_hidden_layers: found '3', allowed: a whole number of at least 1",
         ),
+        ({"num_hidden_layers": 10**12}, f"here: num_hidden_layers: found {10**12}, allowed: at most 10000"),
+        (
+            {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": 5},
+            "here: mlp_only_layers: found 5, allowed: a list of numbers of layers, from 0 on",
+        ),
+        (
+            {"model_type": "qwen3_moe", **EXPERTS, "decoder_sparse_step": "x"},
+            "here: decoder_sparse_step: found 'x', allowed: a whole number of at least 1",
+        ),
+        (
+            {"model_type": "gpt2", "n_embd": 4, "n_head": 8, "n_layer": 1, "n_positions": 8},
+            "here: n_head: found 8, allowed: at most n_embd, which is 4",
+        ),
     ],
 )
 def test_what_cannot_be_read(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError) as caught:
         model_shape({"model_type": "llama", **SMALL, **change}, "here")
     assert str(caught.value).startswith(sentence)
+
+
+ODD = (
+    *(None, True, False, "", "x", "3", [], [1], ["x"], [None], [[1]], {}, {"x": 1}),
+    *(-1, 0, 1, 7, 10**9, 10**12, 10**400, -(10**400), 0.5, 3.0, -1.0, float("inf"), float("nan")),
+)
+FIELDS = (
+    *SMALL,
+    *EXPERTS,
+    *("model_type", "head_dim", "num_local_experts", "decoder_sparse_step", "mlp_only_layers"),
+    *("attention_bias", "mlp_bias", "tie_word_embeddings"),
+    *("n_embd", "n_head", "n_layer", "n_positions", "n_inner"),
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_odd_fields_are_a_sentence_or_a_shape(family: str) -> None:
+    gpt2 = {"n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 64}
+    for field, value in itertools.product(FIELDS, ODD):
+        raw = {"model_type": family, **SMALL, **EXPERTS, **gpt2, field: value}
+        refused = ""
+        try:
+            shape = model_shape(raw, "here")
+        except ModelError as error:
+            refused = str(error)
+        if refused:
+            assert refused.startswith("here: "), (field, value)
+        else:
+            assert shape.parameters >= shape.active_parameters > 0, (field, value)
+            assert shape.head_dim > 0, (field, value)
 
 
 def test_adapters_of_a_module_that_is_not_there() -> None:
