@@ -112,6 +112,42 @@ def test_a_learner_pod_has_a_process_for_each_of_its_accelerators():
         bundles(spec(learner=learner), 3)
 
 
+@pytest.mark.parametrize(
+    ("learner", "gpus", "advice"),
+    [
+        ({"resources": {"accelerators": 8}}, 4, "set learner.resources.accelerators to 4, add GPUs"),
+        (
+            {"replicas": 2, "resources": {"accelerators": 8}},
+            4,
+            "set learner.replicas to 1 and learner.resources.accelerators to 4, add GPUs",
+        ),
+        ({}, 0.5, "add GPUs"),
+    ],
+)
+def test_a_learner_with_too_few_gpus_is_told_what_is_allowed(learner: Any, gpus: float, advice: str):
+    with pytest.raises(PlacementError, match=f"found {gpus}; {advice}, or hide them"):
+        bundles(spec(learner=learner), gpus)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "gpus", "advice"),
+    [
+        ({"replicas": 2, **DIVIDED}, 8, "lower sampler.replicas, "),
+        (DIVIDED, 4, "lower sampler.tensorParallelSize or sampler.pipelineParallelSize, "),
+        (
+            {"replicas": 2, **DIVIDED},
+            4,
+            "lower sampler.replicas and sampler.tensorParallelSize or sampler.pipelineParallelSize, ",
+        ),
+        ({}, 1, ""),
+    ],
+)
+def test_samplers_with_too_few_gpus_are_told_what_would_do(sampler: dict[str, Any], gpus: int, advice: str):
+    told: list[str] = []
+    bundles(spec(sampler=sampler), gpus, warn=told.append)
+    assert f"are left for them; add GPUs, {advice}or set sampler.resources.accelerators to 0" in told[0]
+
+
 def test_learners_without_accelerators_leave_them_to_samplers():
     found = {b.name: b.gpus for b in bundles(spec(learner={"resources": {"accelerators": 0}}), 1)}
     assert found == {"buffer": 0.0, "learner 0": 0.0, "sampler 0": 1.0}

@@ -48,9 +48,8 @@ def bundles(
         learner_gpus = float(asked.accelerators > 0)
     if 0 < for_learners < learners * learner_gpus:
         raise PlacementError(
-            f"placement: {learners} learners need a GPU each, and found {for_learners:g}; set learner.replicas to "
-            f"{for_learners // spec.learner.ranks_per_replica:g}, add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train "
-            "on CPUs"
+            f"placement: {learners} learners need a GPU each, and found {for_learners:g}; "
+            f"{_fewer_learners(spec, int(for_learners))}add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
         )
     for_samplers = own.get("sampler", gpus - learners * learner_gpus)
     each = spec.sampler.devices
@@ -61,7 +60,8 @@ def bundles(
         warn(
             f"sampling is on CPUs: samplers would take {samplers * each} GPUs, {'one' if each == 1 else each} each, and "
             f"{for_samplers:g} are left for them; "
-            "add GPUs, lower sampler.replicas, or set sampler.resources.accelerators to 0 if that is what you want"
+            f"add GPUs, {_fewer_samplers(spec, samplers, int(for_samplers))}or set sampler.resources.accelerators to 0 if "
+            "that is what you want"
         )
     sampler_cpus = float(spec.sampler.threads if sampler_gpus else spec.sampler.cores)
     if resources is not None and resources.cpu:
@@ -79,3 +79,20 @@ def bundles(
             for rank in range(samplers)
         ),
     ]
+
+
+def _fewer_learners(spec: RunSpec, gpus: int) -> str:
+    """How learners would do with `gpus`, as an advice with a comma after it; empty: there is none."""
+    replicas, each = spec.learner.replicas, spec.learner.ranks_per_replica
+    if gpus >= each:
+        return f"set learner.replicas to {gpus // each}, "
+    one = "learner.replicas to 1 and " if replicas > 1 else ""
+    return f"set {one}learner.resources.accelerators to {gpus}, " if gpus else ""
+
+
+def _fewer_samplers(spec: RunSpec, samplers: int, gpus: int) -> str:
+    """The same of samplers: of one that has too few by itself, its parts."""
+    if gpus >= spec.sampler.devices:
+        return "lower sampler.replicas, "
+    parts = "sampler.tensorParallelSize or sampler.pipelineParallelSize, "
+    return f"lower {'sampler.replicas and ' if samplers > 1 else ''}{parts}" if gpus > 0 else ""
