@@ -43,14 +43,16 @@ def smallest_change(shape: ModelShape, layout: LearnerLayout, device: Device) ->
     """The layout nearest to `layout` that fits; None: none does.
 
     More shards cost as much as smaller micro-batches; of equal costs the larger micro-batch is taken, and activations that
-    are kept before activations that are computed again.
+    are kept before activations that are computed again. Micro-batches of less than the longest sequence are of shorter ones.
     """
-    best: tuple[int, LearnerLayout] | None = None
-    for halvings in range(layout.tokens.bit_length()):
-        tokens = layout.tokens >> halvings
-        found = fewest_shards(shape, replace(layout, tokens=tokens), device)
-        if found is not None and (best is None or found.shard << halvings < best[0]):
-            best = (found.shard << halvings, found)
+    best: tuple[float, LearnerLayout] | None = None
+    halves = {layout.tokens >> halvings for halvings in range(layout.tokens.bit_length())}
+    for tokens in sorted(halves | {min(layout.longest, layout.tokens)}, reverse=True):
+        shorter = replace(layout, tokens=tokens, longest=min(layout.longest, tokens))
+        found = fewest_shards(shape, shorter, device)
+        cost = 0.0 if found is None else found.shard * layout.tokens / tokens
+        if found is not None and (best is None or cost < best[0]):
+            best = (cost, found)
     return None if best is None else LearnerChange(best[1], _words(layout, best[1]))
 
 
@@ -80,7 +82,12 @@ def _words(before: LearnerLayout, after: LearnerLayout) -> str:
         words.append(f"shard over {after.shard} (learner.parallelism: fsdp2{size}){more}")
     if after.checkpointing and not before.checkpointing:
         words.append("set learner.activationCheckpointing: true")
-    if after.tokens < before.tokens:
+    if after.longest < before.longest:
+        # A longer sequence would be a pass of its own, of whatever size the others are.
+        words.append(
+            f"set sampler.maxNewTokens and learner.tokensPerMicroBatch: {after.tokens}, or at most that"
+        )
+    elif after.tokens < before.tokens:
         words.append(f"set learner.tokensPerMicroBatch: {after.tokens}")
     return ", and ".join(words)
 

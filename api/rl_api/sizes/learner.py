@@ -31,6 +31,7 @@ class LearnerLayout:
         ranks: in all.
         shard: ranks that share one copy (FSDP2); 1: each has a whole one (DDP).
         tokens: of one forward and backward pass.
+        longest: tokens of one sequence at most; sequences are not split, and so `tokens` is not less.
         checkpointing: only the input of every layer is kept for the backward pass.
         half: products are in bfloat16, else in float32; what is kept for the run is float32 in either case.
         trained: parameters that learn beside frozen weights (LoRA); None: all weights do.
@@ -41,6 +42,7 @@ class LearnerLayout:
     ranks: int = 1
     shard: int = 1
     tokens: int = 16_384
+    longest: int = 1
     checkpointing: bool = False
     half: bool = True
     trained: int | None = None

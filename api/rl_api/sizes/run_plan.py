@@ -133,6 +133,7 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
         ranks=ranks,
         shard=shard,
         tokens=max(learner.tokens_per_micro_batch, spec.sampler.max_new_tokens),
+        longest=spec.sampler.max_new_tokens,
         checkpointing=learner.activation_checkpointing,
         half=spec.model.dtype == "bfloat16",
         trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),

@@ -47,6 +47,25 @@ QWEN = SHAPES["Qwen2.5-7B"]
             "learner: 494 M parameters need 4.0 GB on each of 2 80 GB devices, and a step 141 GB beside them; "
             "set learner.tokensPerMicroBatch: 524288",
         ),
+        (
+            "Qwen2.5-72B",
+            LearnerLayout(ranks=64, shard=64, longest=16_384),
+            "learner: 72.7 B parameters need 18 GB on each of 64 80 GB devices, and a step 462 GB beside them; "
+            "set learner.activationCheckpointing: true, and set sampler.maxNewTokens and learner.tokensPerMicroBatch: 8192, "
+            "or at most that",
+        ),
+        (
+            "Qwen2.5-72B",
+            LearnerLayout(ranks=64, shard=64, longest=5000),
+            "learner: 72.7 B parameters need 18 GB on each of 64 80 GB devices, and a step 462 GB beside them; "
+            "set learner.activationCheckpointing: true, and set learner.tokensPerMicroBatch: 8192",
+        ),
+        (
+            "Qwen2.5-72B",
+            LearnerLayout(ranks=64, shard=64, longest=9000, checkpointing=True),
+            "learner: 72.7 B parameters need 18 GB on each of 64 80 GB devices, and a step 76 GB beside them; "
+            "set learner.tokensPerMicroBatch: 9000",
+        ),
         ("Qwen2.5-7B", LearnerLayout(ranks=4, shard=4, checkpointing=True), None),
     ],
 )
