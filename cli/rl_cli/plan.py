@@ -113,7 +113,10 @@ def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
 
 
 def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
-    """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what."""
+    """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what.
+
+    It is drawn with the devices that the run takes, which does not say that it could have no more.
+    """
     device = None if memory is None else Device(memory)
     per_learner = spec.learner.ranks_per_replica
     per_sampler = spec.sampler.devices
@@ -131,7 +134,8 @@ def _of_role(role: Role, memory: int | None) -> Place:
         return Place(role.replicas, 0, Device(int(amount(role.memory)), accelerator=False), pool.name)
     size = memory if memory is not None else accelerator_memory(pool)
     device = None if size is None else Device(size)
-    return Place(role.replicas, role.accelerators, device, pool.name, pool.accelerators_per_node)
+    per_node = pool.accelerators_per_node
+    return Place(role.replicas, role.accelerators, device, pool.name, per_node, per_pod=per_node)
 
 
 def _quantity(text: str) -> int:

@@ -26,6 +26,7 @@ class Place:
         accelerators: of each pod, 0: it computes on CPUs.
         device: None: its size is not known, and nothing is held against it.
         per_node: devices of a node, None: not known.
+        per_pod: devices that a pod can have at most, None: nobody says.
     """
 
     pods: int
@@ -33,6 +34,7 @@ class Place:
     device: Device | None
     pool: str = "this machine"
     per_node: int | None = None
+    per_pod: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided.
     together = sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=1)
     cache = sampler_memory(shape, together, of_sampler)
-    per_pod = sampler.per_node or DEVICES_PER_POD
+    per_pod = sampler.per_pod or max(DEVICES_PER_POD, sampler.accelerators)
     roles = (
         RolePlan(
             "learner",

@@ -87,6 +87,36 @@ def test_a_run_that_cannot_fit_is_refused(command: Command, capsys: pytest.Captu
     assert output.err.count("\n") == 2, "a sentence for each role"
 
 
+def test_a_machine_may_have_more_devices_than_the_run_takes(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_each = (
+        "--set",
+        "learner.replicas=1",
+        "--set",
+        "sampler.replicas=1",
+        "--set",
+        "sampler.maxNewTokens=1024",
+    )
+    options = ("--device-memory", "80G", *one_each, "--set")
+    assert command(*options, "sampler.tensorParallelSize=1", model="Qwen2.5-72B") == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("; set sampler.tensorParallelSize: 4")
+    assert command(*options, "sampler.tensorParallelSize=4", model="Qwen2.5-72B") == 2
+    assert "sampler: " not in capsys.readouterr().err
+
+
+def test_what_is_advised_of_long_sequences_is_enough(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    divided = ("learner: {replicas: 2,", "learner: {replicas: 64, parallelism: fsdp2,")
+    options = ("--device-memory", "80G", "--set", "sampler.tensorParallelSize=4", "--set")
+    assert command(*options, "sampler.maxNewTokens=16384", model="Qwen2.5-72B", change=divided) == 2
+    assert capsys.readouterr().err.endswith(
+        "; set sampler.maxNewTokens and learner.tokensPerMicroBatch: 8192, or at most that\n"
+    )
+    assert command(*options, "sampler.maxNewTokens=8192", model="Qwen2.5-72B", change=divided) == 0
+
+
 def test_pools_of_a_profile(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     profile = str(ROOT / "examples" / "profile-gpu.yaml")
     code = command("--profile", profile, "--json", model="Qwen2.5-0.5B")
