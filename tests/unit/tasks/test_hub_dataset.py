@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,45 @@ def test_rows_in_another_order_than_they_are_kept_in(tmp_path: Path):
     assert [row.fields for row in read(tmp_path, "saved", split="test").rows] == [FIELDS[3], FIELDS[1]]
     with pytest.raises(TaskError, match=r"task.dataset.split: found 'other', allowed: test, train"):
         read(tmp_path, "saved", split="other")
+
+
+def one_saved(folder: Path, name: str | None) -> None:
+    datasets.Dataset.from_list(ROWS, split=name).save_to_disk(folder / "saved")
+
+
+def several_saved(folder: Path, name: str | None) -> None:
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": rows, name or "test": rows}).save_to_disk(folder / "saved")
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [(one_saved, None), (one_saved, "test"), (several_saved, "test"), (several_saved, "x-y")],
+)
+def test_parts_of_what_was_saved(tmp_path: Path, save: Any, name: str | None):
+    save(tmp_path, name)
+
+    def rows(split: str) -> list[dict[str, Any]]:
+        return [row.fields for row in read(tmp_path, "saved", split=split).rows]
+
+    assert rows("train") == rows(name or "train") == FIELDS
+    assert rows("train[:3]") == FIELDS[:3]
+    assert rows("train[-10%:]") == FIELDS[-2:]
+    assert rows("train[:2]+train[4:5]") == [*FIELDS[:2], FIELDS[4]]
+    if name == "test":
+        assert rows("test[5:6]") == FIELDS[5:6]
+    names = ", ".join(sorted({"train", name or "train"}))
+    for split in ("nonsense", "nonsense[:3]", "train[:3", "train[:300%]", "train[:3](up)"):
+        allowed = (
+            f"found {split!r}, allowed: {names}, or a part of one by rows or percent, such as train[:1000]"
+        )
+        with pytest.raises(TaskError, match=re.escape(f"task.dataset.split: {allowed}")):
+            rows(split)
+    for split in ("train[:0]", "train[5:3]"):
+        with pytest.raises(
+            TaskError, match=re.escape(f"task.dataset.split: {split!r} has no row, allowed: one")
+        ):
+            rows(split)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,75 @@ def test_a_store_that_has_no_such_file(any_scheme):
         read_file("file:///not/there.jsonl", None)
 
 
+class Bucket:
+    """What fsspec's file system for S3 does with objects, for someone with some rights."""
+
+    def __init__(self, objects, *, may_list=True, may_read=True):
+        self.objects, self.may_list, self.may_read = objects, may_list, may_read
+
+    def find(self, place):
+        if not self.may_list:
+            raise PermissionError("Access Denied")
+        below = [name for name in self.objects if name.startswith(f"{place}/")]
+        return sorted(below) or [name for name in self.objects if name == place]
+
+    def cat_file(self, place):
+        if not self.may_read or (place not in self.objects and not self.may_list):
+            raise PermissionError("Access Denied")
+        if place not in self.objects:
+            raise FileNotFoundError(place)
+        return self.objects[place]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    import fsspec
+
+    def made(*args, **rights):
+        store = Bucket(*args, **rights)
+        monkeypatch.setattr(fsspec.core, "url_to_fs", lambda uri: (store, uri.removeprefix("s3://")))
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data"])
+def test_a_file_in_a_bucket_that_may_not_be_listed(bucket, name):
+    bucket({f"b/{name}": GOOD.encode()}, may_list=False)
+    found = read_file(f"s3://b/{name}", None)
+    assert [row.where for row in found.rows] == [f"s3://b/{name}:1"]
+    assert found.digest == hashlib.sha256(GOOD.encode()).hexdigest()
+    for missing in ("other.jsonl", "other"):
+        with pytest.raises(
+            TaskError, match=f"s3://b/{missing} cannot be read: Access Denied. Look at bucket"
+        ):
+            read_file(f"s3://b/{missing}", None)
+
+
+@pytest.mark.parametrize("folder", ["shards", "shards.jsonl", "shards.jsonl/"])
+def test_a_folder_in_a_bucket(bucket, folder):
+    root = f"b/{folder.rstrip('/')}"
+    objects = {f"{root}/a.jsonl": GOOD.encode(), f"{root}/sub/b.jsonl": GOOD.encode()}
+    bucket(objects)
+    plain = read_file(f"s3://b/{folder}", None)
+    assert [row.where for row in plain.rows] == [f"s3://{root}/a.jsonl:1", f"s3://{root}/sub/b.jsonl:1"]
+    bucket({f"{root}/": b"", f"{root}/sub/": b"", **objects})
+    assert read_file(f"s3://b/{folder}", None).digest == plain.digest
+    bucket({f"{root}/": b"", f"{root}/sub/": b""})
+    with pytest.raises(TaskError, match=f"task.file: s3://b/{folder} holds no file, allowed: "):
+        read_file(f"s3://b/{folder}", None)
+
+
+def test_what_a_bucket_does_not_hold_or_show(bucket):
+    for name in ("none.jsonl", "none", "none/"):
+        bucket({})
+        with pytest.raises(TaskError, match=f"s3://b/{name} cannot be read: b/none"):
+            read_file(f"s3://b/{name}", None)
+    for name in ("data.jsonl", "data"):
+        bucket({f"b/{name}": GOOD.encode()}, may_read=False)
+        with pytest.raises(TaskError, match=f"s3://b/{name} cannot be read: Access Denied"):
+            read_file(f"s3://b/{name}", None)
+
+
 def test_a_store_that_does_not_answer(monkeypatch):
     import threading
 

@@ -188,6 +188,45 @@ def test_shards_whose_columns_differ_a_little(tmp_path: Path):
     ]
 
 
+def categories(*texts: str | None) -> pa.Array:
+    return pa.array(texts, pa.string()).dictionary_encode()
+
+
+def test_categories_of_every_shard_are_its_own(tmp_path: Path):
+    """As pandas writes a column of type category, beside a shard that has plain text."""
+    columns: list[dict[str, Any]] = [
+        {"prompt": categories("a", "b", "a"), "answer": categories("x", None, "x")},
+        {"prompt": categories("c", "d", "c"), "answer": ["x", "y", "x"]},
+        {"prompt": pa.array(["e", "f", "e"], pa.large_string()), "answer": categories("z", "z", "x")},
+    ]
+    (tmp_path / "s").mkdir()
+    for name, shard in zip("abc", columns, strict=True):
+        level = pa.array([1, 2, 1]).dictionary_encode() if name == "a" else [0.5, 1.5, 2.5]
+        parts = pa.StructArray.from_arrays([categories(*name * 3)], ["text"])
+        tags = pa.ListArray.from_arrays([0, 1, 2, 3], categories(*name * 3))
+        picture = pa.array([b"x"] * 3).dictionary_encode()
+        table = {**shard, "level": level, "parts": parts, "tags": tags, "picture": picture}
+        pq.write_table(pa.table(table), tmp_path / "s" / f"{name}.parquet")
+    rows = [row.fields for row in read(tmp_path, "s").rows]
+    assert [row["prompt"] for row in rows] == list("abacdcefe")
+    assert [row["answer"] for row in rows] == ["x", None, *"xxyxzzx"]
+    assert [row["level"] for row in rows] == [1, 2, 1, *[0.5, 1.5, 2.5] * 2]
+    assert [(row["parts"], row["tags"]) for row in rows] == [({"text": name}, [name]) for name in "aaabbbccc"]
+    assert not any("picture" in row for row in rows)
+
+
+def test_columns_that_no_arrow_file_holds_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rl_trainer.tasks.arrow_rows._decoded", lambda kind: kind)
+    for name in "ab":
+        (tmp_path / "s").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"prompt": categories(name)}), tmp_path / "s" / f"{name}.parquet")
+    with pytest.raises(
+        TaskError,
+        match=r"task: the unpacked prompts cannot be written as one Arrow file: ArrowInvalid: Dictionary",
+    ):
+        read(tmp_path, "s")
+
+
 def broken_parquet(folder: Path) -> None:
     parquet(folder / "s" / "a.parquet", ROWS, compression="zstd")
     content = bytearray((folder / "s" / "a.parquet").read_bytes())

@@ -138,7 +138,8 @@ def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.RecordBatch:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
         try:
-            column = table.column(field.name).cast(field.type)
+            column = table.column(field.name)
+            column = column.cast(_decoded(column.type)).cast(field.type)
         except (pa.ArrowException, ValueError) as error:
             raise TaskError(
                 f"task.file: {name}, column {field.name!r}: found {table.schema.field(field.name).type}, allowed: "
@@ -154,9 +155,10 @@ def _schema(files: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     owners: dict[str, str] = {}
     for name, schema in files:
         for field in schema:
-            if _holds(field.type, _bytes):
+            kind = _decoded(field.type)
+            if _holds(kind, _bytes):
                 continue
-            field, known = field.remove_metadata().with_nullable(True), fields.get(field.name)
+            field, known = field.remove_metadata().with_nullable(True).with_type(kind), fields.get(field.name)
             if known is None or pa.types.is_null(known.type):
                 fields[field.name], owners[field.name] = field, name
             elif field.type != known.type and not pa.types.is_null(field.type):
@@ -178,7 +180,7 @@ def _mapped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[pa.Re
         with tempfile.NamedTemporaryFile(prefix="rltrain-prompts-") as file:
             with pa.ipc.new_file(file, schema) as writer:
                 for batch in batches:
-                    writer.write_batch(batch)
+                    _write(writer, batch)
             file.flush()
             reader = pa.ipc.open_file(pa.memory_map(file.name))
             return tuple(reader.get_batch(number) for number in range(reader.num_record_batches))
@@ -186,6 +188,16 @@ def _mapped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> tuple[pa.Re
         raise TaskError(
             f"task: the unpacked prompts cannot be kept in {tempfile.gettempdir()}: {reason(error)}; make room there, or "
             "set TMPDIR"
+        ) from None
+
+
+def _write(writer: pa.ipc.RecordBatchFileWriter, batch: pa.RecordBatch) -> None:
+    try:
+        writer.write_batch(batch)
+    except pa.ArrowException as error:
+        raise TaskError(
+            f"task: the unpacked prompts cannot be written as one Arrow file: {reason(error)}; allowed: columns of types "
+            "that every file can share"
         ) from None
 
 
@@ -197,6 +209,25 @@ def _holds(kind: pa.DataType, is_such: Any) -> bool:
     """Whether a type is such, or has a part that is."""
     parts = [kind.field(number).type for number in range(kind.num_fields)]
     return bool(is_such(kind)) or any(_holds(part, is_such) for part in parts)
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries (categories) in it: an Arrow file has one per column, and every shard has its own."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _decoded(kind.value_type)
+    if not _holds(kind, types.is_dictionary):
+        return kind
+    if types.is_map(kind):
+        return pa.map_(_decoded(kind.key_type), _decoded(kind.item_type), kind.keys_sorted)
+    parts = [part.with_type(_decoded(part.type)) for part in (kind.field(n) for n in range(kind.num_fields))]
+    if types.is_struct(kind):
+        return pa.struct(parts)
+    if types.is_list(kind):
+        return pa.list_(parts[0])
+    if types.is_large_list(kind):
+        return pa.large_list(parts[0])
+    return pa.list_(parts[0], kind.list_size) if types.is_fixed_size_list(kind) else kind
 
 
 def _bytes(kind: pa.DataType) -> bool:

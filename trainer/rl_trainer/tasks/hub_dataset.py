@@ -50,13 +50,34 @@ def read_dataset(spec: DatasetSpec, folder: Path | None) -> PromptData:
 
 
 def _saved(folder: Path, split: str) -> Any:
-    """What `save_to_disk` has left in the folder; None: it holds other files."""
+    """The rows of a split, or of a part of one, that `save_to_disk` has left in the folder; None: it holds other files."""
     if (folder / "dataset_dict.json").is_file():
-        parts = datasets.load_from_disk(str(folder))
-        if split not in parts:
-            raise TaskError(f"task.dataset.split: found {split!r}, allowed: {', '.join(sorted(parts))}")
-        return parts[split]
-    return datasets.load_from_disk(str(folder)) if (folder / "state.json").is_file() else None
+        return _part(dict(datasets.load_from_disk(str(folder))), split)
+    if (folder / "state.json").is_file():
+        # It is one split, whose name it may have kept; who asks for none asks for train.
+        only = datasets.load_from_disk(str(folder))
+        return _part({"train": only} | ({} if only.split is None else {str(only.split): only}), split)
+    return None
+
+
+def _part(splits: dict[str, Any], split: str) -> Any:
+    part = splits.get(split)
+    if part is None:
+        try:
+            # The same words and rounding as for a data set of the hub.
+            asked = datasets.ReadInstruction.from_spec(split)
+            pieces = asked.to_absolute({name: len(rows) for name, rows in splits.items()})
+        except ValueError:
+            raise TaskError(
+                f"task.dataset.split: found {split!r}, allowed: {', '.join(sorted(splits))}, or a part of one by rows or "
+                "percent, such as train[:1000] or train[:10%]"
+            ) from None
+        part = datasets.concatenate_datasets(
+            [splits[piece.splitname].select(range(piece.from_, piece.to)) for piece in pieces]
+        )
+    if len(part) == 0:
+        raise TaskError(f"task.dataset.split: {split!r} has no row, allowed: one prompt per row")
+    return part
 
 
 def _tables(found: Any) -> Iterator[pa.Table]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from rl_api.errors import TaskError
 from rl_api.task import TaskSpec
@@ -98,18 +98,59 @@ def _mapped(path: Path, name: str) -> Content:
 
 def _read_remote(uri: str) -> PromptData:
     files, place = _within(uri, lambda: filesystem_of(uri))
-    found: list[str] = _within(uri, lambda: sorted(files.find(place)))
-    if found in ([], [place]):  # the error of one that is not there comes when it is read
-        return _rows(
-            _kind(uri) or "JSONL", {uri: ""}, lambda name: _within(uri, lambda: bytes(files.cat_file(place)))
-        )
-    kind, names = _shards(uri, [path.removeprefix(place).lstrip("/") for path in found])
+    found = _within(uri, lambda: _at(files, place, uri))
+    if isinstance(found, bytes):
+        content = found
+        return _rows(_kind(uri) or "JSONL", {uri: ""}, lambda _: content)
+    kind, names = _shards(uri, found)
     folder = uri.rstrip("/")
     return _rows(
         kind,
         {f"{folder}/{name}": name for name in names},
         lambda name: _within(f"{folder}/{name}", lambda: bytes(files.cat_file(f"{place}/{name}"))),
     )
+
+
+def _at(files: Any, place: str, uri: str) -> bytes | list[str]:
+    """Content of the file at a place in a store, or names of the files of the folder there.
+
+    Rights to read a file (s3:GetObject) come without those to list (s3:ListBucket), so a file is not looked for in a list
+    first where its name says what it is.
+    """
+
+    def content() -> bytes:
+        return bytes(files.cat_file(place))
+
+    if _kind(place.partition("/")[2]) is None or uri.endswith("/"):
+        try:
+            names = _listed(files, place)
+        except PermissionError as refused:
+            try:
+                return content()
+            except FileNotFoundError:
+                raise refused from None
+        return content() if names is None else names
+    try:
+        return content()
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as missing:
+        # Who may not list is told by S3 that what is not there may not be read.
+        try:
+            names = _listed(files, place)
+        except PermissionError:
+            raise missing from None
+        if names is None:
+            raise
+        return names
+
+
+def _listed(files: Any, place: str) -> list[str] | None:
+    """Names of the files below a place; None: it is no folder."""
+    found: list[str] = files.find(place)
+    if found in ([], [place]):
+        return None
+    # What a console or a tool puts in S3 for a folder is an empty object whose name ends with a slash.
+    names = [path.removeprefix(place).lstrip("/") for path in found]
+    return [name for name in names if name and not name.endswith("/")]
 
 
 def _shards(folder: str, names: Sequence[str]) -> tuple[_Kind, list[str]]:
