@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 import ray
 
 from rl_api.errors import ModelError
-from rl_trainer.model.shared_folder import put_folder, share_folder
+from rl_trainer.model import shared_folder
+from rl_trainer.model.shared_folder import SharedFolder, put_folder, share_folder
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -78,6 +80,41 @@ def test_the_files_that_are_wanted_go_alone_and_in_pieces(
     assert found == {name: contents(folder)[name] for name in ("model.safetensors", "tokenizer/empty.txt")}
 
 
+def test_who_asks_while_a_copy_is_written_waits_for_it(
+    folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, lock, shared = SharedFolder._write, shared_folder._lock, elsewhere(folder)
+    writers: list[Path] = []
+    there, found = threading.Event(), []
+
+    def ask() -> None:
+        with shared.opened() as copy:
+            found.append(contents(copy))
+
+    second = threading.Thread(target=ask)
+
+    def locked(path: Path, kind: int) -> int | None:
+        if path.suffix == ".lock" and threading.current_thread() is second:
+            there.set()
+        return lock(path, kind)
+
+    def written(self: SharedFolder, copy: Path) -> None:
+        writers.append(copy)
+        if len(writers) == 1:
+            second.start()
+            assert there.wait(60)
+        else:
+            there.set()
+        write(self, copy)
+
+    monkeypatch.setattr(shared_folder, "_lock", locked)
+    monkeypatch.setattr(SharedFolder, "_write", written)
+    with shared.opened() as copy:
+        second.join(60)
+        assert (len(writers), found) == (1, [contents(folder)])
+        assert [p.name for p in copy.parent.iterdir()] == [copy.name]
+
+
 def test_what_killed_processes_left_is_used_or_removed(folder: Path, temporary: Path):
     copies = temporary / "rltrain-models"
     with elsewhere(folder).opened() as copy:
@@ -86,6 +123,8 @@ def test_what_killed_processes_left_is_used_or_removed(folder: Path, temporary: 
         (copies / name).mkdir()
     for name in ("half done", "in use"):
         os.utime(copies / name, (0, 0))
+    (copies / "killed.lock").touch()
+    os.utime(copies / "killed.lock", (0, 0))
     handle = os.open(copies / "in use", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)
     with elsewhere(folder).opened():

@@ -7,7 +7,6 @@ in memory needs neither.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -56,7 +55,9 @@ class SharedFolder:
         copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.key
         try:
             while (lock := _lock(copy, fcntl.LOCK_SH)) is None:
-                self._write(copy)
+                with _alone(copy):
+                    if not copy.exists():  # else another one has made it meanwhile
+                        self._write(copy)
         except OSError as error:
             raise ModelError(
                 f"model folder {self.path}: its copy {copy} cannot be written ({error.strerror}); free some space there, or "
@@ -69,8 +70,7 @@ class SharedFolder:
             _remove_unused(copy)
 
     def _write(self, copy: Path) -> None:
-        """Makes the copy, unless another actor of this node is faster."""
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        """Makes the copy; removes what killed processes left beside it."""
         for other in copy.parent.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if other != copy and time.time() - other.stat().st_mtime > _LEFT_SECONDS:
@@ -83,26 +83,40 @@ class SharedFolder:
                 (half / name).parent.mkdir(parents=True, exist_ok=True)
                 with (half / name).open("wb") as file:
                     file.writelines(map(ray.get, pieces))  # no name for a piece: one at a time
-            try:
-                os.rename(half, copy)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
+            os.rename(half, copy)
         finally:
             if lock is not None:
                 os.close(lock)
             shutil.rmtree(half, ignore_errors=True)
 
 
-def _lock(folder: Path, kind: int) -> int | None:
-    """A lock on the folder until what is returned is closed; None where there is no such folder (any more)."""
+@contextlib.contextmanager
+def _alone(copy: Path) -> Iterator[None]:
+    """Within the block no other process of this node writes the copy: all want it at once, and the disk has room for one.
+
+    Who asks for the folder bounds the wait with the deadline of the call; a process that dies lets go.
+    """
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    file = copy.with_name(f"{copy.name}.lock")
+    file.touch()
+    while (lock := _lock(file, fcntl.LOCK_EX)) is None:
+        file.touch()  # the one before has removed it
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """A lock on the folder or file until what is returned is closed; None where there is no such thing (any more)."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(handle, kind)
-        same = os.path.samestat(os.fstat(handle), os.stat(folder))  # else another one was there first
+        same = os.path.samestat(os.fstat(handle), os.stat(path))  # else another one was there first
     except FileNotFoundError:
         same = False
     except OSError:
@@ -113,15 +127,18 @@ def _lock(folder: Path, kind: int) -> int | None:
     return handle if same else None
 
 
-def _remove_unused(folder: Path) -> None:
-    """Removes a copy that nobody has open."""
+def _remove_unused(path: Path) -> None:
+    """Removes a copy that nobody has open, or the lock file of a process that was killed."""
     with contextlib.suppress(OSError):  # BlockingIOError: somebody has
-        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock is None:
             return
-        gone = folder.with_name(f".{uuid.uuid4().hex}")
+        gone = path.with_name(f".{uuid.uuid4().hex}")
         try:
-            os.rename(folder, gone)  # at once: who asks for it now makes a new one
+            if path.is_file():
+                path.unlink()
+                return
+            os.rename(path, gone)  # at once: who asks for it now makes a new one
             shutil.rmtree(gone, ignore_errors=True)
         finally:
             os.close(lock)
