@@ -207,7 +207,9 @@ class VllmEngine(Engine):
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
         self._forget(self._sequences.take_back(self._waiting))
         try:
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(tensors.items())})
+            self._engine.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": self._sendable(tensors)}
+            )
             self._engine.collective_rpc("rltrain_repack_heads")
         except Exception as error:
             raise ModelError(f"{where}: vLLM cannot load them ({first_line(error)})") from error
@@ -216,6 +218,12 @@ class VllmEngine(Engine):
             self._engine.collective_rpc("rltrain_clear_cache")
             self._tainted = False
         self.version = version
+
+    def _sendable(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """For all workers in one call, at whose end vLLM repacks the whole model. Those in processes of their own get them
+        pickled, and of a view its whole storage, a block of the weights: for them each tensor has its own."""
+        alone = self._engine.vllm_config.parallel_config.world_size == 1
+        return [(name, value if alone else value.clone()) for name, value in tensors.items()]
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """See `Engine.abort`."""
