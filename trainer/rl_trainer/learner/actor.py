@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -91,26 +91,29 @@ class LearnerActor:
     def restore(
         self,
         saved: SavedLearners,
-        shared: SharedFolder,
+        shared: Mapping[str, SharedFolder],
         initial: SharedFolder | None,
         generators: bytes | None,
     ) -> None:
         """What a checkpoint holds, but for the weights, which came with `start`; and the random generators of this process.
 
-        `shared`: the files of `saved`, which are read tensor by tensor. `initial`: see `Learner.resume`.
+        `shared`: each file of `saved` for itself; they are read tensor by tensor, and one is gone from this node before the
+        next is copied to it. `initial`: see `Learner.resume`.
         """
         learner = self.learner
-        with shared.opened() as folder:
-            with (
-                nullcontext() if initial is None else initial.opened() as base,
-                _opened(folder, saved.adapter) as adapter,
-            ):
-                learner.resume(base, adapter)
-            with opened_tensors(folder, saved.optimizer) as moments:
-                learner.training.optimizer.load(moments)
-            learner.training.steps = saved.optimizer_steps
-            with _opened(folder, saved.critic) as critic:
-                learner.load_critic(critic)
+        with (
+            nullcontext() if initial is None else initial.opened() as base,
+            _opened(shared, saved.adapter) as adapter,
+        ):
+            learner.resume(base, adapter)
+        with (
+            shared[saved.optimizer].opened() as folder,
+            opened_tensors(folder, saved.optimizer) as moments,
+        ):
+            learner.training.optimizer.load(moments)
+        learner.training.steps = saved.optimizer_steps
+        with _opened(shared, saved.critic) as critic:
+            learner.load_critic(critic)
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
 
@@ -229,5 +232,11 @@ def _put(block: WeightsBlock) -> ray.ObjectRef[WeightsBlock]:
     return reference
 
 
-def _opened(folder: Path, name: str | None) -> AbstractContextManager[TensorFile | None]:
-    return nullcontext() if name is None else opened_tensors(folder, name)
+@contextmanager
+def _opened(shared: Mapping[str, SharedFolder], name: str | None) -> Iterator[TensorFile | None]:
+    """The file `name`, within the block; None where there is none."""
+    if name is None:
+        yield None
+        return
+    with shared[name].opened() as folder, opened_tensors(folder, name) as tensors:
+        yield tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,7 @@ class Learners:
     def restore(
         self,
         saved: SavedLearners,
-        shared: SharedFolder,
+        shared: Mapping[str, SharedFolder],
         initial: SharedFolder | None,
         generators: Sequence[bytes | None],
     ) -> None:

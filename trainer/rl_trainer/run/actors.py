@@ -164,7 +164,7 @@ class Actors:
     def restore(self, state: RunState[SavedLearners], initial: Path | None) -> None:
         """The inverse of `state`; the weights came with the model folder. `initial`: see `Learner.resume`."""
         saved = state.learners
-        shared = share_folder(saved.folder, saved.files)
+        shared = {name: share_folder(saved.folder, [name]) for name in saved.files}
         base = None if initial is None else share_folder(initial)
         self.learners.restore(saved, shared, base, state.random_states)
         self.buffer.restore(state.buffer, state.payloads)
