@@ -48,7 +48,7 @@ def elsewhere(folder: Path, names: list[str] | None = None):
 
 def test_on_one_node_the_folder_itself_is_opened(folder: Path):
     shared = share_folder(folder)
-    assert shared.files == ()
+    assert (shared.files, shared.size) == ((), 2 + 256 * 9000)
     with shared.opened() as opened:
         assert opened == folder
     assert folder.is_dir()
@@ -75,6 +75,7 @@ def test_the_files_that_are_wanted_go_alone_and_in_pieces(
     monkeypatch.setattr("rl_trainer.model.shared_folder._PIECE", 1 << 20)
     shared = elsewhere(folder, ["model.safetensors", "tokenizer/empty.txt"])
     assert [len(pieces) for _, pieces in shared.files] == [3, 0]
+    assert shared.size == 256 * 9000
     with shared.opened() as opened:
         found = contents(opened)
     assert found == {name: contents(folder)[name] for name in ("model.safetensors", "tokenizer/empty.txt")}

@@ -32,7 +32,10 @@ from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.payload import WeightsBlock
 from rl_trainer.weights.stream import CHUNK_BYTES
 
+# To load a model, besides what its bytes take.
 START_TIMEOUT = 300.0
+# Bytes/s at which a folder reaches a rank at least: through the object store and from a disk.
+READ_RATE = 50e6
 # For the next piece of what learners send to be written: below a hung collective's own limit.
 CHUNK_TIMEOUT = 300.0
 
@@ -58,10 +61,11 @@ class Learners:
 
     def start(self, folder: SharedFolder) -> None:
         """Loads the model on every rank and joins them."""
+        timeout = START_TIMEOUT + folder.size / READ_RATE
         address = None
         if len(self.actors) > 1:
             address = self._first(self.actors[0].rendezvous.remote(), "starting", START_TIMEOUT)
-        self._all("start", [(folder, address)] * len(self.actors), "loading the model", START_TIMEOUT)
+        self._all("start", [(folder, address)] * len(self.actors), "loading the model", timeout)
 
     def start_reinforcement(self) -> None:
         """See `LearnerActor.start_reinforcement`."""
@@ -76,7 +80,8 @@ class Learners:
     ) -> None:
         """See `LearnerActor.restore`; `generators` by rank."""
         arguments = [(saved, shared, initial, data) for data in generators]
-        self._all("restore", arguments, "restoring the optimizer")
+        size = sum(one.size for one in (*shared.values(), initial) if one is not None)
+        self._all("restore", arguments, "restoring the optimizer", self.timeout + size / READ_RATE)
 
     def random_states(self) -> list[bytes]:
         """See `LearnerActor.random_state`; by rank."""

@@ -35,13 +35,14 @@ _PIECE = 32 << 20
 class SharedFolder:
     """A folder at `path` on `node`; `files`: names and contents (uint8 arrays in pieces), none where there is one node only.
 
-    `key` names its copies: another one for other files.
+    `key` names its copies: another one for other files. `size`: bytes of all its files.
     """
 
     path: Path
     node: str
     key: str
     files: tuple[tuple[str, tuple[ray.ObjectRef[Any], ...]], ...]
+    size: int
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
@@ -152,7 +153,7 @@ def share_folder(path: Path, names: Collection[str] | None = None) -> SharedFold
     node = ray.get_runtime_context().get_node_id()
     others = [one for one in ray.nodes() if one["Alive"] and one["NodeID"] != node]
     if not others:
-        return SharedFolder(path, node, "", ())
+        return SharedFolder(path, node, "", (), sum(file.stat().st_size for _, file in _files(path, names)))
     return put_folder(path, node, names)
 
 
@@ -161,19 +162,24 @@ def put_folder(path: Path, node: str, names: Collection[str] | None = None) -> S
 
     Raises ModelError when one cannot be read.
     """
-    key, files = hashlib.sha256(f"{node}\0{path}\0".encode()), []
+    key, files, size = hashlib.sha256(f"{node}\0{path}\0".encode()), [], 0
     try:
-        for file in sorted(one for one in path.rglob("*") if one.is_file()):
-            name, found = file.relative_to(path).as_posix(), file.stat()
-            if names is not None and name not in names:
-                continue
+        for name, file in _files(path, names):
+            found = file.stat()
+            size += found.st_size
             key.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
             files.append((name, tuple(map(ray.put, _pieces(file)))))
     except OSError as error:
         raise ModelError(
             f"model folder {path}: {error.filename} cannot be read ({error.strerror})"
         ) from error
-    return SharedFolder(path, node, key.hexdigest()[:32], tuple(files))
+    return SharedFolder(path, node, key.hexdigest()[:32], tuple(files), size)
+
+
+def _files(path: Path, names: Collection[str] | None) -> list[tuple[str, Path]]:
+    """Every file below `path`, or those of them in `names`, each with its name."""
+    found = [(one.relative_to(path).as_posix(), one) for one in path.rglob("*") if one.is_file()]
+    return sorted(one for one in found if names is None or one[0] in names)
 
 
 def _pieces(file: Path) -> Iterator[npt.NDArray[np.uint8]]:

@@ -1,0 +1,46 @@
+"""How long the driver waits for learners: longer for a larger model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from rl_api import RunSpec
+from rl_trainer.checkpoint.state import SavedLearners
+from rl_trainer.learner.group import Learners
+from rl_trainer.model.shared_folder import SharedFolder
+
+GB = 10**9
+
+
+def shared(size: int) -> SharedFolder:
+    return SharedFolder(Path("folder"), "node", "", (), size)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """Phases and seconds that the driver has waited for at most."""
+    found: list[tuple[str, float]] = []
+
+    def answers(calls: Sequence[Any], actors: str, phase: str, timeout: float) -> list[Any]:
+        found.append((phase, timeout))
+        return [([], [])] * len(calls)
+
+    monkeypatch.setattr("rl_trainer.learner.group.answers", answers)
+    return found
+
+
+@pytest.fixture
+def learners() -> Learners:
+    return Learners([MagicMock()], RunSpec.model_validate({"weightSync": {"timeout": "2m"}}))
+
+
+def test_a_large_folder_may_take_longer_to_load(learners: Learners, waits: list[tuple[str, float]]):
+    learners.start(shared(100 * GB))
+    saved = SavedLearners(Path("folder"), "moments", 3, None, None)
+    learners.restore(saved, {"moments": shared(200 * GB)}, shared(100 * GB), [None])
+    assert waits == [("loading the model", 300 + 2000), ("restoring the optimizer", 3600 + 6000)]
