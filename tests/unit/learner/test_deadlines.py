@@ -44,3 +44,12 @@ def test_a_large_folder_may_take_longer_to_load(learners: Learners, waits: list[
     saved = SavedLearners(Path("folder"), "moments", 3, None, None)
     learners.restore(saved, {"moments": shared(200 * GB)}, shared(100 * GB), [None])
     assert waits == [("loading the model", 300 + 2000), ("restoring the optimizer", 3600 + 6000)]
+
+
+def test_publishing_names_the_field_of_its_deadline(learners: Learners, waits: list[tuple[str, float]]):
+    learners.start(shared(100 * GB))
+    learners.publish(1)
+    assert waits[1] == (
+        "publishing weights (weightSync.timeout is 120 s, the rest is for the model's 100.0 GB)",
+        120 + 500,
+    )

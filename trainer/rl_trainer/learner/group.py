@@ -36,6 +36,8 @@ from rl_trainer.weights.stream import CHUNK_BYTES
 START_TIMEOUT = 300.0
 # Bytes/s at which a folder reaches a rank at least: through the object store and from a disk.
 READ_RATE = 50e6
+# Bytes/s at which weights are gathered, checked and put into the object store at least.
+PUBLISH_RATE = 200e6
 # For the next piece of what learners send to be written: below a hung collective's own limit.
 CHUNK_TIMEOUT = 300.0
 
@@ -47,6 +49,7 @@ class Learners:
     actors: list[Any]
     spec: RunSpec
     timeout: float = 3600.0
+    size: int = 0  # bytes of the model folder
 
     @classmethod
     def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None = None) -> Learners:
@@ -61,6 +64,7 @@ class Learners:
 
     def start(self, folder: SharedFolder) -> None:
         """Loads the model on every rank and joins them."""
+        self.size = folder.size
         timeout = START_TIMEOUT + folder.size / READ_RATE
         address = None
         if len(self.actors) > 1:
@@ -151,8 +155,10 @@ class Learners:
 
     def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
         """Weights of `version` as wrapped references."""
-        timeout = self.spec.weight_sync.timeout.seconds
-        results = self._all("publish", [(version,)] * len(self.actors), "publishing weights", timeout)
+        field, size = self.spec.weight_sync.timeout.seconds, self.size
+        phase = f"publishing weights (weightSync.timeout is {field:.0f} s, the rest is for the model's {size / 1e9:.1f} GB)"
+        timeout = field + size / PUBLISH_RATE
+        results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
         return results[0][0], [span for _, spans in results for span in spans]
 
     def state(self) -> LearnerState:
