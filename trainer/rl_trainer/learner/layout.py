@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -216,6 +217,11 @@ class DividedLayout:
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True}
         for part in model.parts():  # type: ignore[operator]
             fully_shard(part, mp_policy=reduced, **options)
+            if reduced.param_dtype is not None and reduced.cast_forward_inputs:
+                # Before FSDP's own, which casts.
+                part.register_forward_pre_hook(
+                    partial(_bounded, reduced.param_dtype), prepend=True, with_kwargs=True
+                )
         fully_shard(root, **options)
         for module in root.modules():
             if isinstance(module, FSDPModule):
@@ -224,6 +230,22 @@ class DividedLayout:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         _give_memory(root, self._device)
+
+
+def _bounded(
+    dtype: torch.dtype, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A layer's inputs, none below what `dtype` can hold: masks made of the lowest fp32 number would become minus infinity
+    when they are cast, and rows of padding, which see nothing, not a number.
+    """
+
+    def bound(value: Any) -> Any:
+        lowest = torch.finfo(dtype).min
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        return value.clamp(min=lowest) if torch.finfo(value.dtype).min < lowest else value
+
+    return tuple(map(bound, args)), {name: bound(value) for name, value in kwargs.items()}
 
 
 def _give_memory(root: nn.Module, device: torch.device) -> None:

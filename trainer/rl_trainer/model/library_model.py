@@ -185,7 +185,7 @@ class LibraryModel(nn.Module):
                 f"spec.learner.parallelism: found fsdp2, but the library does not say which layers of "
                 f"{type(self.model).__name__} belong together, allowed: ddp"
             )
-        return found
+        return found[::-1]  # the inner ones before those around them, as they must be divided
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
