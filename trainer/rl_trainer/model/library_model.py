@@ -145,17 +145,25 @@ class LibraryModel(nn.Module):
         import peft
         from transformers.pytorch_utils import Conv1D
 
-        modules = {name.rpartition(".")[2]: module for name, module in self.model.named_modules()}
+        modules: dict[str, list[nn.Module]] = {}
+        for name, module in self.model.named_modules():
+            modules.setdefault(name.rpartition(".")[2], []).append(module)
         for target in options.target_modules:
             if target not in modules:
                 raise ModelError(
                     f"spec.learner.lora.targetModules: found {target}, but {type(self.model).__name__} has no such module"
                 )
+            for module in modules[target]:
+                if not isinstance(module, nn.Linear | Conv1D):
+                    raise ModelError(
+                        f"spec.learner.lora.targetModules: found {target}, which is of class {type(module).__name__} in "
+                        f"{type(self.model).__name__}, allowed: linear modules (Linear, Conv1D)"
+                    )
         config = peft.LoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,
             target_modules=list(options.target_modules),
-            fan_in_fan_out=any(isinstance(modules[target], Conv1D) for target in options.target_modules),
+            fan_in_fan_out=any(isinstance(modules[target][-1], Conv1D) for target in options.target_modules),
         )
         self.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
