@@ -17,7 +17,6 @@ from rl_api.roles import LearnerSpec
 from rl_trainer.learner.critic import ValueModel
 from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradients
 from rl_trainer.learner.policy import Policy, Precision
-from rl_trainer.model.folder import opened_weights
 from rl_trainer.model.loader import empty_model, load_model
 from rl_trainer.model.rows import fill, local
 
@@ -112,7 +111,7 @@ class WholeLayout:
 
     def load(self, policy: Policy, folder: Path) -> None:
         """See `Layout`."""
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Gradients:
         """See `Layout`."""
@@ -157,7 +156,7 @@ class DividedLayout:
             model.checkpoint_activations()
         self._empty = model
         policy = self._policy()
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
         return policy
 
     def copy(self, policy: Policy) -> Policy:
@@ -186,7 +185,7 @@ class DividedLayout:
 
     def load(self, policy: Policy, folder: Path) -> None:
         """See `Layout`."""
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Gradients:
         """See `Layout`."""
@@ -260,11 +259,6 @@ def _give_memory(root: nn.Module, device: torch.device) -> None:
             module._parameters[name] = made[id(parameter)]
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
-
-
-def _load(model: nn.Module, folder: Path) -> None:
-    with opened_weights(folder) as tensors:
-        model.load_hf_state_dict(tensors, f"model folder {folder}")  # type: ignore[operator]
 
 
 @torch.no_grad()
