@@ -28,6 +28,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
         "Qwen3Moe",
         {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1},
     ),
+    "granite-swa": ("GraniteSWA", {"sliding_window": 2, "layer_types": ["sliding_attention"] * 2}),
+    "mamba": ("Mamba", {"intermediate_size": 64, "state_size": 4, "time_step_rank": 2}),
 }
 _GPT2 = {"vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
 

@@ -65,6 +65,19 @@ def test_one_rank_of_a_divided_model_is_a_whole_one(
         assert found.weights[key] == pytest.approx(value, abs=1e-5), key
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("granite-swa", "bfloat16"), ("mamba", "float32")])
+def test_families_with_windows_of_attention_or_with_layers_within_layers(
+    alone: None, family: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+):
+    case = Case(family(name), {}, {"kl": {"coefficient": 0.05}}, {"dtype": dtype}, steps=1)
+    whole = run(case, 0, 1)
+    monkeypatch.setattr(rank, "layout_of", divided)
+    found = run(case, 0, 1)
+    tolerance = 1e-5 if dtype == "float32" else 0.03
+    assert found.losses == pytest.approx(whole.losses, abs=tolerance)
+    assert found.norms == pytest.approx(whole.norms, rel=tolerance)
+
+
 def test_an_idle_batch_changes_nothing_but_that_gradients_are_there(
     alone: None, family: Any, monkeypatch: pytest.MonkeyPatch
 ):

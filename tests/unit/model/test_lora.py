@@ -141,3 +141,14 @@ def test_state_comes_back_exactly_and_the_base_is_there(family_folder):
 def test_a_target_that_the_model_does_not_have(open_model, family_folder):
     with pytest.raises(ModelError, match=r"spec\.learner\.lora\.targetModules: found c_attn"):
         open_model(family_folder("qwen3")).add_lora(LoraSpec(target_modules=("q_proj", "c_attn")), seed=1)
+
+
+def test_modules_that_are_not_linear_are_refused(gpt2):
+    model = LibraryModel.open(gpt2)
+    with pytest.raises(ModelError) as caught:
+        model.add_lora(LoraSpec(rank=2, target_modules=("c_attn", "wpe")), seed=1)
+    assert str(caught.value) == (
+        "spec.learner.lora.targetModules: found wpe, which is of class Embedding in GPT2LMHeadModel, "
+        "allowed: linear modules (Linear, Conv1D)"
+    )
+    assert all(parameter.requires_grad for parameter in model.parameters())

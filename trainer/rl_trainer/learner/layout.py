@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,6 @@ from rl_api.roles import LearnerSpec
 from rl_trainer.learner.critic import ValueModel
 from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradients
 from rl_trainer.learner.policy import Policy, Precision
-from rl_trainer.model.folder import opened_weights
 from rl_trainer.model.loader import empty_model, load_model
 from rl_trainer.model.rows import fill, local
 
@@ -111,7 +111,7 @@ class WholeLayout:
 
     def load(self, policy: Policy, folder: Path) -> None:
         """See `Layout`."""
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Gradients:
         """See `Layout`."""
@@ -156,7 +156,7 @@ class DividedLayout:
             model.checkpoint_activations()
         self._empty = model
         policy = self._policy()
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
         return policy
 
     def copy(self, policy: Policy) -> Policy:
@@ -185,7 +185,7 @@ class DividedLayout:
 
     def load(self, policy: Policy, folder: Path) -> None:
         """See `Layout`."""
-        _load(policy.model, folder)
+        policy.model.load_folder(folder)  # type: ignore[operator]
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Gradients:
         """See `Layout`."""
@@ -216,6 +216,11 @@ class DividedLayout:
         options: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": True}
         for part in model.parts():  # type: ignore[operator]
             fully_shard(part, mp_policy=reduced, **options)
+            if reduced.param_dtype is not None and reduced.cast_forward_inputs:
+                # Before FSDP's own, which casts.
+                part.register_forward_pre_hook(
+                    partial(_bounded, reduced.param_dtype), prepend=True, with_kwargs=True
+                )
         fully_shard(root, **options)
         for module in root.modules():
             if isinstance(module, FSDPModule):
@@ -224,6 +229,22 @@ class DividedLayout:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         _give_memory(root, self._device)
+
+
+def _bounded(
+    dtype: torch.dtype, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A layer's inputs, none below what `dtype` can hold: masks made of the lowest fp32 number would become minus infinity
+    when they are cast, and rows of padding, which see nothing, not a number.
+    """
+
+    def bound(value: Any) -> Any:
+        lowest = torch.finfo(dtype).min
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        return value.clamp(min=lowest) if torch.finfo(value.dtype).min < lowest else value
+
+    return tuple(map(bound, args)), {name: bound(value) for name, value in kwargs.items()}
 
 
 def _give_memory(root: nn.Module, device: torch.device) -> None:
@@ -238,11 +259,6 @@ def _give_memory(root: nn.Module, device: torch.device) -> None:
             module._parameters[name] = made[id(parameter)]
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
-
-
-def _load(model: nn.Module, folder: Path) -> None:
-    with opened_weights(folder) as tensors:
-        model.load_hf_state_dict(tensors, f"model folder {folder}")  # type: ignore[operator]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_api import LoraSpec
 from rl_trainer.model.config import DecoderConfig, read_config
-from rl_trainer.model.folder import read_tensors
+from rl_trainer.model.folder import opened_weights, read_tensors
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
 from rl_trainer.model.lora import (
     Adapter,
@@ -325,6 +325,11 @@ class Decoder(nn.Module):
         check_shapes(self.config, {name: tuple(value.shape) for name, value in tensors.items()}, where)
         with torch.no_grad():
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
+
+    def load_folder(self, folder: Path) -> None:
+        """As `load_hf_state_dict` from the files of a folder."""
+        with opened_weights(folder) as tensors:
+            self.load_hf_state_dict(tensors, where=f"model folder {folder}")
 
 
 def load_decoder(

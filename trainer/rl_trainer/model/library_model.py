@@ -18,12 +18,21 @@ from torch import nn
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
-from rl_trainer.model.folder import read_shapes
-from rl_trainer.model.library_names import loading_plan, note_conversions, saved_tensors
+from rl_trainer.model.folder import opened_weights
+from rl_trainer.model.library_names import (
+    loading_plan,
+    note_conversions,
+    saved_tensors,
+    tied_names,
+    untie_different,
+)
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
 from rl_trainer.model.rows import Rows, fill, whole
 from rl_trainer.weights.source import LazyTensor
+
+# Old files hold these, which models compute now; the library leaves them out of every family's files.
+_COMPUTED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 
 
 class LibraryModel(nn.Module):
@@ -77,7 +86,9 @@ class LibraryModel(nn.Module):
         except Exception as error:  # every family raises its own kinds
             raise _unopened(folder, error) from None
         model.tie_weights()
-        note_conversions(model, read_shapes(Path(folder)))
+        with opened_weights(Path(folder)) as tensors:
+            note_conversions(model, tensors)
+            untie_different(model, tensors)
         return cls(model.eval())
 
     @property
@@ -145,17 +156,25 @@ class LibraryModel(nn.Module):
         import peft
         from transformers.pytorch_utils import Conv1D
 
-        modules = {name.rpartition(".")[2]: module for name, module in self.model.named_modules()}
+        modules: dict[str, list[nn.Module]] = {}
+        for name, module in self.model.named_modules():
+            modules.setdefault(name.rpartition(".")[2], []).append(module)
         for target in options.target_modules:
             if target not in modules:
                 raise ModelError(
                     f"spec.learner.lora.targetModules: found {target}, but {type(self.model).__name__} has no such module"
                 )
+            for module in modules[target]:
+                if not isinstance(module, nn.Linear | Conv1D):
+                    raise ModelError(
+                        f"spec.learner.lora.targetModules: found {target}, which is of class {type(module).__name__} in "
+                        f"{type(self.model).__name__}, allowed: linear modules (Linear, Conv1D)"
+                    )
         config = peft.LoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,
             target_modules=list(options.target_modules),
-            fan_in_fan_out=any(isinstance(modules[target], Conv1D) for target in options.target_modules),
+            fan_in_fan_out=any(isinstance(modules[target][-1], Conv1D) for target in options.target_modules),
         )
         self.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
@@ -185,7 +204,7 @@ class LibraryModel(nn.Module):
                 f"spec.learner.parallelism: found fsdp2, but the library does not say which layers of "
                 f"{type(self.model).__name__} belong together, allowed: ddp"
             )
-        return found
+        return found[::-1]  # the inner ones before those around them, as they must be divided
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
@@ -221,7 +240,7 @@ class LibraryModel(nn.Module):
 
     def hf_tensors(self) -> dict[str, LazyTensor]:
         """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
-        tied = self._tied()
+        tied = tied_names(self.model)
         modules = dict(self.model.named_modules())
         own: dict[str, LazyTensor] = {}
         for name, value in self.model.state_dict().items():
@@ -240,19 +259,32 @@ class LibraryModel(nn.Module):
 
         Raises ModelError when a tensor is missing, unknown or of another shape.
         """
-        tied = self._tied()
+        self._load(tensors, where, unknown_too=False)
+
+    def load_folder(self, folder: Path) -> None:
+        """As `load_hf_state_dict` from the files of a folder, whose unknown tensors are left out, as by `open`."""
+        with opened_weights(folder) as tensors:
+            self._load(tensors, f"model folder {folder}", unknown_too=True)
+
+    def _load(self, tensors: Mapping[str, Rows], where: str, *, unknown_too: bool) -> None:
+        tied = tied_names(self.model)
         own = {name: value for name, value in self.model.state_dict().items() if name not in tied}
         plain, converted = loading_plan(self.model, tensors)
+        for name, first in tied.items():
+            # Files may hold a tied parameter under any of its names.
+            if name in plain:
+                plain.setdefault(first, plain.pop(name))
         # Computed by the model itself, where a file does not hold them.
         computed = {name for name, _ in self.model.named_buffers()} - plain.keys()
         found = {target: tuple(tensors[name].shape) for target, name in plain.items()}
         for one in converted:
             found.update({target: tuple(own[target].shape) for target in one.targets(self.model, tensors)})
-        ignored = [re.compile(pattern) for pattern in self.model._keys_to_ignore_on_load_unexpected or ()]
+        patterns = (*(self.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED)
+        ignored = [re.compile(pattern) for pattern in patterns]
         known = {
             name: shape
             for name, shape in found.items()
-            if name in own or not (name in tied or any(pattern.search(name) for pattern in ignored))
+            if name in own or not (unknown_too or any(pattern.search(name) for pattern in ignored))
         }
         expected = {name: tuple(value.shape) for name, value in own.items() if name not in computed}
         check_same(expected, known, where)
@@ -262,16 +294,6 @@ class LibraryModel(nn.Module):
         for one in converted:
             for target, value in one.make(self.model, tensors).items():
                 fill(own[target], value)
-
-    def _tied(self) -> set[str]:
-        """Names of parameters that have an earlier name: published and saved once."""
-        seen: set[int] = set()
-        tied = set()
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if id(value) in seen:
-                tied.add(name)
-            seen.add(id(value))
-        return tied
 
 
 def _unopened(folder: str | Path, error: Exception) -> ModelError:

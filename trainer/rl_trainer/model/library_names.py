@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from rl_trainer.model.rows import Rows
 from rl_trainer.weights.source import LazyTensor
@@ -98,6 +99,38 @@ def _plan(model: Any, names: Iterable[str]) -> tuple[dict[str, str], dict[str, C
                 (name, pattern)
             )
     return plain, converted, [one for one in transforms if one.was_used()]
+
+
+def tied_names(model: Any) -> dict[str, str]:
+    """Names of parameters that have an earlier name, under which they are published and saved, and that name."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(value), name) != name:
+            tied[name] = first[id(value)]
+    return tied
+
+
+def untie_different(model: Any, tensors: Mapping[str, Rows]) -> None:
+    """Unties parameters of which these files hold different values, as the library does when it opens such files."""
+    plain, _ = loading_plan(model, tensors)
+    for name, first in tied_names(model).items():
+        if name in plain and first in plain and not _same(tensors[plain[name]], tensors[plain[first]]):
+            owner, _, attribute = name.rpartition(".")
+            setattr(
+                model.get_submodule(owner),
+                attribute,
+                nn.Parameter(torch.empty_like(model.get_parameter(name))),
+            )
+            model.all_tied_weights_keys.pop(name, None)
+
+
+def _same(one: Rows, other: Rows, rows: int = 4096) -> bool:
+    """Whether they are equal in fp32; so many rows are in memory at a time."""
+    return tuple(one.shape) == tuple(other.shape) and all(
+        torch.equal(one[start : start + rows].float(), other[start : start + rows].float())
+        for start in range(0, one.shape[0], rows)
+    )
 
 
 def saved_tensors(model: Any, own: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
