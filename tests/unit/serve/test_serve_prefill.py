@@ -16,7 +16,7 @@ from rl_serve.generation import Generator
 from rl_serve.prefill import ASK_SECONDS, Handover, Prefill
 from rl_serve.requests import parse_completion
 from rl_trainer.rollout.engines.base import GenerationRequest
-from rl_trainer.rollout.engines.vllm import LEASE_SECONDS
+from rl_trainer.rollout.engines.vllm_arguments import LEASE_SECONDS
 
 PROMPT = list(range(2, 12))
 PLACE = {"remote_block_ids": [[1, 2]]}

@@ -1,5 +1,6 @@
 """Every example in docs/tasks.md is loaded, and its Python is used."""
 
+import json
 import re
 import sys
 from contextlib import ExitStack
@@ -27,12 +28,21 @@ def folder(tmp_path, monkeypatch):
             (tmp_path / re.match(r"# (\w+\.py)\n", body).group(1)).write_text(body)
         elif language == "" and body.startswith("{"):
             (tmp_path / "questions.jsonl").write_text(body)
+    # The example's data set of the hub, as a folder of its name.
+    data = tmp_path / "openai" / "gsm8k"
+    data.mkdir(parents=True)
+    (data / "README.md").write_text("---\nconfigs: [{config_name: main, data_files: train.jsonl}]\n---\n")
+    rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(9)]
+    (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
     yield tmp_path
     for name in ("brief", "my_worlds"):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("fields", TASKS, ids=lambda fields: fields.get("name") or fields["file"])
+@pytest.mark.parametrize(
+    "fields", TASKS, ids=lambda fields: fields.get("name") or fields.get("file") or fields["dataset"]["name"]
+)
 def test_examples(folder, fields, monkeypatch):
     with ExitStack() as stack:
         if fields.get("isolation") == "strict":
@@ -52,7 +62,7 @@ def load_and_score(folder, fields):
 
 
 def test_all_examples_were_found():
-    assert len(TASKS) == 11
+    assert len(TASKS) == 12
 
 
 def test_the_players_of_the_guessing_game(folder):
