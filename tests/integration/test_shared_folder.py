@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +86,8 @@ def test_the_files_that_are_wanted_go_alone_and_in_pieces(
 def test_who_asks_while_a_copy_is_written_waits_for_it(
     folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write, lock, shared = SharedFolder._write, shared_folder._lock, elsewhere(folder)
+    write, lock, alone = SharedFolder._write, shared_folder._lock, shared_folder._alone
+    shared = elsewhere(folder)
     writers: list[Path] = []
     there, found = threading.Event(), []
 
@@ -99,16 +102,24 @@ def test_who_asks_while_a_copy_is_written_waits_for_it(
             there.set()
         return lock(path, kind)
 
-    def written(self: SharedFolder, copy: Path) -> None:
+    @contextlib.contextmanager
+    def alone_till_the_other_is_done(copy: Path) -> Iterator[None]:
+        with alone(copy):
+            yield
+        if threading.current_thread() is not second:
+            second.join(60)  # it has opened the copy and let go of it before the writer goes on
+
+    def written(self: SharedFolder, copy: Path) -> int | None:
         writers.append(copy)
         if len(writers) == 1:
             second.start()
             assert there.wait(60)
         else:
             there.set()
-        write(self, copy)
+        return write(self, copy)
 
     monkeypatch.setattr(shared_folder, "_lock", locked)
+    monkeypatch.setattr(shared_folder, "_alone", alone_till_the_other_is_done)
     monkeypatch.setattr(SharedFolder, "_write", written)
     with shared.opened() as copy:
         second.join(60)

@@ -55,10 +55,12 @@ class SharedFolder:
             return
         copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.key
         try:
-            while (lock := _lock(copy, fcntl.LOCK_SH)) is None:
+            lock = _lock(copy, fcntl.LOCK_SH)
+            while lock is None:
                 with _alone(copy):
-                    if not copy.exists():  # else another one has made it meanwhile
-                        self._write(copy)
+                    lock = _lock(copy, fcntl.LOCK_SH)  # another one may have made it meanwhile
+                    if lock is None:
+                        lock = self._write(copy)
         except OSError as error:
             raise ModelError(
                 f"model folder {self.path}: its copy {copy} cannot be written ({error.strerror}); free some space there, or "
@@ -70,25 +72,31 @@ class SharedFolder:
             os.close(lock)
             _remove_unused(copy)
 
-    def _write(self, copy: Path) -> None:
-        """Makes the copy; removes what killed processes left beside it."""
+    def _write(self, copy: Path) -> int | None:
+        """Makes the copy, and removes what killed processes left beside it.
+
+        What it returns keeps the copy from being removed, until it is closed; None in the odd case that it is gone already.
+        """
         for other in copy.parent.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if other != copy and time.time() - other.stat().st_mtime > _LEFT_SECONDS:
                     _remove_unused(other)
         half = copy.with_name(f".{self.key}-{uuid.uuid4().hex}")
         half.mkdir()
-        lock = _lock(half, fcntl.LOCK_EX)
+        # Held on: who opens the copy and lets go of it first must not remove it.
+        lock = _lock(half, fcntl.LOCK_SH)
         try:
             for name, pieces in self.files:
                 (half / name).parent.mkdir(parents=True, exist_ok=True)
                 with (half / name).open("wb") as file:
                     file.writelines(map(ray.get, pieces))  # no name for a piece: one at a time
             os.rename(half, copy)
-        finally:
+        except BaseException:
             if lock is not None:
                 os.close(lock)
             shutil.rmtree(half, ignore_errors=True)
+            raise
+        return lock
 
 
 @contextlib.contextmanager
