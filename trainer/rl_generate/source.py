@@ -206,6 +206,27 @@ class Source:
             raise InvalidConfig(f"--input {file.name}: cannot be read ({reason(error)}){more}") from None
 
 
+def _found(filesystem: Any, root: str, *, folder: bool) -> dict[str, tuple[object, ...]]:
+    """Stamps by path of the file at `root`, or of all files in the folder there.
+
+    Rights to read a file (s3:GetObject) come without those to list (s3:ListBucket), so what is named as a file is first
+    asked for as one. What a console or a tool puts in S3 for a folder is an empty object whose name ends with a slash.
+    """
+    refused = None
+    if not folder and PurePosixPath(root).suffix in _KINDS:
+        try:
+            entry = filesystem.info(root)
+            if entry["type"] == "file":
+                return {root: _stamp(entry)}
+        except (FileNotFoundError, PermissionError) as error:
+            refused = error
+    try:
+        listed = filesystem.find(root, detail=True)
+    except PermissionError as error:
+        raise refused or error from None
+    return {path: _stamp(entry) for path, entry in listed.items() if not path.endswith("/")}
+
+
 def _stamp(entry: Mapping[str, Any]) -> tuple[object, ...]:
     """What changes with a file's content, as its file system tells: its size, and the store's digest or a time."""
     names = ("ETag", "mtime", "LastModified", "created")
@@ -271,7 +292,7 @@ def open_source(address: str) -> Source:
         filesystem, root = fsspec.filesystem("file"), str(Path(address).expanduser().resolve())
     try:
         filesystem.invalidate_cache()
-        found = {path: _stamp(entry) for path, entry in filesystem.find(root, detail=True).items()}
+        found = _found(filesystem, root, folder=address.endswith("/"))
     except Exception as error:  # botocore has errors of its own
         raise InvalidConfig(
             f"--input {address}: cannot be read ({reason(error)}). {advice(address)}"

@@ -118,13 +118,8 @@ def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.Mon
     def tagged(entry: dict[str, Any]) -> dict[str, Any]:
         return {**entry, "ETag": etags[-1], "LastModified": len(etags)}
 
-    info, find = store.info, store.find
+    info = store.info
     monkeypatch.setattr(store, "info", lambda path: tagged(info(path)))
-    monkeypatch.setattr(
-        store,
-        "find",
-        lambda root, detail: {path: tagged(one) for path, one in find(root, detail=True).items()},
-    )
     source = open_source("s3://bucket/prompts.jsonl")
     (part,) = source.parts(64)
     assert source.read(part)
@@ -132,6 +127,40 @@ def test_an_object_that_is_replaced_meanwhile_is_noticed(monkeypatch: pytest.Mon
     with pytest.raises(InvalidConfig, match="the file has changed since the job began"):
         source.read(part)
     store.rm("/prompts.jsonl")
+
+
+def test_a_file_in_a_bucket_that_may_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryFileSystem()
+    monkeypatch.setattr(
+        "rl_generate.source.filesystem_of", lambda address: (store, address.removeprefix("s3:/"))
+    )
+    store.pipe_file("/bucket/prompts.jsonl", b'{"prompt": "x"}\n')
+
+    def find(root: str, *, detail: bool) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(store, "find", find)
+    assert open_source("s3://bucket/prompts.jsonl").rows == 1
+    for missing in ("other.jsonl", "folder", "folder.jsonl/"):
+        with pytest.raises(InvalidConfig, match=f"--input s3://bucket/{missing}: cannot be read"):
+            open_source(f"s3://bucket/{missing}")
+    monkeypatch.undo()
+    store.rm("/bucket", recursive=True)
+
+
+def test_what_stands_for_a_folder_in_a_bucket_is_no_file_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryFileSystem()
+    monkeypatch.setattr("rl_generate.source.filesystem_of", lambda address: (store, "/bucket/folder.jsonl"))
+    store.pipe_file("/bucket/folder.jsonl/a.jsonl", b'{"prompt": "x"}\n')
+    find = store.find
+    monkeypatch.setattr(
+        store,
+        "find",
+        lambda root, detail: {f"{root}/": {"size": 0, "type": "file"}} | find(root, detail=detail),
+    )
+    assert [file.name for file in open_source("s3://bucket/folder.jsonl").files] == ["a.jsonl"]
+    monkeypatch.undo()
+    store.rm("/bucket", recursive=True)
 
 
 def test_a_lock_whose_file_was_removed_holds_nobody_off_and_is_not_taken(
