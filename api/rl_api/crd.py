@@ -83,12 +83,15 @@ _SERVICE_COLUMNS: Final = [
 ]
 
 
+# Fields that came later, outside the groups that a profile sets: a default in the schema would stand in every stored run at
+# once, and an operator of before, which may lead for a while, knows no such field.
+_LATER_WITHOUT_DEFAULT = frozenset({"spec.task.onLongPrompt"})
+
+
 def _defaulted(path: str) -> bool:
     """Whether the schema of a run gives the field at `path` its default."""
     group = path.removeprefix("spec.").partition(".")[0]
-    if path == "spec.task.onLongPrompt":
-        # A default that came later stands in every stored run at once, and an operator of before, which may lead for a
-        # while, knows no such field.
+    if path in _LATER_WITHOUT_DEFAULT:
         return False
     if any(path.startswith(f"spec.algorithm.{name}.") for name in RECIPE_GROUPS):
         return False

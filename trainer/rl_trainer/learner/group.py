@@ -25,7 +25,7 @@ from rl_trainer.learner.plan import Member, plan_update
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.share import Share, deal
 from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
-from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
@@ -34,8 +34,6 @@ from rl_trainer.weights.stream import CHUNK_BYTES
 
 # To load a model, besides what its bytes take.
 START_TIMEOUT = 300.0
-# Bytes/s at which a folder reaches a rank at least: through the object store and from a disk.
-READ_RATE = 50e6
 # Bytes/s at which weights are gathered, checked and put into the object store at least.
 PUBLISH_RATE = 200e6
 # For the next piece of what learners send to be written: below a hung collective's own limit.

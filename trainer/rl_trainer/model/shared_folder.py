@@ -27,6 +27,8 @@ from rl_api.errors import ModelError
 
 # What lies beside the copies for longer, and nobody has open, is of processes that were killed.
 _LEFT_SECONDS = 60.0
+# Bytes/s at which a folder reaches a process at least: through the object store and from a disk.
+READ_RATE = 50e6
 # Bytes of a file that are read, sent and written at once.
 _PIECE = 32 << 20
 

@@ -15,7 +15,7 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
-from rl_trainer.model.shared_folder import SharedFolder, share_folder
+from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
@@ -24,7 +24,7 @@ from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.payload import WeightsBlock
 
-# To load model and task; vLLM compiles for minutes before it answers.
+# To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
 START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
@@ -81,7 +81,7 @@ class Samplers:
         self._data = ray.put(data)
         self._elasticity = placement.elasticity
         self._places = placement.places
-        self._start_timeout = START_TIMEOUTS[spec.sampler.engine]
+        self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE
         self.begun = False
         self._restarts = 0
         self._failures: dict[int, int] = {}
