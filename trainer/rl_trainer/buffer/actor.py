@@ -106,6 +106,7 @@ class BufferActor:
         self._weights: Any | None = None
         self._published = False
         self._stopping = False
+        self._beats: dict[str, float] = {}
         self._waiting = WaitingCalls()
         self._takers = Changes()
 
@@ -120,6 +121,7 @@ class BufferActor:
     async def release(self, sampler: int) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
         lost = self._state.release(sampler)
+        self._beats.pop(f"sampler {sampler}", None)  # another of that rank is silent while it loads
         self._end_calls(sampler)
         self._after_change()
         return lost
@@ -236,6 +238,17 @@ class BufferActor:
         self._published = False
         for call in self._waiting.leave_all():
             _reply(call, Acquired([], self._state.version))
+
+    # -- signs of life, see `flow.pulse` -------------------------------------------------------------------
+
+    async def beat(self, name: str) -> None:
+        """The actor of this name lives."""
+        self._beats[name] = time.monotonic()
+
+    async def silent(self, limit: float) -> list[str]:
+        """Those that have given signs of life, but none for `limit` seconds."""
+        now = time.monotonic()
+        return [name for name, at in self._beats.items() if now - at > limit]
 
     async def stop(self) -> None:
         """The run is over: every `acquire` returns with `stop`."""

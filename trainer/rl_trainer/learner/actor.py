@@ -24,6 +24,7 @@ from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes
+from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
@@ -45,9 +46,11 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 class LearnerActor:
     """One rank in its own process."""
 
-    def __init__(self, rank: int, ranks: int, spec: RunSpec, search: Path | None = None):
+    def __init__(
+        self, rank: int, ranks: int, spec: RunSpec, search: Path | None = None, pulse: Pulse | None = None
+    ):
         torch.set_num_threads(spec.learner.threads)
-        self.rank, self.ranks, self.spec, self.search = rank, ranks, spec, search
+        self.rank, self.ranks, self.spec, self.search, self._pulse = rank, ranks, spec, search, pulse
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
         self._chunks: Iterator[npt.NDArray[np.uint8] | None] = iter(())
@@ -83,6 +86,8 @@ class LearnerActor:
                 self.learner = Learner(
                     model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
                 )
+        if self._pulse is not None:
+            self._pulse.begin(f"learner {self.rank}")
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""

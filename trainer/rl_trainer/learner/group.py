@@ -18,6 +18,7 @@ from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_m
 from rl_trainer.checkpoint.state import LearnerState, SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes, TensorStream, byte_count
 from rl_trainer.flow.calls import answer, answers
+from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.packing import split_groups
@@ -48,17 +49,23 @@ class Learners:
     spec: RunSpec
     timeout: float = 3600.0
     size: int = 0  # bytes of the model folder
+    watch: Watch | None = None
 
     @classmethod
-    def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None = None) -> Learners:
-        """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first."""
+    def launch(
+        cls, spec: RunSpec, reservation: Reservation, search: Path | None = None, watch: Watch | None = None
+    ) -> Learners:
+        """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first; `watch`:
+        knows who stands still."""
         remote = ray.remote(LearnerActor)
         ranks = spec.learner.ranks
         actors = [
-            remote.options(**reservation.options(f"learner {rank}")).remote(rank, ranks, spec, search)
+            remote.options(**reservation.options(f"learner {rank}")).remote(
+                rank, ranks, spec, search, None if watch is None else watch.pulse
+            )
             for rank in range(ranks)
         ]
-        return cls(actors, spec)
+        return cls(actors, spec, watch=watch)
 
     def start(self, folder: SharedFolder) -> None:
         """Loads the model on every rank and joins them."""
@@ -195,7 +202,7 @@ class Learners:
         calls = [
             getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
         ]
-        return answers(calls, "learner", phase, timeout or self.timeout)
+        return answers(calls, "learner", phase, timeout or self.timeout, self.watch)
 
 
 def constant_length(spec: RunSpec) -> int | None:

@@ -25,6 +25,7 @@ from rl_api.errors import ActorDied, DeadlineExceeded, TaskError
 from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
@@ -120,7 +121,8 @@ class SamplerActor:
             Door(Path(at), self.leave)
 
     def ready(self) -> int:
-        """Answers once the model and the task are loaded; the rank."""
+        """Answers once the model and the task are loaded, and gives signs of life from then on; the rank."""
+        Pulse(self.buffer.actor, self.spec.retry.liveness_timeout.seconds).begin(f"sampler {self.rank}")
         return self.rank
 
     # -- calls from the driver -------------------------------------------------------------------------------------

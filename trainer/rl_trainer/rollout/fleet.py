@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
+from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
@@ -29,6 +31,10 @@ START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
+
+
+class SamplerSilent(ActorDied):
+    """A sampler's process is there, and stands still."""
 
 
 @dataclass
@@ -62,6 +68,7 @@ class Samplers:
         data: PromptData | None,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
+        watch: Watch | None = None,
     ):
         """Starts the processes; returns at once.
 
@@ -75,7 +82,9 @@ class Samplers:
             data: what the task's file or data set holds: the driver alone may read it.
             tell: told, in a sentence, of every sampler that joins.
             warn: told, in a sentence, of every sampler that was lost.
+            watch: knows who stands still.
         """
+        self._watch = watch
         self._spec, self._model, self._buffer = spec, model.path, buffer
         self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
         self._data = ray.put(data)
@@ -127,7 +136,7 @@ class Samplers:
             left = max(0.0, deadline - time.monotonic())
             alive = {rank: one for rank, one in self._samplers.items() if one.died is None and not one.ended}
             runs = {one.run: rank for rank, one in alive.items()}
-            done, _ = ray.wait([call, *runs], timeout=min(left, LOOK_SECONDS) if self._elasticity else left)
+            done, _ = ray.wait([call, *runs], timeout=min(left, self._patience))
             if call in done:
                 result = answer(call, actor, phase, 60.0)
                 self._restarts = 0
@@ -136,6 +145,8 @@ class Samplers:
                 raise DeadlineExceeded(
                     f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}"
                 )
+            if not done:
+                self._check_alive(alive, phase)
             for run in done:
                 try:
                     answer(run, f"sampler {runs[run]}", "sampling", 60.0)
@@ -210,6 +221,30 @@ class Samplers:
             self._look()
         return self.ready
 
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait before somebody is looked for: nodes that come and go, or who stands still."""
+        nodes = LOOK_SECONDS if self._elasticity else math.inf
+        return min(nodes, self._watch.pulse.every) if self._watch is not None else nodes
+
+    def _check_alive(self, samplers: Iterable[int], phase: str) -> None:
+        """Replaces those of `samplers` that stand still.
+
+        Raises:
+            DeadlineExceeded: it is the buffer or a learner.
+        """
+        if self._watch is None:
+            return
+        limit, silent, ours = (
+            self._watch.pulse.limit,
+            self._watch.look(),
+            {f"sampler {rank}": rank for rank in samplers},
+        )
+        for actor in sorted(name for name in silent if not name.startswith("sampler ")):
+            raise DeadlineExceeded(silence(actor, phase, limit))
+        for actor in sorted(silent & ours.keys()):
+            self._died(ours[actor], SamplerSilent(silence(actor, "sampling", limit)))
+
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
@@ -239,8 +274,10 @@ class Samplers:
                 f"{one.error}; samplers died {self._restarts} times without a batch in between (retry.limit is {limit})"
             ) from one.error
         unfinished = self._end(rank)
+        silent = isinstance(one.error, SamplerSilent)
+        what = "gave no sign of life" if silent else "died"
         self._warn(
-            f"sampler {rank} died and was replaced; its {unfinished} unfinished groups are sampled again"
+            f"sampler {rank} {what} and was replaced; its {unfinished} unfinished groups are sampled again"
         )
         self._failures[rank] = self._failures.get(rank, 0) + 1
         self._samplers[rank] = self._launch(rank, node, share_folder(self._model))

@@ -15,6 +15,7 @@ from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
+from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -73,8 +74,9 @@ class Actors:
             ),
             **placement.reservation.options("buffer"),
         )
-        learners = Learners.launch(spec, placement.reservation, search)
-        samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn)
+        watch = Watch(Pulse(buffer.actor, spec.retry.liveness_timeout.seconds))
+        learners = Learners.launch(spec, placement.reservation, search, watch)
+        samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
         learners.start(folder)
         samplers.wait_ready()
         return cls(spec, buffer, learners, samplers, spans)

@@ -1,0 +1,116 @@
+"""Who stands still is named, and nobody else: not whoever was asked by a driver or a buffer that stood still itself."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError
+
+from rl_api.errors import DeadlineExceeded
+from rl_trainer.buffer.actor import BufferActor
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.flow.calls import answers
+from rl_trainer.flow.pulse import Pulse, Watch
+
+LIMIT = 60.0
+
+
+class Asked:
+    """A buffer that answers when it is told to, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.questions, self.said = 0.0, 0, None
+        self.actor = SimpleNamespace(silent=SimpleNamespace(remote=self._ask))
+        self.watch = Watch(Pulse(self.actor, LIMIT), lambda: self.now)
+        monkeypatch.setattr(
+            ray, "wait", lambda calls, **_: (calls, []) if self.said is not None else ([], calls)
+        )
+        monkeypatch.setattr(ray, "get", self._get)
+
+    def _ask(self, limit: float) -> str:
+        assert limit == LIMIT
+        self.questions += 1
+        return "call"
+
+    def _get(self, call: str, timeout: float) -> Any:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+    def look(self, after: float = 10.0, said: Any = None) -> set[str]:
+        self.now, self.said = self.now + after, said
+        return set(self.watch.look())
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+def test_named_is_who_was_silent_at_two_looks(asked: Asked):
+    assert asked.look() == set()
+    assert asked.look(said=["learner 1", "sampler 0"]) == set()
+    assert asked.look() == set()
+    assert asked.look(said=["learner 1"]) == {"learner 1"}
+    asked.look()
+    assert asked.look(said=[]) == set()
+    asked.look()
+    assert asked.look(said=["learner 1"]) == set()
+
+
+def test_a_buffer_that_does_not_answer_is_silent_itself(asked: Asked):
+    assert [asked.look() for _ in range(6)] == [set()] * 6
+    assert asked.look() == {"buffer"}
+    assert asked.questions == 1
+
+
+def test_a_driver_that_was_stopped_knows_nothing_of_the_time_meanwhile(asked: Asked):
+    asked.look()
+    assert asked.look(after=10 * LIMIT) == set()
+    assert asked.look(said=[]) == set()
+
+
+def test_a_buffer_that_died_is_for_others_to_say(asked: Asked):
+    asked.look()
+    assert asked.look(said=ActorDiedError()) == set()
+    assert asked.look() == set()
+    assert asked.questions == 2
+
+
+def test_the_rank_that_stands_still_is_named_and_not_the_one_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
+    watch = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"learner 1", "sampler 0"}))
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"^learner 1: no sign of life for 60 s \(retry.livenessTimeout\) while training",
+    ):
+        answers(["zero", "one"], "learner", "training", 5.0, watch)  # type: ignore[list-item, arg-type]
+
+
+def test_where_nobody_is_silent_all_who_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch):
+    def get(call: object, timeout: float) -> None:
+        raise ray.exceptions.GetTimeoutError
+
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(DeadlineExceeded, match=r"^learner 0, learner 1: no answer after"):
+        answers(["zero", "one"], "learner", "training", 0.0)  # type: ignore[list-item]
+
+
+def test_a_sampler_that_was_given_up_is_not_silent_while_another_loads():
+    async def story() -> None:
+        actor = BufferActor(BufferConfig(1, max_staleness=0, samplers=1))
+        await actor.beat("sampler 0")
+        await actor.beat("learner 0")
+        assert await actor.silent(-1.0) == ["sampler 0", "learner 0"]
+        assert await actor.silent(LIMIT) == []
+        await actor.release(0)
+        assert await actor.silent(-1.0) == ["learner 0"]
+
+    asyncio.run(story())

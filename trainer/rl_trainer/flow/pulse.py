@@ -1,0 +1,83 @@
+"""Signs of life: who stands still (stopped, swapping, cut off with its node) never ends its calls, and Ray sees only deaths.
+
+Every actor tells the buffer, on a thread of its own, that it lives, whatever its other threads do. While the driver waits
+for anything it asks the buffer who has not: one call, whatever the number of actors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from rl_trainer.error_text import RESUME_HINT
+
+BUFFER = "buffer"
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """The actor's side. `buffer`: Ray's handle to the buffer; `limit`: seconds without a sign after which one is silent."""
+
+    buffer: Any
+    limit: float
+
+    @property
+    def every(self) -> float:
+        """Seconds from one sign to the next."""
+        return self.limit / 6
+
+    def begin(self, name: str) -> None:
+        """From now on `name` gives signs of life, until its process ends."""
+        threading.Thread(target=self._go_on, args=(name,), name="signs of life", daemon=True).start()
+
+    def _go_on(self, name: str) -> None:
+        while True:
+            self.buffer.beat.remote(name)  # nobody waits for it: a buffer that is gone is others' concern
+            time.sleep(self.every)
+
+
+class Watch:
+    """The driver's side: who is silent."""
+
+    def __init__(self, pulse: Pulse, clock: Callable[[], float] = time.monotonic):
+        self.pulse, self._clock = pulse, clock
+        self._asked: Any = None
+        self._since = self._looked = clock()
+        self._named: frozenset[str] = frozenset()
+
+    def look(self) -> frozenset[str]:
+        """Those who are silent now. To be called again and again while something is waited for, every `pulse.every` seconds.
+
+        Named are those who were silent at two looks: a buffer that was stopped itself answers before it reads the signs
+        that came meanwhile.
+        """
+        now = self._clock()
+        if now - self._looked > self.pulse.limit / 2:
+            # This process was elsewhere, or stopped itself: it does not know how long an answer has taken.
+            self._since = now
+        self._looked = now
+        if self._asked is None:
+            self._asked, self._since = self.pulse.buffer.silent.remote(self.pulse.limit), now
+            return frozenset()
+        if not ray.wait([self._asked], timeout=0)[0]:
+            return frozenset({BUFFER}) if now - self._since >= self.pulse.limit else frozenset()
+        try:
+            found = frozenset(ray.get(self._asked, timeout=0))
+        except RayError:  # it has died, which whoever needs it says
+            found = frozenset()
+        named, self._named, self._asked = found & self._named, found, None
+        return named
+
+
+def silence(actor: str, phase: str, limit: float) -> str:
+    """What is said of a silent actor."""
+    return (
+        f"{actor}: no sign of life for {limit:g} s (retry.livenessTimeout) while {phase}; its process is stopped or hangs, "
+        f"or its node is overloaded or cut off; {RESUME_HINT}"
+    )
