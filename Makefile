@@ -45,6 +45,9 @@ fuzz: $(INSTALLED) ## odd objects against a real API server and the operator for
 	@scripts/tools apiserver
 	@scripts/fuzz --seconds $(SECONDS) --seed $(SEED)
 
+chaos: $(INSTALLED) ## kills and stops of samplers, ranks, buffer and driver in every phase of real runs here (ARGS="--seed 2 --faults 40 --worlds ranks", ARGS=--help)
+	@scripts/chaos $(ARGS)
+
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
 
@@ -100,7 +103,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from safetensors.numpy import load_file
+from training_runs import until
 
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, PlacementError
+from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
+from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
@@ -69,11 +74,13 @@ def groups(seed: int) -> list[Group]:
     return made
 
 
-def launch(replicas: int, cache: Path, parallelism: str = "ddp", **algorithm: object) -> tuple[Learners, Any]:
+def launch(
+    replicas: int, cache: Path, parallelism: str = "ddp", watch: Watch | None = None, **algorithm: object
+) -> tuple[Learners, Any]:
     run = spec(replicas, parallelism, **algorithm)
     reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
     wait_for_all([reservation], 30)
-    learners = Learners.launch(run, reservation)
+    learners = Learners.launch(run, reservation, watch=watch)
     learners.start(share_folder(resolve_model("tiny", cache, run.model.tiny, 0, None)))
     return learners, reservation
 
@@ -258,6 +265,26 @@ def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
     with pytest.raises(ActorDied, match=r"learner \d died while training: .*; add --resume"):
         learners.update(groups(0), np.ones(12, np.float32), 0)
     reservation.release()
+
+
+def test_a_stopped_learner_is_named_and_not_the_one_that_waits_for_it(tmp_path: Path):
+    buffer = Buffer.create(BufferConfig(1, max_staleness=0, samplers=1))
+    learners, reservation = launch(2, tmp_path, watch=Watch(Pulse(buffer.actor, 2.0)))
+    learners.start_reinforcement()
+    stopped = ray.get(learners.actors[1].__ray_call__.remote(lambda self: os.getpid()))
+    until(lambda: sorted(ray.get(buffer.actor.silent.remote(-1.0))) == ["learner 0", "learner 1"])
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with pytest.raises(
+            DeadlineExceeded, match=r"^learner 1: no sign of life for 2 s .* while training; "
+        ):
+            learners.update(groups(0), np.ones(12, np.float32), 0)
+    finally:
+        for actor in (*learners.actors, buffer.actor):
+            ray.kill(actor)
+        reservation.release()
+    # A process that is stopped cannot end itself.
+    until(lambda: not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_cluster_that_is_too_small_is_told_after_the_deadline():

@@ -1,0 +1,108 @@
+"""Faults injected into real runs of this machine: kills and stops of samplers, ranks, buffer and driver in every phase."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from campaign import disturb
+from fault_plan import KINDS, PHASES, TARGETS, WORLDS, draw
+from fault_report import Campaign, tables
+
+EXAMPLES = """examples:
+  make chaos                                            # 200 faults
+  make chaos ARGS="--seed 2 --faults 40 --worlds ranks"
+  make chaos ARGS="--set weightSync.transport=objectStore --phases publish"
+  make chaos ARGS="--kinds stop --targets rank --faults 6"
+  make chaos ARGS="--seconds 180 --out runs/chaos"      # again and again: each call goes on after the last one's faults
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0: everything was as it must be."""
+    args = _parser().parse_args(arguments)
+    file = args.out / "results.json"
+    campaign = Campaign.from_json(json.loads(file.read_text())) if file.exists() else Campaign(args.seed)
+    if campaign.seed != args.seed:
+        print(f"chaos: {args.out} is of seed {campaign.seed}: name it, or another folder", file=sys.stderr)
+        return 2
+    plan = draw(
+        args.seed,
+        args.faults,
+        worlds=args.worlds,
+        kinds=args.kinds,
+        targets=args.targets,
+        phases=args.phases,
+    )
+    done = {one.number for one in campaign.results}
+    began = time.monotonic()
+    try:
+        disturb(
+            campaign,
+            [fault for fault in plan if fault.number not in done],
+            args.out / f"from-{len(done) + 1}",
+            args.set,
+            seconds=args.seconds,
+            tell=lambda text: print(text, flush=True),
+        )
+    finally:
+        args.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(campaign.to_json(), indent=1) + "\n")
+        (args.out / "results.md").write_text(tables(campaign) + "\n")
+    print(
+        f"\n{tables(campaign)}\n\n{len(campaign.results)} faults, now {time.monotonic() - began:.0f} s; {file}"
+    )
+    for problem in campaign.problems:
+        print(f"NOT AS IT MUST BE: {problem}")
+    return 1 if campaign.problems else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="chaos",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def several(name: str, allowed: Sequence[str], what: str) -> None:
+        def chosen(text: str) -> list[str]:
+            found = text.split(",")
+            if not set(found) <= set(allowed):
+                raise argparse.ArgumentTypeError(f"found {text}, allowed: {', '.join(allowed)}")
+            return found
+
+        parser.add_argument(
+            f"--{name}",
+            type=chosen,
+            default=list(allowed),
+            metavar="A,B",
+            help=f"{what}: {', '.join(allowed)}",
+        )
+
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of which the plan of faults is drawn (default: 1)"
+    )
+    parser.add_argument("--faults", type=int, default=200, help="how many the plan has (default: 200)")
+    several("worlds", list(WORLDS), "kinds of runs")
+    several("kinds", KINDS, "kill: SIGKILL, stop: SIGSTOP, pause: SIGSTOP and soon SIGCONT")
+    several("targets", TARGETS, "which processes")
+    several("phases", PHASES, "when")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="a field of every run, as of rltrain run",
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no fault begins later than so")
+    parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder (default: runs/chaos)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Which faults are injected where and when: drawn from a seed alone. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+KINDS: Final = ("kill", "stop", "pause")
+"""SIGKILL; SIGSTOP for good; SIGSTOP, and SIGCONT before anybody may give the process up."""
+
+TARGETS: Final = ("sampler", "rank", "buffer", "driver")
+PHASES: Final = ("generate", "score", "train", "publish", "checkpoint", "evaluate")
+
+_TWO_SAMPLERS: Final = {"sampler": {"replicas": 2}}
+_TWO_RANKS: Final = {**_TWO_SAMPLERS, "learner": {"replicas": 2, "parallelism": "fsdp2"}}
+WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "strict": {**_TWO_SAMPLERS, "buffer": {"maxStaleness": 0}},
+    "async": {**_TWO_SAMPLERS, "buffer": {"maxStaleness": 2}},
+    "ranks": {**_TWO_RANKS, "buffer": {"maxStaleness": 0}},
+    "ranks-async": {**_TWO_RANKS, "buffer": {"maxStaleness": 1}},
+}
+"""Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        number: of the campaign's, from 1.
+        world: of `WORLDS`.
+        which: which of several such processes, as a share of their number.
+        seconds: that a pause lasts.
+    """
+
+    number: int
+    world: str
+    kind: str
+    target: str
+    phase: str
+    which: float
+    seconds: float
+
+    def __str__(self) -> str:
+        pause = f" for {self.seconds:.1f} s" if self.kind == "pause" else ""
+        return f"{self.kind} {self.target}{pause} in {self.phase}"
+
+
+def draw(
+    seed: int,
+    count: int,
+    *,
+    worlds: Sequence[str] = tuple(WORLDS),
+    kinds: Sequence[str] = KINDS,
+    targets: Sequence[str] = TARGETS,
+    phases: Sequence[str] = PHASES,
+    longest_pause: float = 2.0,
+    chapter: int = 10,
+) -> list[Fault]:
+    """`count` faults; of all combinations of kind, target and phase none comes again before all have come.
+
+    `chapter`: so many faults in a row are of one run, and so of one world.
+    """
+    chance = random.Random(seed)
+    combinations = _decks([*itertools.product(kinds, targets, phases)], chance)
+    homes = _decks([*worlds], chance)
+    faults: list[Fault] = []
+    world = ""
+    for number, (kind, target, phase) in enumerate(itertools.islice(combinations, count)):
+        if number % chapter == 0:
+            world = next(homes)
+        pause = chance.uniform(0.2, longest_pause)
+        faults.append(Fault(number + 1, world, kind, target, phase, chance.random(), round(pause, 2)))
+    return faults
+
+
+def chapters(faults: Iterable[Fault], length: int) -> list[list[Fault]]:
+    """Faults of one run each: at most `length`, all of its world."""
+    found: list[list[Fault]] = []
+    for fault in faults:
+        if not found or len(found[-1]) >= length or found[-1][0].world != fault.world:
+            found.append([])
+        found[-1].append(fault)
+    return found
+
+
+def _decks(cards: list[Any], chance: random.Random) -> Iterator[Any]:
+    while True:
+        chance.shuffle(cards)
+        yield from list(cards)

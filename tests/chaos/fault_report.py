@@ -1,0 +1,120 @@
+"""What came of the faults, as JSON and as tables. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fault_plan import KINDS, PHASES, TARGETS
+
+
+@dataclass
+class Result:
+    """What came of one fault.
+
+    Attributes:
+        step: the last one before it.
+        how: "went on", "resumed" (it ended with a sentence, and went on from its checkpoint), or "failed".
+        seconds: from the fault to the end of the first step that began after it.
+        sentence: that the run ended with.
+        failure: what was not as it must be.
+    """
+
+    number: int
+    world: str
+    kind: str
+    target: str
+    phase: str
+    step: int = 0
+    how: str = "failed"
+    seconds: float = math.nan
+    sentence: str = ""
+    failure: str = ""
+
+
+@dataclass
+class Campaign:
+    """All of it. `runs`: a line about each run; `failures`: what was wrong with whole runs."""
+
+    seed: int
+    results: list[Result] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that was not as it must be."""
+        found = [
+            f"fault {one.number} ({one.kind} {one.target} in {one.phase}, {one.world}): {one.failure}"
+            for one in self.results
+            if one.failure
+        ]
+        return found + self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file."""
+        plain = asdict(self)
+        for one in plain["results"]:
+            one["seconds"] = None if math.isnan(one["seconds"]) else round(one["seconds"], 3)
+        return plain
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Campaign:
+        """The inverse of `to_json`."""
+        results = [
+            Result(**{**one, "seconds": math.nan if one["seconds"] is None else one["seconds"]})
+            for one in data["results"]
+        ]
+        return cls(data["seed"], results, list(data["runs"]), list(data["failures"]))
+
+
+def share_of(sorted_values: Sequence[float], share: float) -> float:
+    """The value below or at which so large a share of them is (nearest rank)."""
+    return sorted_values[max(0, math.ceil(share * len(sorted_values)) - 1)]
+
+
+def tables(campaign: Campaign) -> str:
+    """Markdown: recovery seconds by kind of fault and target, and how many faults met which phase."""
+    rows = [
+        ["fault", "target", "faults", "went on", "resumed", "failed", "p50 s", "p95 s", "longest s"],
+        ["---"] * 2 + ["---:"] * 7,
+    ]
+    for kind in KINDS:
+        for target in TARGETS:
+            of_both = [one for one in campaign.results if (one.kind, one.target) == (kind, target)]
+            if of_both:
+                rows.append([kind, target, *_row(of_both)])
+    rows.append(["all", "", *_row(campaign.results)])
+    met = Counter(one.phase for one in campaign.results)
+    phases = [list(PHASES), ["---:"] * len(PHASES), [str(met[phase]) for phase in PHASES]]
+    return f"{_lines(rows)}\n\nFaults by the phase that they met:\n\n{_lines(phases)}"
+
+
+def _row(results: Sequence[Result]) -> list[str]:
+    how = Counter("failed" if one.failure else one.how for one in results)
+    times = sorted(one.seconds for one in results if not math.isnan(one.seconds))
+    seconds = [f"{share_of(times, share):.1f}" for share in (0.5, 0.95, 1.0)] if times else ["-"] * 3
+    return [str(len(results)), *(str(how[one]) for one in ("went on", "resumed", "failed")), *seconds]
+
+
+def _lines(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def beyond_noise(found: Sequence[float], expected: Sequence[float]) -> str:
+    """Empty where the last thirds of two learning curves agree: their means within four standard errors, or 0.03 reward.
+
+    `found` and `expected`: mean rewards of the same steps.
+    """
+    last = max(1, len(found) // 3)
+    ours, theirs = list(found)[-last:], list(expected)[: len(found)][-last:]
+    error = math.sqrt(sum(statistics.pvariance(part) / len(part) for part in (ours, theirs)))
+    difference = abs(statistics.fmean(ours) - statistics.fmean(theirs))
+    allowed = max(0.03, 4 * error)
+    if difference <= allowed:
+        return ""
+    return f"mean reward of the last {last} steps differs by {difference:.3f} from the undisturbed, allowed: {allowed:.3f}"

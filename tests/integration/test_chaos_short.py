@@ -1,0 +1,34 @@
+"""A short campaign of faults against one real run, whose two ranks divide the model; `make chaos` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from campaign import disturb
+from fault_plan import Fault, draw
+from fault_report import Campaign
+
+SEED = 1
+# Each kind and each target once; which of several, and how long, the seed says.
+WHAT = (
+    ("kill", "sampler", "evaluate"),
+    ("stop", "rank", "train"),
+    ("pause", "buffer", "publish"),
+    ("kill", "driver", "checkpoint"),
+)
+
+
+def one(number: int, kind: str, target: str, phase: str) -> Fault:
+    drawn = draw(SEED, number + 1, worlds=["ranks"], kinds=[kind], targets=[target], phases=[phase])
+    return drawn[number]
+
+
+def test_a_run_that_is_hit_again_and_again_learns_what_it_learns_undisturbed(tmp_path: Path):
+    campaign = Campaign(SEED)
+    told: list[str] = []
+    faults = [one(number, *what) for number, what in enumerate(WHAT)]
+    disturb(campaign, faults, tmp_path, [], tell=told.append)
+    assert campaign.problems == [], "\n".join(told)
+    assert [result.how for result in campaign.results] == ["went on", "resumed", "went on", "resumed"]
+    assert "learner" in campaign.results[1].sentence
+    assert "bit by bit the same curve" in campaign.runs[0]

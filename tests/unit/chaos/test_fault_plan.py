@@ -1,0 +1,83 @@
+"""The plan of faults, and what is reported of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+from fault_plan import KINDS, PHASES, TARGETS, WORLDS, chapters, draw
+from fault_report import Campaign, Result, beyond_noise, share_of, tables
+
+ALL = len(KINDS) * len(TARGETS) * len(PHASES)
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_others():
+    assert draw(1, 200) == draw(1, 200)
+    assert draw(1, 200) != draw(2, 200)
+    assert draw(1, 200)[:50] == draw(1, 50)
+
+
+def test_every_combination_comes_before_any_comes_again():
+    faults = draw(3, 2 * ALL)
+    for half in (faults[:ALL], faults[ALL:]):
+        assert {(one.kind, one.target, one.phase) for one in half} == {
+            *itertools.product(KINDS, TARGETS, PHASES)
+        }
+    assert {one.world for one in faults} == set(WORLDS)
+    assert [one.number for one in faults] == list(range(1, 2 * ALL + 1))
+    assert all(0.2 <= one.seconds <= 2.0 and 0 <= one.which < 1 for one in faults)
+
+
+def test_only_what_is_asked_for_is_injected():
+    faults = draw(1, 12, worlds=["strict"], kinds=["stop"], targets=["rank", "buffer"], phases=["train"])
+    assert {(one.world, one.kind, one.phase) for one in faults} == {("strict", "stop", "train")}
+    assert {one.target for one in faults} == {"rank", "buffer"}
+
+
+def test_a_run_suffers_faults_of_its_own_world_alone():
+    parts = chapters(draw(1, 35), 10)
+    assert [len(part) for part in parts] == [10, 10, 10, 5]
+    assert all(len({one.world for one in part}) == 1 for part in parts)
+
+
+def campaign() -> Campaign:
+    found = Campaign(1)
+    for number, seconds in enumerate((1.0, 2.0, 30.0)):
+        found.results.append(
+            Result(number, "strict", "kill", "rank", "train", how="resumed", seconds=seconds)
+        )
+    found.results.append(Result(3, "async", "pause", "driver", "score", failure="hangs"))
+    return found
+
+
+def test_the_table_has_percentiles_by_kind_and_target_and_counts_failures_as_such():
+    lines = tables(campaign()).splitlines()
+    assert "| kill | rank | 3 | 0 | 3 | 0 | 2.0 | 30.0 | 30.0 |" in lines
+    assert "| pause | driver | 1 | 0 | 0 | 1 | - | - | - |" in lines
+    assert "| all |  | 4 | 0 | 3 | 1 | 2.0 | 30.0 | 30.0 |" in lines
+    assert "| 0 | 1 | 3 | 0 | 0 | 0 |" in lines
+    assert campaign().problems == ["fault 3 (pause driver in score, async): hangs"]
+
+
+def test_a_campaign_goes_on_from_its_file():
+    text = json.dumps(campaign().to_json(), allow_nan=False)
+    again = Campaign.from_json(json.loads(text))
+    assert again.to_json() == campaign().to_json()
+    assert math.isnan(again.results[3].seconds)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.95, 4), (1.0, 4), (0.01, 1)])
+def test_percentiles_are_values_that_were_measured(share: float, value: int):
+    assert share_of([1, 2, 3, 4], share) == value
+
+
+def test_curves_agree_within_their_own_noise_and_no_further():
+    noisy = [0.5 + 0.1 * (-1) ** step for step in range(60)]
+    assert beyond_noise(noisy, [value + 0.04 for value in noisy]) == ""
+    assert beyond_noise(noisy, [value - 0.2 for value in noisy]).startswith(
+        "mean reward of the last 20 steps differs by 0.200"
+    )
+    rising = [step / 60 for step in range(60)]
+    assert beyond_noise(rising[:30], rising) == "", "of a longer run the same steps are compared"
