@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import Acquired
+from rl_trainer.flow.pulse import Pulse
 from rl_trainer.rollout import fleet
 from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
-from rl_trainer.rollout.fleet import Samplers, _Sampler
+from rl_trainer.rollout.fleet import Samplers, SamplerSilent, _Sampler
 
 
 class Released(Future[Acquired]):
@@ -60,7 +62,7 @@ def test_a_sampler_whose_run_is_over_returns():
 
 def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch):
     samplers: Any = Samplers.__new__(Samplers)
-    samplers._elasticity, samplers._restarts = None, 0
+    samplers._elasticity, samplers._restarts, samplers._watch = None, 0, None
     samplers._samplers = {rank: _Sampler(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     waited: list[list[str]] = []
 
@@ -72,3 +74,28 @@ def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
     assert samplers.wait_for("batch", "buffer", "waiting for a batch", 10.0) == "batch"
     assert waited == [["batch", "run 0", "run 1"], ["batch", "run 1"]]
+
+
+def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._elasticity, samplers._restarts, samplers._data = None, 0, None
+    samplers._samplers = {rank: _Sampler(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
+    silent = iter([{"sampler 1", "sampler 7"}, {"learner 0"}])
+    samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: next(silent))
+    died: list[tuple[int, Exception]] = []
+
+    def give_up(rank: int, error: Exception) -> None:
+        died.append((rank, error))
+        samplers._samplers[rank].died = 1.0
+
+    samplers._died = give_up
+    monkeypatch.setattr(fleet.ray, "wait", lambda calls, timeout: ([], calls))
+    with pytest.raises(
+        DeadlineExceeded, match=r"^learner 0: no sign of life for 60 s .* while waiting for a batch"
+    ):
+        samplers.wait_for("batch", "buffer", "waiting for a batch", 10.0)
+    [(rank, error)] = died
+    assert rank == 1
+    assert isinstance(error, SamplerSilent)

@@ -263,34 +263,45 @@ class Buffer:
     loop of their own (a sampler between two decode steps); `Buffer.result` turns it into the value.
     """
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, actor: Any, patience: float = ANSWER_SECONDS) -> None:
+        self.actor, self.patience = actor, patience
 
     @classmethod
-    def create(cls, config: BufferConfig, **options: Any) -> Buffer:
-        """Start the actor; `options` are Ray's (name, scheduling_strategy, ...). It takes no CPU."""
+    def create(cls, config: BufferConfig, patience: float = ANSWER_SECONDS, **options: Any) -> Buffer:
+        """Start the actor, which takes no CPU.
+
+        Args:
+            config: what it may do.
+            patience: seconds after which calls that it answers at once are given up.
+            options: Ray's (name, scheduling_strategy, ...).
+        """
         return cls(
             ray.remote(BufferActor)
             .options(**{"num_cpus": 0, "max_concurrency": CONCURRENT_CALLS, **options})
-            .remote(config)
+            .remote(config),
+            patience,
         )
 
     def __reduce__(self) -> Any:
-        return (Buffer, (self.actor,))
+        return (Buffer, (self.actor, self.patience))
 
     @staticmethod
     def result(ref: Any, phase: str, timeout: float = ANSWER_SECONDS) -> Any:
         """The value of a `_ref` call. Raises DeadlineExceeded, ActorDied or the buffer's own error."""
         return answer(ref, "the buffer", phase, timeout)
 
+    def _answer(self, ref: Any, phase: str) -> Any:
+        """Of what is answered at once."""
+        return self.result(ref, phase, self.patience)
+
     def register(self, sampler: int) -> None:
         """A sampler (rank 0, 1, ...) is ready for work; tickets of its former life go back."""
-        self.result(self.actor.register.remote(sampler), "registering a sampler")
+        self._answer(self.actor.register.remote(sampler), "registering a sampler")
 
-    def release(self, sampler: int, timeout: float = ANSWER_SECONDS) -> list[int]:
+    def release(self, sampler: int, timeout: float | None = None) -> list[int]:
         """A sampler is gone; returns the group ids that will be reissued."""
         call = self.actor.release.remote(sampler)
-        return cast(list[int], self.result(call, "releasing a sampler", timeout))
+        return cast(list[int], self.result(call, "releasing a sampler", timeout or self.patience))
 
     def acquire_ref(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Any:
         """Tickets for up to `max_groups` groups, as `Acquired`: none where there were none for `timeout` seconds."""
@@ -309,11 +320,11 @@ class Buffer:
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
-        return cast(bool, self.result(self.actor.drop.remote(sampler, group_id, reason), "dropping a group"))
+        return cast(bool, self._answer(self.actor.drop.remote(sampler, group_id, reason), "dropping a group"))
 
     def publish(self, version: int, weights: Any) -> None:
         """Publish weights (usually `[reference]`) under the next version."""
-        self.result(self.actor.publish.remote(version, weights), "publishing weights")
+        self._answer(self.actor.publish.remote(version, weights), "publishing weights")
 
     def take(self, timeout: float) -> Batch:
         """The next batch, or the one still under lease. Raises DeadlineExceeded saying what is missing."""
@@ -324,17 +335,17 @@ class Buffer:
     def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
         """The batch of `step` is trained: forget it, publish weights where there is a version, and return the metrics."""
         ref = self.actor.finish_step.remote(step, version, weights)
-        return cast(dict[str, Any], self.result(ref, "ending a step"))
+        return cast(dict[str, Any], self._answer(ref, "ending a step"))
 
     def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """`(JSON-able state, payloads as bytes)` for a checkpoint."""
-        state, payloads = self.result(self.actor.snapshot.remote(), "taking the buffer's snapshot")
+        state, payloads = self._answer(self.actor.snapshot.remote(), "taking the buffer's snapshot")
         return state, [bytes(data) for data in fetch_payloads(payloads)]
 
     def restore(self, state: Mapping[str, Any], payloads: Sequence[bytes]) -> None:
         """Load a snapshot into this (fresh) buffer, before samplers register."""
-        self.result(self.actor.restore.remote(state, _to_send(payloads)), "restoring the buffer")
+        self._answer(self.actor.restore.remote(state, _to_send(payloads)), "restoring the buffer")
 
     def stop(self) -> None:
         """End of the run: samplers get `stop`."""
-        self.result(self.actor.stop.remote(), "stopping the buffer")
+        self._answer(self.actor.stop.remote(), "stopping the buffer")

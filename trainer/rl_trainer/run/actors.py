@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.value_targets import Advantage
-from rl_trainer.buffer.actor import Batch, Buffer
+from rl_trainer.buffer.actor import ANSWER_SECONDS, Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.flow.pulse import Pulse, Watch
@@ -61,6 +61,7 @@ class Actors:
         """Starts all of them; returns when they have loaded model and task. `data`: what the task's file
         or data set holds."""
         folder: SharedFolder = share_folder(model)
+        limit = spec.retry.liveness_timeout.seconds
         buffer = Buffer.create(
             BufferConfig(
                 groups_per_step=spec.algorithm.prompts_per_step,
@@ -72,9 +73,10 @@ class Actors:
                 steps_per_version=spec.weight_sync.every_steps,
                 max_refills=spec.algorithm.dynamic_sampling.max_refills * spec.algorithm.prompts_per_step,
             ),
+            patience=min(ANSWER_SECONDS, limit),
             **placement.reservation.options("buffer"),
         )
-        watch = Watch(Pulse(buffer.actor, spec.retry.liveness_timeout.seconds))
+        watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
         learners.start(folder)
