@@ -103,8 +103,6 @@ class EndpointEngine(Engine):
             client.call("POST", "/resume")  # a sampler before this one may have died while it was paused
             vocabulary = vocabulary_of(config)
             _check_vocabulary(client, facts.model, vocabulary)
-            if facts.extended:
-                _everywhere(client, "rltrain_measure_all_tokens")
         except ServerLost as error:
             raise EndpointError(f"server {options.url}: lost while it was looked at ({error})") from None
         check = check_of(folder, bool(config.get("tie_word_embeddings")))
@@ -271,6 +269,7 @@ class EndpointEngine(Engine):
         _everywhere(self._client, "reload_weights", weights_path=str(self._weights))
         if self._facts.extended:
             _everywhere(self._client, "rltrain_repack_heads")
+            _everywhere(self._client, "rltrain_measure_all_tokens")
         self._client.call("POST", "/update_weight_version", {"new_version": self._label})
 
     def _end_requests(self, deadline: float) -> None:
