@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,15 +171,20 @@ def test_weights_that_the_server_does_not_find(
         blind.load_weights(decoder.hf_state_dict(), 3)
 
 
-def test_a_server_of_another_vocabulary(model: Path, options: EndpointOptions, tmp_path: Path):
-    config = json.loads((model / "config.json").read_text())
-    for size, words in (
-        (config["vocab_size"] + 8, "no token id"),
-        (config["vocab_size"] - 8, "more token ids"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
-        with pytest.raises(ModelError, match=rf"its model .* knows {words}.*the run's knows 0 to {size - 1}"):
-            create_engine(tmp_path, kind="endpoint", slots=SLOTS, endpoint=options)
+@pytest.mark.parametrize(("more", "words"), [(8, "no token id"), (-8, "a token id")])
+def test_a_server_of_another_vocabulary(
+    more: int, words: str, model: Path, options: EndpointOptions, tmp_path: Path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    config, tokens = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    size = config["vocab_size"] + more
+    vocabulary = tokens["model"]["vocab"]
+    tokens["model"]["vocab"] = {text: number for text, number in vocabulary.items() if number < size}
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(ModelError, match=rf"its model .* knows {words}.*the run's knows 0 to {size - 1}"):
+        create_engine(folder, kind="endpoint", slots=SLOTS, endpoint=options)
 
 
 def test_a_server_that_is_started_anew_gets_the_weights_again(

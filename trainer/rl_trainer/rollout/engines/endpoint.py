@@ -26,6 +26,7 @@ from rl_api.errors import DeadlineExceeded, EndpointError, InvalidConfig, ModelE
 from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
 from rl_trainer.error_text import reason
 from rl_trainer.model.config import read_json
+from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
 from rl_trainer.rollout.engines.endpoint_requests import (
@@ -94,6 +95,7 @@ class EndpointEngine(Engine):
             raise InvalidConfig(
                 f"{FIELD}.folder: found {str(options.folder)!r}, which cannot be made ({reason(error)})"
             ) from None
+        vocabulary = vocabulary_of(config)
         client = EndpointClient(options.url, options.key, options.timeout)
         deadline = time.monotonic() + options.timeout
         _wait_until_there(client, deadline)
@@ -101,8 +103,9 @@ class EndpointEngine(Engine):
             info = client.call("GET", "/server_info?config_format=json")
             facts = server_facts(options.url, info, client.call("GET", "/v1/models"), options.cuts)
             client.call("POST", "/resume")  # a sampler before this one may have died while it was paused
-            vocabulary = vocabulary_of(config)
-            _check_vocabulary(client, facts.model, vocabulary)
+            _check_vocabulary(
+                client, facts.model, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size)
+            )
         except ServerLost as error:
             raise EndpointError(f"server {options.url}: lost while it was looked at ({error})") from None
         check = check_of(folder, bool(config.get("tie_word_embeddings")))
@@ -304,17 +307,18 @@ def _wait_until_there(client: EndpointClient, deadline: float) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _check_vocabulary(client: EndpointClient, model: str, size: int) -> None:
-    """ModelError where the server's model does not know the run's token ids, all of them and no others."""
+def _check_vocabulary(client: EndpointClient, model: str, size: int, end: int) -> None:
+    """ModelError where the server's model does not know all token ids of the run's, which has `size`, or some from `end` on,
+    where neither model nor tokenizer has any."""
     found = []
-    for token in (size - 1, size):
+    for token in (size - 1, end):
         try:
             client.call("POST", "/v1/completions", {"model": model, "prompt": [token], "max_tokens": 1})
             found.append(True)
         except EndpointError:
             found.append(False)
     if found != [True, False]:
-        what = "more token ids" if found[1] else f"no token id {size - 1}"
+        what = f"no token id {size - 1}" if not found[0] else f"a token id {end}"
         raise ModelError(
             f"server {client.url}: its model {model!r} knows {what}, the run's knows 0 to {size - 1}; let it serve "
             "the model of model.source"

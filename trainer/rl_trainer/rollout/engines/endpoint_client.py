@@ -70,13 +70,13 @@ class EndpointClient:
             async with self._session.request(method, self.url + path, json=body) as response:
                 text = await response.text()
                 status = response.status
+        except aiohttp.ClientError as error:
+            raise ServerLost(first_line(error)) from None
         except TimeoutError:
             raise DeadlineExceeded(
                 f"server {self.url}: {path.partition('?')[0]} was not answered within {FIELD}.timeout "
                 f"({self.timeout:.0f} s); look at the server's log, or set a longer one"
             ) from None
-        except aiohttp.ClientError as error:
-            raise ServerLost(first_line(error)) from None
         if status >= 500:
             raise ServerLost(
                 f"{path.partition('?')[0]} is answered with {status}: {' '.join(text.split())[:300]}"
