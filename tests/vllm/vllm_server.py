@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_trainer.rollout.engines.vllm_arguments import WORKER_EXTENSION
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 240.0
+SECONDS = 150.0
 """Deadline of a server's start, and of each request."""
 
 
@@ -32,7 +32,7 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._command = [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", WORKER_EXTENSION),
             *("--load-format", "safetensors", "--generation-config", "vllm", "--dtype", "float32"),

@@ -14,23 +14,19 @@ from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.endpoint_requests import (
     EndpointOptions,
     Piece,
-    ServerFacts,
+    check_cuts,
+    check_logprobs,
     completion_body,
+    probe_body,
     read_completion,
     refused,
-    server_facts,
+    served_model,
     vocabulary_of,
 )
 from rl_trainer.rollout.engines.vllm_arguments import WORKER_EXTENSION
 
 URL = "http://inference:8000"
 MODELS = {"object": "list", "data": [{"id": "/models/one", "object": "model", "max_model_len": 64}]}
-
-
-def info(mode: str = "processed_logprobs", extension: str = "") -> dict[str, Any]:
-    parallel = {"tensor_parallel_size": 1, "worker_extension_cls": extension}
-    model = {"model": "/models/one", "max_model_len": 64, "logprobs_mode": mode}
-    return {"vllm_config": {"model_config": model, "parallel_config": parallel}, "vllm_env": {}}
 
 
 def completion(reason: str = "length", tokens: list[int] | None = None) -> dict[str, Any]:
@@ -99,31 +95,37 @@ def test_an_answer_that_is_not_whole(change: dict[str, Any], sentence: str) -> N
 
 
 def test_what_a_server_says_of_itself() -> None:
-    assert server_facts(URL, info(), MODELS, cuts=False) == ServerFacts("/models/one", 64, False)
-    extended = info(extension=WORKER_EXTENSION)
-    assert server_facts(URL, extended, MODELS, cuts=True) == ServerFacts("/models/one", 64, True)
+    assert served_model(URL, MODELS) == ("/models/one", 64)
+    for models in ({"data": []}, {"data": [{"id": "a", "max_model_len": None}]}, None):
+        with pytest.raises(EndpointError, match="not that of vLLM"):
+            served_model(URL, models)
 
 
-@pytest.mark.parametrize(
-    ("found", "models", "cuts", "kind", "sentence"),
-    [
-        (
-            info("raw_logprobs"),
-            MODELS,
-            False,
-            InvalidConfig,
-            "reports raw_logprobs.*--logprobs-mode processed",
-        ),
-        (info(), MODELS, True, InvalidConfig, "top-p and top-k leave.*--worker-extension-cls"),
-        ({"vllm_config": "a text"}, MODELS, False, EndpointError, "not those of vLLM"),
-        (info(), {"data": []}, False, EndpointError, "not those of vLLM"),
-    ],
-)
-def test_a_server_that_does_not_do(
-    found: Any, models: Any, cuts: bool, kind: type[RLTrainError], sentence: str
-) -> None:
-    with pytest.raises(kind, match=sentence):
-        server_facts(URL, found, models, cuts)
+def probe(*logprobs: float) -> dict[str, Any]:
+    found = {f"token_id:{token}": value for token, value in enumerate(logprobs)}
+    return {"choices": [{"logprobs": {"token_logprobs": [logprobs[-1]], "top_logprobs": [found]}}]}
+
+
+def test_logprobs_must_be_of_the_sampling_temperature() -> None:
+    assert probe_body("one", 7, 0.25) == {
+        "model": "one", "prompt": [7], "max_tokens": 1, "temperature": 0.25, "logprobs": 1
+    }  # fmt: skip
+    check_logprobs(URL, [probe(-0.5, -3.0), probe(-0.1)])
+    with pytest.raises(
+        InvalidConfig, match="not of the sampling temperature; start it with --logprobs-mode processed"
+    ):
+        check_logprobs(URL, [probe(-0.5, -3.0), probe(-0.500001, -0.7)])
+    with pytest.raises(EndpointError, match="lacks log-probs"):
+        check_logprobs(URL, [probe(-0.5), {"choices": [{"logprobs": None}]}])
+
+
+def test_logprobs_under_a_cut_need_the_extension() -> None:
+    for cuts, extended in ((False, False), (False, True), (True, True)):
+        check_cuts(URL, cuts, extended)
+    with pytest.raises(
+        InvalidConfig, match=f"top-p and top-k leave.*--worker-extension-cls {WORKER_EXTENSION}"
+    ):
+        check_cuts(URL, True, False)
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,15 @@ from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
 from rl_trainer.rollout.engines.endpoint_requests import (
     FIELD,
+    PROBE_TEMPERATURES,
     EndpointOptions,
     ServerFacts,
+    check_cuts,
+    check_logprobs,
     completion_body,
+    probe_body,
     read_completion,
-    server_facts,
+    served_model,
     vocabulary_of,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
@@ -97,17 +101,12 @@ class EndpointEngine(Engine):
             ) from None
         vocabulary = vocabulary_of(config)
         client = EndpointClient(options.url, options.key, options.timeout)
-        deadline = time.monotonic() + options.timeout
-        _wait_until_there(client, deadline)
         try:
-            info = client.call("GET", "/server_info?config_format=json")
-            facts = server_facts(options.url, info, client.call("GET", "/v1/models"), options.cuts)
-            client.call("POST", "/resume")  # a sampler before this one may have died while it was paused
-            _check_vocabulary(
-                client, facts.model, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size)
-            )
-        except ServerLost as error:
-            raise EndpointError(f"server {options.url}: lost while it was looked at ({error})") from None
+            facts = _look_at(client, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size))
+            check_cuts(options.url, options.cuts, facts.extended)
+        except BaseException:
+            client.close()
+            raise
         check = check_of(folder, bool(config.get("tie_word_embeddings")))
         return cls(client, facts, check, vocabulary, slots=slots, options=options)
 
@@ -293,6 +292,16 @@ def _everywhere(client: EndpointClient, method: str, **arguments: str) -> None:
     client.call("POST", "/collective_rpc", {"method": method, "kwargs": arguments})
 
 
+def _is_extended(client: EndpointClient) -> bool:
+    """Whether the server's workers have our methods; the others answer that there is no such one."""
+    try:
+        _everywhere(client, "rltrain_measure_all_tokens")
+    except ServerLost:
+        client.call("GET", "/health")
+        return False
+    return True
+
+
 def _wait_until_there(client: EndpointClient, deadline: float) -> None:
     """Returns when the server answers that it is well; DeadlineExceeded when it does not until then."""
     while True:
@@ -307,13 +316,27 @@ def _wait_until_there(client: EndpointClient, deadline: float) -> None:
         time.sleep(LOOK_SECONDS)
 
 
+def _look_at(client: EndpointClient, vocabulary: int, end: int) -> ServerFacts:
+    """What a server is, once it is there; see `_check_vocabulary` for `vocabulary` and `end`."""
+    _wait_until_there(client, time.monotonic() + client.timeout)
+    try:
+        model, context = served_model(client.url, client.call("GET", "/v1/models"))
+        client.call("POST", "/resume")  # a sampler before this one may have died while it was paused
+        _check_vocabulary(client, model, vocabulary, end)
+        probes = [probe_body(model, vocabulary - 1, one) for one in PROBE_TEMPERATURES]
+        check_logprobs(client.url, [client.call("POST", "/v1/completions", probe) for probe in probes])
+        return ServerFacts(model, context, _is_extended(client))
+    except ServerLost as error:
+        raise EndpointError(f"server {client.url}: lost while it was looked at ({error})") from None
+
+
 def _check_vocabulary(client: EndpointClient, model: str, size: int, end: int) -> None:
     """ModelError where the server's model does not know all token ids of the run's, which has `size`, or some from `end` on,
     where neither model nor tokenizer has any."""
     found = []
     for token in (size - 1, end):
         try:
-            client.call("POST", "/v1/completions", {"model": model, "prompt": [token], "max_tokens": 1})
+            client.call("POST", "/v1/completions", probe_body(model, token))
             found.append(True)
         except EndpointError:
             found.append(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import threading
 from collections.abc import Callable
@@ -30,6 +31,12 @@ class EndpointClient:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="endpoint").start()
         self._session = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Close its connections, at which the server stops what it was asked. A second time: nothing."""
+        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
+        atexit.unregister(self.close)
 
     async def _open(self) -> aiohttp.ClientSession:
         # As many connections as there are sequences: the server says what is at once.

@@ -7,7 +7,7 @@ without which a server's weights cannot be changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,8 +18,10 @@ from rl_trainer.rollout.engines.base import GenerationRequest
 from rl_trainer.rollout.engines.vllm_arguments import WORKER_EXTENSION
 
 FIELD: Final = "spec.sampler.endpoint"
-MODE: Final = "processed_logprobs"
-"""What log-probs a server must report: those at the sampling temperature."""
+PROBE_TEMPERATURES: Final = (1.0, 0.25)
+"""Between which the log-probs of any distribution but a flat one differ."""
+SAME: Final = 1e-5
+"""Log-probs that differ by less are equal but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -94,33 +96,48 @@ class Piece:
     reason: Literal["stop", "length", "abort"]
 
 
-def server_facts(url: str, info: Any, models: Any, cuts: bool) -> ServerFacts:
-    """Of the answers to `/server_info?config_format=json` and `/v1/models`; `cuts`: as in `EndpointOptions`.
+def served_model(url: str, models: Any) -> tuple[str, int]:
+    """Its name, and most tokens of a sequence, of the answer to `/v1/models`. EndpointError where it is not vLLM's."""
+    try:
+        return str(models["data"][0]["id"]), int(models["data"][0]["max_model_len"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise EndpointError(
+            f"server {url}: its answer to /v1/models is not that of vLLM ({type(error).__name__}: {error})"
+        ) from None
+
+
+def probe_body(model: str, token: int, temperature: float = 1.0) -> dict[str, Any]:
+    """The body of `/v1/completions` for one token after `token`, with the log-prob of the most probable one."""
+    return {"model": model, "prompt": [token], "max_tokens": 1, "temperature": temperature, "logprobs": 1}
+
+
+def check_logprobs(url: str, answers: Sequence[Any]) -> None:
+    """Look at answers to the same probe at two temperatures.
 
     Raises:
-        EndpointError: the answers are not vLLM's.
-        InvalidConfig: the server was not started as a run needs it.
+        EndpointError: they hold no log-probs.
+        InvalidConfig: those do not change with the temperature.
     """
     try:
-        model, context = str(models["data"][0]["id"]), int(models["data"][0]["max_model_len"])
-        config = info["vllm_config"]
-        mode = config["model_config"]["logprobs_mode"]
-        extended = config["parallel_config"].get("worker_extension_cls") == WORKER_EXTENSION
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        one, other = (max(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()) for answer in answers)
+    except (LookupError, TypeError, ValueError) as error:
         raise EndpointError(
-            f"server {url}: its answers about itself are not those of vLLM ({type(error).__name__}: {error})"
+            f"server {url}: an answer of /v1/completions lacks log-probs ({type(error).__name__}: {error})"
         ) from None
-    if mode != MODE:
+    if abs(one - other) < SAME:
         raise InvalidConfig(
-            f"{FIELD}.url: found a server {url} that reports {mode}, allowed: {MODE}, the log-probs at the sampling "
-            f"temperature; start it with --logprobs-mode {MODE}"
+            f"{FIELD}.url: found a server {url} whose log-probs are not of the sampling temperature; start it with "
+            "--logprobs-mode processed_logprobs"
         )
+
+
+def check_cuts(url: str, cuts: bool, extended: bool) -> None:
+    """InvalidConfig where the run samples with a cut, and the server's log-probs are of what that leaves."""
     if cuts and not extended:
         raise InvalidConfig(
             f"{FIELD}.url: found a server {url} whose log-probs are of the tokens that top-p and top-k leave, allowed with "
             f"sampler.topP below 1 or sampler.topK: one that is started with --worker-extension-cls {WORKER_EXTENSION}"
         )
-    return ServerFacts(model, context, extended)
 
 
 def completion_body(model: str, request: GenerationRequest, seeded: bool, salt: str) -> dict[str, Any]:
