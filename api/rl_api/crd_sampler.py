@@ -9,7 +9,14 @@ from typing import Final
 
 from rl_api.crd_places import cel_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
-from rl_api.sampler_rules import EVERY_PART, FROM_BFLOAT16, OF_VLLM, ROOM_FOR_BOTH
+from rl_api.sampler_rules import (
+    EVERY_PART,
+    FROM_BFLOAT16,
+    NO_SHARED_FOLDER,
+    OF_ENDPOINT,
+    OF_VLLM,
+    ROOM_FOR_BOTH,
+)
 
 _ENGINE: Final = "self.sampler.engine"
 _DEVICES: Final = (
@@ -41,6 +48,16 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
             f"found {_found(name)}, allowed: {allowed} with engine {{{_ENGINE}}}, as only vllm has it",
         )
         for name, (allowed, _) in OF_VLLM.items()
+    ),
+    cel_rule(
+        f"!has({_ENGINE}) || {_ENGINE} == 'endpoint' || !has(self.sampler.endpoint)",
+        ".sampler.endpoint",
+        f"found an object, allowed: null with engine {{{_ENGINE}}}, {OF_ENDPOINT}",
+    ),
+    cel_rule(
+        f"!has({_ENGINE}) || {_ENGINE} != 'endpoint'",
+        ".sampler.engine",
+        f"found '{{{_ENGINE}}}', {NO_SHARED_FOLDER}",
     ),
     cel_rule(
         "!has(self.sampler.maxModelLen) || !has(self.sampler.maxNewTokens) || "

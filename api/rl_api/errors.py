@@ -92,6 +92,10 @@ class TrainingDiverged(RLTrainError):
     """The loss was not a number several times in a row."""
 
 
+class EndpointError(RLTrainError):
+    """An inference server outside the run refuses what it is asked, or answers otherwise than it should."""
+
+
 class PolicyMismatch(RLTrainError):
     """Samplers and learner give the same tokens other probabilities, though both have the same weights."""
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from rl_api.base import MOST, MOST_ITEMS, Duration, Model, ObjectName, PositiveDuration, Quantity, Text, Word
+from rl_api.base import (
+    MOST,
+    MOST_ITEMS,
+    Allowed,
+    Duration,
+    Model,
+    ObjectName,
+    PositiveDuration,
+    Quantity,
+    Text,
+    Word,
+)
 from rl_api.placement import TopologySpec
 
 LEAVE_VARIABLE: Final = "RLTRAIN_LEAVE_SOCKET"
@@ -26,6 +37,44 @@ class ResourcesSpec(Model):
     """Most that the pod keeps on its node's disk; null: the pool's."""
 
 
+ServerAddress = Annotated[
+    str,
+    Field(pattern=r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?$", max_length=253),
+    Allowed("an address such as http://inference:8000, at most 253 characters"),
+]
+"""Where a server is asked over HTTP, without a query."""
+
+SharedPath = Annotated[
+    str,
+    Field(pattern=r"^/[^\x00-\x1f\x7f-\x9f]+$", max_length=896),
+    Allowed("an absolute path of at most 896 characters on one line"),
+]
+"""A folder that two machines see."""
+
+VariableName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253),
+    Allowed("a name of letters, digits and '_', the first no digit"),
+]
+"""Name of an environment variable."""
+
+
+class EndpointSpec(Model):
+    """A vLLM server outside the run, which samples in place of an engine of the sampler's own."""
+
+    url: ServerAddress
+    """Where it is asked, without /v1."""
+    folder: SharedPath
+    """A folder of this run's own into which the sampler writes each version of the weights, and from which the server
+    reads them."""
+    server_folder: SharedPath | None = None
+    """The same folder as the server sees it; null: under the same path."""
+    api_key_variable: VariableName | None = None
+    """Environment variable of the sampler that holds the server's API key; null: it wants none."""
+    timeout: PositiveDuration = Duration(600)
+    """Deadline of each thing that is asked: to be there, to end a sequence, to load weights."""
+
+
 class SamplerSpec(Model):
     """The role that generates completions."""
 
@@ -38,8 +87,10 @@ class SamplerSpec(Model):
     """Pools of the profile, the most wanted first; empty: the profile's first alone."""
     topology: TopologySpec | None = None
     """How samplers lie to each other on a cluster; null: anyhow."""
-    engine: Literal["torch", "vllm"] = "torch"
-    """Inference engine: torch (plain PyTorch, also without GPU) or vllm."""
+    engine: Literal["torch", "vllm", "endpoint"] = "torch"
+    """Inference engine: torch (plain PyTorch, also without GPU), vllm, or endpoint (a vLLM server outside the run)."""
+    endpoint: EndpointSpec | None = None
+    """The server of engine endpoint; null with other engines."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
     """Accelerators that each layer of a sampler's model copy is divided over; in a run of rltrain's trainer above 1 only
     with engine vllm."""
@@ -73,8 +124,8 @@ class SamplerSpec(Model):
 
     @property
     def devices(self) -> int:
-        """Devices of one sampler: accelerators, or where it has none, processes on CPUs."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Devices of one sampler: accelerators, or where it has none, processes on CPUs. None where a server has them."""
+        return 0 if self.engine == "endpoint" else self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def cores(self) -> int:

@@ -16,8 +16,13 @@ OF_VLLM: Final = {
 }
 """Fields of `sampler` that are vLLM's alone, and what they are with another engine: for people, and as a value."""
 
+NO_SHARED_FOLDER: Final = (
+    "allowed on a cluster: torch or vllm, as a sampler's pod has no folder in common with a server"
+)
 ROOM_FOR_BOTH: Final = "which it must hold beside a prompt"
 FROM_BFLOAT16: Final = "as vLLM quantises bfloat16"
+ONE_SERVER: Final = "as one server has the weights of one version"
+OF_ENDPOINT: Final = "as only endpoint has one"
 EVERY_PART: Final = "as each part of the model takes one"
 
 
@@ -36,6 +41,35 @@ def vllm_alone(spec: RunSpec) -> Iterator[Problem]:
                 f"found {found}, allowed: {allowed} with engine {sampler.engine}, as only vllm has it",
                 "sampler.engine",
             )
+
+
+def endpoint_of_endpoint(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.endpoint` is set with engine endpoint, and only then; `sampler.replicas` is 1 with it."""
+    sampler = spec.sampler
+    if sampler.engine != "endpoint":
+        if sampler.endpoint is not None:
+            yield spec_problem(
+                "sampler.endpoint",
+                f"found an object, allowed: null with engine {sampler.engine}, {OF_ENDPOINT}",
+                "sampler.engine",
+            )
+        return
+    if sampler.endpoint is None:
+        yield spec_problem(
+            "sampler.endpoint", "missing, required with engine endpoint: url and folder", "sampler.engine"
+        )
+    if sampler.replicas > 1:
+        yield spec_problem(
+            "sampler.replicas",
+            f"found {sampler.replicas}, allowed: 1 with engine endpoint, {ONE_SERVER}",
+            "sampler.engine",
+        )
+
+
+def endpoint_here(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `sampler.engine` is torch or vllm: a sampler's pod has no folder in common with a server."""
+    if spec.sampler.engine == "endpoint":
+        yield spec_problem("sampler.engine", f"found 'endpoint', {NO_SHARED_FOLDER}")
 
 
 def completions_fit(spec: RunSpec) -> Iterator[Problem]:
@@ -83,5 +117,5 @@ def quantized_from(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-SAMPLER_RULES: Final = (vllm_alone, completions_fit, devices_of_vllm, quantized_from)
+SAMPLER_RULES: Final = (vllm_alone, endpoint_of_endpoint, completions_fit, devices_of_vllm, quantized_from)
 """Rules of `spec.sampler`."""

@@ -99,10 +99,10 @@ def _devices(plan: RunPlan, role: RolePlan) -> str:
 
 
 def _cache(plan: RunPlan) -> list[str]:
-    role = next(role for role in plan.roles if role.cache is not None)
-    cache, layout = role.cache, plan.sampler_layout
-    if cache is None or role.place.device is None:
+    role = next((role for role in plan.roles if role.cache is not None), None)
+    if role is None or role.cache is None or role.place.device is None:
         return []
+    cache, layout = role.cache, plan.sampler_layout
     if layout.engine != "vllm" or not role.place.device.accelerator:
         return [
             f"a sampler's keys and values: {layout.sequences} sequences of {layout.length:,} tokens at most"

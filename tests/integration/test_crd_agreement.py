@@ -51,6 +51,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"engine": "vllm", "tensorParallelSize": 2, "resources": {"accelerators": 0}, "quantization": "fp8"},
         {"engine": "torch", "gpuMemoryUtilization": None, "maxModelLen": None, "quantization": "none"},
         {"engine": "torch", "gpuMemoryUtilization": 0.5},
+        {"engine": "torch", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
+        {"engine": "endpoint", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
     ],
     ("sampler", "replicas"): [1, 2, 5],
     ("sampler", "minReplicas"): [1, 2, 3],

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from vllm_runs import QUICKSTART, rltrain
 
 from rl_trainer.observe.metrics import read_metrics
-
-ROOT = Path(__file__).parents[2]
-QUICKSTART = ROOT / "examples" / "quickstart.yaml"
-
-
-def rltrain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "rl_trainer.cli", *arguments]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=540)
 
 
 @pytest.mark.timeout(600)

@@ -41,7 +41,7 @@ class Place:
 class RolePlan:
     """One role: bytes of one of its devices (the fullest), and what is wrong with that, as a sentence; None: it fits.
 
-    `cache`: of a sampler, its room for keys and values."""
+    `cache`: of a sampler, its room for keys and values; None: a server outside the run has them."""
 
     name: str
     place: Place
@@ -98,7 +98,7 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             sampler.pods * sampling.devices,
             cache.parts,
             sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
-            cache,
+            None if sampling.engine == "endpoint" else cache,
         ),
     )
     groups = [

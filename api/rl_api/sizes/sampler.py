@@ -30,7 +30,7 @@ class SamplerLayout:
     """How one sampler is spread, and what it has to hold.
 
     Attributes:
-        engine: `vllm` takes a share of the device and fills it; `torch` takes what its sequences need.
+        engine: `vllm` takes a share of the device and fills it; `torch` takes what its sequences need, `endpoint` nothing.
         quantization: of the weights in layers: none or fp8.
         utilization: share of the device's memory that vLLM takes.
         length: longest sequence in tokens, prompt and completion.
@@ -49,7 +49,7 @@ class SamplerLayout:
     @property
     def devices(self) -> int:
         """Of one sampler."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return 0 if self.engine == "endpoint" else self.tensor_parallel * self.pipeline_parallel
 
     @property
     def width(self) -> int:
@@ -74,7 +74,9 @@ class SamplerMemory:
 
 
 def sampler_memory(shape: ModelShape, layout: SamplerLayout, device: Device) -> SamplerMemory:
-    """Bytes on the fullest device of a sampler, and the room for keys and values."""
+    """Bytes on the fullest device of a sampler, and the room for keys and values. A server outside the run has them all."""
+    if layout.engine == "endpoint":
+        return SamplerMemory(Parts(), device.memory, device.memory, 0)
     fills = layout.engine == "vllm" and device.accelerator
     allowed = int(device.memory * layout.utilization) if fills else device.memory
     needs = Parts(

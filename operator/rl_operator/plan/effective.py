@@ -152,7 +152,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     },
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
-        "quantization": "none",
+        **{"quantization": "none", "endpoint": None},
     },
     ("learner",): {"topology": None, "fsdpSize": None, "resources": None},
     ("weightSync",): {"maxMismatch": 1.5},

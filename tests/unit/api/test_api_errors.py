@@ -17,7 +17,7 @@ CODES = {
             "CheckpointError",
             "Unavailable",
         ),
-        *("TrainingDiverged", "ProgramFailed"),
+        *("EndpointError", "TrainingDiverged", "ProgramFailed"),
     ),
     2: (
         "InvalidConfig",

@@ -80,3 +80,29 @@ def test_those_without_a_token_wait_again_before_all_others():
     assert [admitted.id for _, admitted in sequences.admit(waiting)] == [0, 2]
     assert sequences.end(keys[1]).tokens.tolist() == [4]
     assert [admitted.id for _, admitted in sequences.admit(waiting)] == [3]
+
+
+def test_the_rest_of_a_sequence_has_its_tokens_in_the_prompt():
+    sequences, _, (key, other) = filled(2, 2)
+    assert sequences.in_flight == [key, other]
+    whole = sequences.rest(key, 64)
+    assert whole is not None
+    assert (whole.prompt.tolist(), whole.params.max_new_tokens, whole.seed) == ([1], 8, 0)
+    sequences.record(key, [4, 5], [-0.5, -0.25], 3)
+    rest = sequences.rest(key, 64)
+    assert rest is not None
+    assert (rest.id, rest.prompt.tolist(), rest.params.max_new_tokens) == (0, [1, 4, 5], 6)
+    assert rest.seed != whole.seed, "it would draw the first tokens again"
+    sequences.record(key, [6], [-1.0], 4)
+    result = sequences.end(key)
+    assert (result.tokens.tolist(), result.versions.tolist()) == ([4, 5, 6], [3, 3, 4])
+
+
+@pytest.mark.parametrize(("tokens", "context", "left"), [(8, 64, None), (2, 3, None), (2, 4, 1), (0, 6, 5)])
+def test_the_rest_of_a_sequence_ends_with_its_length_and_with_the_context(
+    tokens: int, context: int, left: int | None
+):
+    sequences, _, (key,) = filled(1, 1)
+    sequences.record(key, [4] * tokens, [-0.5] * tokens, 0)
+    rest = sequences.rest(key, context)
+    assert (rest and rest.params.max_new_tokens) == left

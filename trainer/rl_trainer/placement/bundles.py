@@ -56,7 +56,7 @@ def bundles(
     sampler_gpus = float(each) if for_samplers >= samplers * each else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
-    elif own.get("sampler", gpus) and not sampler_gpus:
+    elif each and own.get("sampler", gpus) and not sampler_gpus:
         warn(
             f"sampling is on CPUs: samplers would take {samplers * each} GPUs, {'one' if each == 1 else each} each, and "
             f"{for_samplers:g} are left for them; "

@@ -33,6 +33,7 @@ from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
+from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts, stop_tokens
@@ -95,6 +96,7 @@ class SamplerActor:
                 dtype=getattr(torch, spec.model.dtype),
                 device="cuda" if ray.get_gpu_ids() else "cpu",
                 options=VllmOptions.of(spec, secrets.randbits(31)),
+                endpoint=EndpointOptions.of(spec),
             )
         chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)

@@ -27,7 +27,7 @@ from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.payload import WeightsBlock
 
 # To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
-START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
+START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
@@ -90,7 +90,9 @@ class Samplers:
         self._data = ray.put(data)
         self._elasticity = placement.elasticity
         self._places = placement.places
-        self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE
+        server = spec.sampler.endpoint
+        awaited = server.timeout.seconds if server is not None else 0.0  # until the server is there
+        self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE + awaited
         self.begun = False
         self._restarts = 0
         self._failures: dict[int, int] = {}

@@ -19,9 +19,9 @@ def check_supported(spec: RunSpec) -> None:
             f"spec.placement.mode: found {mode}, this version of rltrain can run auto or disaggregated"
         )
     sampler = spec.sampler
-    if sampler.engine == "vllm":
-        check_temperature(sampler.temperature)
-    elif sampler.tensor_parallel_size > 1:
+    if sampler.engine in ("vllm", "endpoint"):  # a server is vLLM's as well
+        check_temperature(sampler.temperature, sampler.engine)
+    if sampler.engine != "vllm" and sampler.tensor_parallel_size > 1:
         raise InvalidConfig(
             f"spec.sampler.tensorParallelSize: found {sampler.tensor_parallel_size}, with sampler.engine {sampler.engine} "
             "this version of rltrain can run 1; set sampler.engine: vllm"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,6 +72,28 @@ class Sequences:
         sequence.logprobs.extend(logprobs)
         sequence.versions.extend([version] * len(tokens))
         sequence.top.extend(top)
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Keys of the sequences in flight, the oldest first."""
+        return list(self._active)
+
+    def rest(self, key: str, context: int) -> GenerationRequest | None:
+        """What is left to sample of a sequence, as a request whose prompt holds its tokens so far; None: nothing.
+
+        Args:
+            key: the sequence's.
+            context: most tokens of a sequence, its prompt included.
+        """
+        sequence = self._active[key]
+        request, count = sequence.request, len(sequence.tokens)
+        prompt = np.concatenate((request.prompt, np.asarray(sequence.tokens, np.int32)))
+        left = min(request.params.max_new_tokens - count, context - len(prompt))
+        if left < 1:
+            return None
+        # A generator that begins anew must not repeat the draws of the tokens that are there.
+        seed = (request.seed + 0x9E3779B9 * count) & 0x7FFFFFFFFFFFFFFF
+        return replace(request, prompt=prompt, params=replace(request.params, max_new_tokens=left), seed=seed)
 
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """What those in flight have beyond their first `known[id]` tokens; see `Engine.progress`."""

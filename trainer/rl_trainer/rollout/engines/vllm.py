@@ -4,7 +4,7 @@ step at a time.
 Requests wait here until a slot is free; vLLM is given only what it may begin at once. Every request carries a salt that
 changes with the weights, so that vLLM's prefix cache, which spares the members of a group their prompt, never answers with
 keys and values of older ones, while sequences in flight keep theirs. New weights go through vLLM's own way of loading them
-in place, which repacks what the device wants repacked.
+in place, layer by layer, which repacks what the device wants repacked; a block of them at a time goes to its workers.
 
 An engine may hand the keys and values of its prompts over to others, or take theirs (`Transfer`): vLLM's NixlConnector reads
 them from the other engine's memory, which holds them for LEASE_SECONDS, and computes what it cannot get. Weights that change
@@ -19,8 +19,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,8 @@ import torch
 
 from rl_api.errors import ModelError, RLTrainError
 from rl_trainer.error_text import first_line
-from rl_trainer.model.config import is_supported, read_config, read_json
-from rl_trainer.model.folder import read_shapes, weight_files
-from rl_trainer.model.names import check_same, check_shapes
+from rl_trainer.model.config import read_json
+from rl_trainer.model.folder import weight_files
 from rl_trainer.rollout.engines.base import (
     Engine,
     GenerationProgress,
@@ -58,6 +56,8 @@ from rl_trainer.rollout.engines.vllm_needs import (
     check_quantization,
     check_version,
 )
+from rl_trainer.rollout.engines.weight_check import Check, check_of
+from rl_trainer.weights.payload import BLOCK_BYTES
 
 # Between two looks at whether those of another engine have come, where there is nothing else to do.
 _ARRIVAL_SECONDS = 0.001
@@ -76,7 +76,7 @@ class VllmEngine(Engine):
     def __init__(
         self,
         engine: Any,
-        check: Callable[[Mapping[str, tuple[int, ...]], str], None],
+        check: Check,
         *,
         slots: int,
         seeded: bool = True,
@@ -137,7 +137,7 @@ class VllmEngine(Engine):
             )
             engine.collective_rpc("rltrain_measure_all_tokens")
             engine.collective_rpc("rltrain_take_from_the_stage_before")
-            check = _check_of(folder, engine)
+            check = check_of(folder, _ties_the_head(engine))
             opened = cls(engine, check, slots=slots, seeded=options.seed is None)
             opened._warm_up()
         except Exception as error:  # every layer of vLLM raises its own kinds
@@ -207,9 +207,10 @@ class VllmEngine(Engine):
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
         self._forget(self._sequences.take_back(self._waiting))
         try:
-            self._engine.collective_rpc(
-                "reload_weights", kwargs={"weights_iterator": self._sendable(tensors)}
-            )
+            self._engine.collective_rpc("rltrain_begin_weights")
+            for block in self._blocks(tensors):
+                self._engine.collective_rpc("rltrain_load_weights", args=(block,))
+            self._engine.collective_rpc("rltrain_end_weights")
             self._engine.collective_rpc("rltrain_repack_heads")
         except Exception as error:
             raise ModelError(f"{where}: vLLM cannot load them ({first_line(error)})") from error
@@ -219,11 +220,19 @@ class VllmEngine(Engine):
             self._tainted = False
         self.version = version
 
-    def _sendable(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-        """For all workers in one call, at whose end vLLM repacks the whole model. Those in processes of their own get them
-        pickled, and of a view its whole storage, a block of the weights: for them each tensor has its own."""
+    def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Some tensors at a time, which all workers have loaded before the next ones are made. Those in processes of their
+        own get them pickled, and of a view its whole storage: for them each tensor has its own."""
         alone = self._engine.vllm_config.parallel_config.world_size == 1
-        return [(name, value if alone else value.clone()) for name, value in tensors.items()]
+        block: list[tuple[str, torch.Tensor]] = []
+        size = 0
+        for name, value in tensors.items():
+            if block and size + value.nbytes > BLOCK_BYTES:
+                yield block
+                block, size = [], 0
+            block.append((name, value if alone else value.clone()))
+            size += value.nbytes
+        yield block
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """See `Engine.abort`."""
@@ -317,13 +326,3 @@ def _ties_the_head(engine: Any) -> bool:
     return bool(
         model.hf_config.get_text_config().tie_word_embeddings or model.word_embeddings_untied_by_checkpoint
     )
-
-
-def _check_of(folder: Path, engine: Any) -> Callable[[Mapping[str, tuple[int, ...]], str], None]:
-    """What refuses weights that are not this model's."""
-    if is_supported(folder):
-        return partial(check_shapes, read_config(folder))
-    shapes = read_shapes(folder)
-    if _ties_the_head(engine):
-        shapes.pop("lm_head.weight", None)
-    return partial(check_same, shapes)

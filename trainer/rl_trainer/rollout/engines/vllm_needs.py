@@ -168,12 +168,12 @@ def check_version(version: str, asker: Asker = SAMPLER) -> None:
         )
 
 
-def check_temperature(temperature: float) -> None:
+def check_temperature(temperature: float, engine: str = "vllm") -> None:
     """InvalidConfig where vLLM cannot sample so."""
     lowest, highest = TEMPERATURES
     if not lowest <= temperature <= highest:
         raise InvalidConfig(
-            f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine vllm: {lowest} to {highest}"
+            f"spec.sampler.temperature: found {temperature}, allowed with sampler.engine {engine}: {lowest} to {highest}"
         )
 
 

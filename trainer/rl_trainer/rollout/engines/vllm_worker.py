@@ -23,6 +23,9 @@ class WorkerExtension:
         if sampler is None:  # a stage before the last one samples nothing
             return
         choice = sampler.topk_topp_sampler
+        if hasattr(choice, "rltrain_measures"):  # a server may be asked again, by a sampler that came later
+            return
+        choice.rltrain_measures = True
         choose = choice.forward
 
         def forward(
@@ -52,6 +55,30 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         shared = [id(value) for module in model.modules() for value in module.parameters(recurse=False)]
         return any(shared.count(id(head.weight)) == 1 for head in _heads(model))
+
+    def rltrain_begin_weights(self) -> None:
+        """Make ready for new weights in place of those that are there, as vLLM's `reload_weights` does, which wants all of
+        them in one call."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(self.model_runner.get_model())
+
+    def rltrain_load_weights(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Take some of them. A layer is repacked when it is complete, and what it was made of is let go."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.get_model().load_weights(tensors)
+
+    def rltrain_end_weights(self) -> None:
+        """All have come."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
 
     def rltrain_repack_heads(self) -> None:
         """A head that is tied to the embeddings gets new weights with them, but on a CPU it computes with a packed copy."""
