@@ -20,13 +20,14 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
 from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import unpack_weights
+from rl_trainer.weights.transports.object_store import StoreReceiver
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -88,7 +89,7 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             result, published, spans = learners.update(
                 groups(step), advantages, step, step + 1 if step else None
             )
-            assert [ray.get(weights).version for weights in published] == ([step + 1] if step else [])
+            assert (published and published.version) == (step + 1 if step else None)
             losses.append(result.metrics["loss"])
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         learned = learners.state()
@@ -205,10 +206,10 @@ def test_the_address_at_which_learners_meet_is_nobody_elses(tmp_path: Path):
 
 def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):
     learners, reservation = launch(1, tmp_path)
-    references, _ = learners.publish(7)
-    blocks = ray.get(references)
-    assert {block.version for block in blocks} == {7}
-    weights, published = weights_of(learners), unpack_weights(blocks)
+    publication, _ = learners.publish(7)
+    assert (publication.version, publication.way) == (7, "objectStore")
+    assert {block.version for block in ray.get(publication.blocks)} == {7}
+    weights, published = weights_of(learners), StoreReceiver(RayStore(), "here").receive(publication, 60)
     assert published.keys() == weights.keys()
     for name, value in published.items():
         assert np.array_equal(value.numpy(), weights[name]), name

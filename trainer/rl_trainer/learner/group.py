@@ -29,8 +29,8 @@ from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import WeightsBlock
 from rl_trainer.weights.stream import CHUNK_BYTES
+from rl_trainer.weights.transports.publication import Publication
 
 # To load a model, besides what its bytes take.
 START_TIMEOUT = 300.0
@@ -102,7 +102,7 @@ class Learners:
         advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
+    ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """One training step on all members of `groups`; `advantages` in their order.
 
         The new weights come along as `version`, unless that is None.
@@ -129,10 +129,10 @@ class Learners:
             [(share, denominators, trained, version, train_policy) for share in _shares(groups, chosen)],
             "training",
         )
-        update, weights, _ = results[0]
+        update, published, _ = results[0]
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
         update = replace(update, metrics=update.metrics | value_metrics(targets))
-        return update, weights, [span for _, _, spans in results for span in spans]
+        return update, published, [span for _, _, spans in results for span in spans]
 
     def token_estimates(self, groups: Sequence[Group]) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`; of every member of `groups`, in order."""
@@ -151,8 +151,8 @@ class Learners:
         )
         return whole, [span for _, spans in results for span in spans]
 
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
-        """Weights of `version` as wrapped references."""
+    def publish(self, version: int) -> tuple[Publication, list[Span]]:
+        """The weights as they are now, as `version`."""
         field, size = self.spec.weight_sync.timeout.seconds, self.size
         phase = f"publishing weights (weightSync.timeout is {field:.0f} s, the rest is for the model's {size / 1e9:.1f} GB)"
         timeout = field + size / PUBLISH_RATE

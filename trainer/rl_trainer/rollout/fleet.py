@@ -22,7 +22,7 @@ from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
-from rl_trainer.weights.payload import WeightsBlock
+from rl_trainer.weights.transports.publication import Publication
 
 # To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
 START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0}
@@ -146,13 +146,12 @@ class Samplers:
     def evaluate(
         self,
         prompts: Sequence[Prompt],
-        weights: list[ray.ObjectRef[WeightsBlock]],
-        version: int,
+        published: Publication,
         *,
         greedy: bool = True,
         max_new_tokens: int | None = None,
     ) -> list[Answer]:
-        """Answers to `prompts`, in order, by all samplers together.
+        """Answers to `prompts`, in order, by all samplers together, with the weights `published`.
 
         Raises:
             RewardError: a reward failed; with `task.onRewardError: drop` such prompts are left out, and it is raised if
@@ -162,8 +161,7 @@ class Samplers:
         def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
             return self._samplers[rank].actor.evaluate.remote(
                 list(part),
-                weights,
-                version,
+                published,
                 greedy=greedy,
                 max_new_tokens=max_new_tokens,
                 timeout=EVALUATION_TIMEOUT,
