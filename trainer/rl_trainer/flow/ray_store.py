@@ -26,6 +26,7 @@ class RayStore:
         Raises TimeoutError when not all of them are on this node after `timeout` seconds; Ray's own errors for lost ones.
         """
         try:
-            return ray.get(list(handles), timeout=timeout)
+            found: list[Any] = ray.get(list(handles), timeout=timeout)
         except GetTimeoutError:
             raise TimeoutError(f"{len(handles)} objects, {timeout:.0f} s") from None
+        return found

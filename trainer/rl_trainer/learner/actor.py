@@ -38,7 +38,9 @@ from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import byte_chunks, file_shapes
 from rl_trainer.weights.transports.base import Offer
+from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher
+from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
@@ -54,6 +56,7 @@ class LearnerActor:
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
         self.publisher = create_publisher(spec.weight_sync.transport, RayStore(), rank=rank)
+        self._broadcaster: Broadcaster | None = None
         self._chunks: Iterator[npt.NDArray[np.uint8] | None] = iter(())
 
     def rendezvous(self) -> tuple[str, int]:
@@ -159,6 +162,17 @@ class LearnerActor:
     def publish(self, version: int) -> tuple[Publication | None, list[Span]]:
         """See `Publisher.publish`; all ranks are asked at once."""
         return self._publish(version), self.spans.drain()
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Where groups of this learner and samplers meet, for broadcasts; open from now on. Asked of rank 0."""
+        if self._broadcaster is None:
+            self._broadcaster = Broadcaster(RayStore(), ray.util.get_node_ip_address())
+        return self._broadcaster.point.address
+
+    def broadcast(self, publication: Publication, invitation: Invitation) -> None:
+        """Begins to send a version that is published; returns at once. Asked of rank 0, after `meeting_point`."""
+        assert self._broadcaster is not None
+        self._broadcaster.send(publication, invitation)
 
     def _publish(self, version: int) -> Publication | None:
         learner, dtype = self.learner, getattr(torch, self.spec.model.dtype)

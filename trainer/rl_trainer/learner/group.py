@@ -30,6 +30,7 @@ from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.stream import CHUNK_BYTES
+from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # To load a model, besides what its bytes take.
@@ -158,6 +159,17 @@ class Learners:
         timeout = field + size / PUBLISH_RATE
         results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
         return results[0][0], [span for _, spans in results for span in spans]
+
+    def meeting_point(self) -> tuple[str, int]:
+        """See `LearnerActor.meeting_point`."""
+        address: tuple[str, int] = self._first(
+            self.actors[0].meeting_point.remote(), "opening a meeting point", START_TIMEOUT
+        )
+        return address
+
+    def broadcast(self, published: Publication, invitation: Invitation) -> None:
+        """See `LearnerActor.broadcast`; nobody waits for it."""
+        self.actors[0].broadcast.remote(published, invitation)
 
     def state(self) -> LearnerState:
         """What a checkpoint holds of them; the tensors come when they are written, as they are then."""

@@ -40,7 +40,9 @@ from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
+from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.create import create_receiver
+from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
@@ -159,6 +161,11 @@ class SamplerActor:
         if job.error is not None:
             raise job.error
         return [job.answers[i] for i in range(len(prompts))]
+
+    def join(self, invitation: Invitation, member: int) -> str | None:
+        """See `CollectiveReceiver.join`; meanwhile sampling goes on."""
+        assert isinstance(self.receiver, CollectiveReceiver), "only such runs broadcast"
+        return self.receiver.join(invitation, member)
 
     def begin(self) -> None:
         """Weights are published: from now on tickets are taken."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -96,6 +96,25 @@ class Samplers:
     def ready(self) -> list[int]:
         """Ranks of those that take part."""
         return sorted(rank for rank, one in self._samplers.items() if one.ready is None and one.died is None)
+
+    @property
+    def actors(self) -> dict[int, Any]:
+        """Those that take part, by rank."""
+        return {rank: self._samplers[rank].actor for rank in self.ready}
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes they are. Without nodes for samplers nobody says; one is what it is on a single machine."""
+        if self._elasticity is None:
+            return 1
+        return len({self._samplers[rank].node for rank in self.ready})
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether learner and samplers have GPUs."""
+        ranks = [*self._samplers]
+        options = [self._placement.reservation.options("learner 0"), *map(self._placement.sampler, ranks)]
+        return all(cast(float, one["num_gpus"]) > 0 for one in options)
 
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
@@ -211,8 +230,8 @@ class Samplers:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
-        # Three threads: the loop, and two calls of the driver.
-        remote = ray.remote(SamplerActor).options(max_concurrency=3, **self._placement.sampler(rank))
+        # Five threads: the loop, two calls of the driver, and two broadcasts of which the later one waits.
+        remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data)
         ready = actor.ready.remote()
         return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())

@@ -21,6 +21,7 @@ from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.run.broadcasts import Broadcasts
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -40,6 +41,7 @@ class Actors:
     buffer: Buffer
     learners: Learners
     samplers: Samplers
+    broadcasts: Broadcasts
     spans: SpanRecorder
     _theirs: list[Span] = field(default_factory=list)
     _published: Publication | None = None
@@ -77,7 +79,8 @@ class Actors:
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn)
         learners.start(folder)
         samplers.wait_ready()
-        return cls(spec, buffer, learners, samplers, spans)
+        broadcasts = Broadcasts(spec, learners, samplers, warn)
+        return cls(spec, buffer, learners, samplers, broadcasts, spans)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Actors:
         version = None if (step + 1) % every else (step + 1) // every
         result, published, spans = self.learners.update(batch.groups, advantages, step, version)
         if published is not None:
-            self._published = published
+            self._published = self.broadcasts.spread(published)
         self._theirs.extend(spans)
         return result
 
@@ -130,7 +133,8 @@ class Actors:
         version = step // self.spec.weight_sync.every_steps
         if self._published is None or version != self._published.version:
             with self.spans.span("publish", version=version):
-                self._published, spans = self.learners.publish(version)
+                published, spans = self.learners.publish(version)
+                self._published = self.broadcasts.spread(published)
             self._theirs.extend(spans)
         return self._published
 

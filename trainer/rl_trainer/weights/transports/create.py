@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rl_trainer.weights.transports.base import Publisher, Receiver, Store
+from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
 # As `weightSync.transport` has it.
@@ -18,4 +19,4 @@ def create_publisher(transport: Transport, store: Store, *, rank: int) -> Publis
 
 def create_receiver(transport: Transport, store: Store, *, place: str) -> Receiver:
     """A sampler's side; `place`: who it is and where, for errors."""
-    return StoreReceiver(store, place)
+    return StoreReceiver(store, place) if transport == "objectStore" else CollectiveReceiver(store, place)
