@@ -20,6 +20,7 @@ def test_a_large_model_for_several_nodes_of_accelerators_is_broadcast():
     "change",
     [
         {"accelerated": False},
+        {"encrypted": True},
         {"size": LEAST_COLLECTIVE_BYTES - 1},
         {"samplers": 1, "nodes": 1},
         {"nodes": 1},

@@ -64,7 +64,8 @@ class Broadcasts:
         transport, samplers = self.spec.weight_sync.transport, self.samplers
         if transport == "auto":
             size, count = self.learners.size, len(samplers.ready)
-            return choose_way(Topology(size, count, samplers.nodes, samplers.accelerated))
+            encrypted = self.spec.scheduling.encryption
+            return choose_way(Topology(size, count, samplers.nodes, samplers.accelerated, encrypted))
         return transport
 
     def _look(self) -> None:

@@ -19,12 +19,14 @@ class Topology:
         samplers: that are to have it.
         nodes: on which these are.
         accelerated: whether learners and samplers have CUDA devices, so that NCCL carries a broadcast.
+        encrypted: whether what passes between nodes has to be, which a broadcast is not.
     """
 
     size: int
     samplers: int
     nodes: int
     accelerated: bool
+    encrypted: bool = False
 
 
 def choose_way(topology: Topology) -> Way:
@@ -36,4 +38,5 @@ def choose_way(topology: Topology) -> Way:
     """
     several = topology.samplers > 1 and topology.nodes > 1
     large = topology.size >= LEAST_COLLECTIVE_BYTES
-    return "collective" if several and large and topology.accelerated else "objectStore"
+    fit = topology.accelerated and not topology.encrypted
+    return "collective" if several and large and fit else "objectStore"
