@@ -146,6 +146,12 @@ def test_a_sampler_that_fails_half_way_blocks_nobody(
     for sampler in range(3):
         world.stores[sampler].blocks = world.learner_store.blocks
         world.received(sampler, published)
+    # A version that was to go by the same group is given up at once.
+    assert (
+        world.learner.send(published, invitation).result(timeout=15) == "RuntimeError: its group was given up"
+    )
+    (joined,) = world.join(invitation, [2])
+    assert str(joined.result(timeout=15)).endswith("(its group was given up)")
     # The next version has another group, and reaches those that are left.
     later = world.publish(8)
     again = world.invitation(8, "b", 3)

@@ -24,7 +24,7 @@ from torch import Tensor
 from rl_trainer.error_text import first_line
 from rl_trainer.weights.payload import Place, Tensors, WeightsBlock, unpack_weights
 from rl_trainer.weights.transports.base import Store
-from rl_trainer.weights.transports.group import Invitation, MeetingPoint, WeightGroup
+from rl_trainer.weights.transports.group import Invitation, MeetingPoint, Seat, WeightGroup
 from rl_trainer.weights.transports.object_store import StoreReceiver
 from rl_trainer.weights.transports.publication import Publication
 
@@ -38,7 +38,7 @@ class Broadcaster:
         """`host`: this node's address for samplers."""
         self._store = store
         self.point = MeetingPoint(host)
-        self._group: WeightGroup | None = None
+        self._seat = Seat()
         self._thread = ThreadPoolExecutor(1, "broadcast")
 
     def send(self, publication: Publication, invitation: Invitation) -> Future[str | None]:
@@ -47,7 +47,7 @@ class Broadcaster:
 
     def _send(self, publication: Publication, invitation: Invitation) -> str | None:
         try:
-            group = self._join(invitation)
+            group = self._seat.take(invitation, LEARNER, self.point)
             deadline = time.monotonic() + invitation.seconds
             heads = []
             for handle in publication.blocks:
@@ -64,20 +64,9 @@ class Broadcaster:
                     group.broadcast(_bytes_of(block.block), deadline)
                 del block
         except Exception as error:  # gloo, NCCL and the store have no class in common
-            self._leave()
+            self._seat.leave()
             return f"{type(error).__name__}: {error}"
         return None
-
-    def _join(self, invitation: Invitation) -> WeightGroup:
-        if self._group is None or self._group.name != invitation.group:
-            self._leave()
-            self._group = WeightGroup(invitation, LEARNER, self.point)
-        return self._group
-
-    def _leave(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
 
 
 class CollectiveReceiver:
@@ -87,7 +76,7 @@ class CollectiveReceiver:
         """`place`: see `StoreReceiver`."""
         self._from_store = StoreReceiver(store, place)
         self._place = place
-        self._group: WeightGroup | None = None
+        self._seat = Seat()
         self._one_at_a_time = threading.Lock()
         self._changed = threading.Condition()
         self._expected: set[int] = set()  # versions under way to here
@@ -128,18 +117,10 @@ class CollectiveReceiver:
 
     def _received(self, invitation: Invitation, rank: int) -> Tensors:
         try:
-            if self._group is None or self._group.name != invitation.group:
-                self._leave()
-                self._group = WeightGroup(invitation, rank)
-            return unpack_weights(_receive_blocks(self._group, invitation))
+            return unpack_weights(_receive_blocks(self._seat.take(invitation, rank), invitation))
         except Exception:
-            self._leave()  # or others would wait for what this one does not pass on
+            self._seat.leave()  # or others would wait for what this one does not pass on
             raise
-
-    def _leave(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
 
 
 def _receive_blocks(group: WeightGroup, invitation: Invitation) -> list[WeightsBlock]:

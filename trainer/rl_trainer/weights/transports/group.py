@@ -102,6 +102,34 @@ class WeightGroup:
         self._group = None
 
 
+class Seat:
+    """A member's place in one group after the other."""
+
+    def __init__(self) -> None:
+        self._group: WeightGroup | None = None
+        self._left: set[str] = set()
+
+    def take(self, invitation: Invitation, rank: int, point: MeetingPoint | None = None) -> WeightGroup:
+        """The group of an invitation, made unless it is the one before; see `WeightGroup`.
+
+        Raises RuntimeError when it has been left: others have seen it end.
+        """
+        if self._group is not None and self._group.name == invitation.group:
+            return self._group
+        self.leave()
+        if invitation.group in self._left:
+            raise RuntimeError("its group was given up")
+        self._left.add(invitation.group)  # unless it comes about, and then when it is left
+        self._group = WeightGroup(invitation, rank, point)
+        return self._group
+
+    def leave(self) -> None:
+        """Closes the group, if there is one."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
 def _visit(address: tuple[str, int], limit: timedelta) -> Any:
     return dist.TCPStore(*address, None, False, limit, wait_for_workers=False)  # type: ignore[attr-defined]
 
