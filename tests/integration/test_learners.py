@@ -220,30 +220,35 @@ def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Pa
     reservation.release()
 
 
-class Taker:
-    """A sampler's side of a broadcast, in a process of its own."""
+def taker() -> Any:
+    """An actor that receives broadcasts; Ray sends its class along, as it stands in a function."""
 
-    def __init__(self) -> None:
-        self.receiver = CollectiveReceiver(RayStore(), "taker")
+    class Taker:
+        """A sampler's side of a broadcast, in a process of its own."""
 
-    def join(self, invitation: Invitation, member: int) -> str | None:
-        return self.receiver.join(invitation, member)
+        def __init__(self) -> None:
+            self.receiver = CollectiveReceiver(RayStore(), "taker")
 
-    def digests(self, publication: Publication) -> dict[str, str]:
-        found = self.receiver.receive(publication, 60)
-        return {name: sha256(value.numpy().tobytes()).hexdigest() for name, value in found.items()}
+        def join(self, invitation: Invitation, member: int) -> str | None:
+            return self.receiver.join(invitation, member)
 
-    def die_half_way(self) -> None:
-        """Within the next version: header and description are here, a block is not."""
-        real, calls = WeightGroup.broadcast, []
+        def digests(self, publication: Publication) -> dict[str, str]:
+            found = self.receiver.receive(publication, 60)
+            return {name: sha256(value.numpy().tobytes()).hexdigest() for name, value in found.items()}
 
-        def broadcast(group: WeightGroup, data: Any, deadline: float) -> None:
-            calls.append(data)
-            if len(calls) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(group, data, deadline)
+        def die_half_way(self) -> None:
+            """Within the next version: header and description are here, a block is not."""
+            real, calls = WeightGroup.broadcast, []
 
-        WeightGroup.broadcast = broadcast  # type: ignore[method-assign]
+            def broadcast(group: WeightGroup, data: Any, deadline: float) -> None:
+                calls.append(data)
+                if len(calls) == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                real(group, data, deadline)
+
+            WeightGroup.broadcast = broadcast  # type: ignore[method-assign]
+
+    return ray.remote(Taker).options(num_cpus=0, max_concurrency=2).remote()
 
 
 def test_samplers_get_the_same_bits_by_every_way_and_one_that_is_killed_half_way_blocks_nobody(
@@ -252,7 +257,7 @@ def test_samplers_get_the_same_bits_by_every_way_and_one_that_is_killed_half_way
     learners, reservation = launch(2, tmp_path)  # that have a group of their own
     learners.start_reinforcement()
     address = learners.meeting_point()
-    takers = [ray.remote(Taker).options(num_cpus=0, max_concurrency=2).remote() for _ in range(3)]
+    takers = [taker() for _ in range(3)]
 
     def spread(version: int, group: str, members: list[Any]) -> tuple[Publication, list[Any]]:
         published, _ = learners.publish(version)
