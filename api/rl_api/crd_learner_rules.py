@@ -63,4 +63,9 @@ LEARNER_RULES: Final[list[Rule]] = [
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: a divisor of NAME = {{{_RANKS}}}",
     ),
+    _loop_rule(
+        f"{or_value('weightSync.transport', repr('auto'))} != 'adapter' || self.?learner.?lora.hasValue()",
+        ".weightSync.transport",
+        "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has an adapter",
+    ),
 ]

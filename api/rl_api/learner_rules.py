@@ -54,6 +54,17 @@ def whole_copies(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def adapter_of_lora(spec: RunSpec) -> Iterator[Problem]:
+    """`weightSync.transport` adapter goes with `learner.lora`."""
+    if spec.weight_sync.transport == "adapter" and spec.learner.lora is None:
+        yield spec_problem(
+            "weightSync.transport",
+            "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has "
+            "an adapter",
+            "learner.lora",
+        )
+
+
 def _processes(spec: RunSpec) -> str:
     """The fields that say how many learner processes there are."""
     one = spec.learner.ranks_per_replica == 1

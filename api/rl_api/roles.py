@@ -216,8 +216,10 @@ class PlacementSpec(Model):
 class WeightSyncSpec(Model):
     """How new weights get from the learners to the samplers."""
 
-    transport: Literal["auto", "objectStore"] = "auto"
-    """How weights travel: objectStore (Ray's object store) or auto."""
+    transport: Literal["auto", "objectStore", "collective", "delta", "adapter"] = "auto"
+    """How weights travel: objectStore (Ray's object store), collective (a broadcast to all samplers by NCCL or gloo), delta
+    (the bytes that changed), adapter (LoRA's tensors alone, with learner.lora), or auto: collective where samplers with
+    accelerators are on several nodes and the model is large, else objectStore."""
     every_steps: int = Field(default=1, ge=1, le=MOST)
     """Training steps between two publications; each gives the next weight version."""
     swap: Literal["betweenSteps", "betweenGroups"] = "betweenSteps"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
-from rl_api.learner_rules import even_shares, whole_copies
+from rl_api.learner_rules import adapter_of_lora, even_shares, whole_copies
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
@@ -324,6 +324,7 @@ LOOP_RULES: Final[tuple[Rule, ...]] = (
     group_of_two,
     even_shares,
     whole_copies,
+    adapter_of_lora,
     room_for_a_step,
     answers_fit,
     critic_of_gae,

@@ -61,6 +61,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "buffer.onFull": ("block",),
     "placement.mode": ("auto", "collocated"),
     "placement.strategy": ("PACK",),
+    "weightSync.transport": ("auto", "objectStore"),
     "weightSync.everySteps": (1,),
     "weightSync.swap": ("betweenSteps",),
     "stop.targetReward": (None,),

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,17 @@ from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
 from rl_trainer.flow.pulse import Pulse, Watch
+from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.loader import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import unpack_weights
+from rl_trainer.weights.transports.collective import CollectiveReceiver
+from rl_trainer.weights.transports.group import Invitation, WeightGroup
+from rl_trainer.weights.transports.object_store import StoreReceiver
+from rl_trainer.weights.transports.publication import Publication
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -95,7 +100,7 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             result, published, spans = learners.update(
                 groups(step), advantages, step, step + 1 if step else None
             )
-            assert [ray.get(weights).version for weights in published] == ([step + 1] if step else [])
+            assert (published and published.version) == (step + 1 if step else None)
             losses.append(result.metrics["loss"])
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
         learned = learners.state()
@@ -212,14 +217,89 @@ def test_the_address_at_which_learners_meet_is_nobody_elses(tmp_path: Path):
 
 def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Path):
     learners, reservation = launch(1, tmp_path)
-    references, _ = learners.publish(7)
-    blocks = ray.get(references)
-    assert {block.version for block in blocks} == {7}
-    weights, published = weights_of(learners), unpack_weights(blocks)
+    publication, _ = learners.publish(7)
+    assert (publication.version, publication.way) == (7, "objectStore")
+    assert {block.version for block in ray.get(publication.blocks)} == {7}
+    weights, published = weights_of(learners), StoreReceiver(RayStore(), "here").receive(publication, 60)
     assert published.keys() == weights.keys()
     for name, value in published.items():
         assert np.array_equal(value.numpy(), weights[name]), name
     reservation.release()
+
+
+def taker() -> Any:
+    """An actor that receives broadcasts; Ray sends its class along, as it stands in a function."""
+
+    class Taker:
+        """A sampler's side of a broadcast, in a process of its own."""
+
+        def __init__(self) -> None:
+            self.receiver = CollectiveReceiver(RayStore(), "taker")
+
+        def join(self, invitation: Invitation, member: int) -> str | None:
+            return self.receiver.join(invitation, member)
+
+        def digests(self, publication: Publication) -> dict[str, str]:
+            found = self.receiver.receive(publication, 60)
+            return {name: sha256(value.numpy().tobytes()).hexdigest() for name, value in found.items()}
+
+        def die_half_way(self) -> None:
+            """Within the next version: header and description are here, a block is not."""
+            real, calls = WeightGroup.broadcast, []
+
+            def broadcast(group: WeightGroup, data: Any, deadline: float) -> None:
+                calls.append(data)
+                if len(calls) == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                real(group, data, deadline)
+
+            WeightGroup.broadcast = broadcast  # type: ignore[method-assign]
+
+    return ray.remote(Taker).options(num_cpus=0, max_concurrency=2).remote()
+
+
+def test_samplers_get_the_same_bits_by_every_way_and_one_that_is_killed_half_way_blocks_nobody(
+    tmp_path: Path,
+):
+    learners, reservation = launch(2, tmp_path)  # that have a group of their own
+    learners.start_reinforcement()
+    address = learners.meeting_point()
+    takers = [taker() for _ in range(3)]
+
+    def spread(version: int, group: str, members: list[Any]) -> tuple[Publication, list[Any]]:
+        published, _ = learners.publish(version)
+        invitation = Invitation(version, group, address, len(members) + 1, 30.0)
+        learners.broadcast(published, invitation)
+        joins = [taker.join.remote(invitation, 1 + index) for index, taker in enumerate(members)]
+        # On the way already: what learners do meanwhile changes nothing of it.
+        learners.update(groups(version), np.ones(12, np.float32), version)
+        return replace(published, way="collective"), joins
+
+    def digests(publication: Publication, members: list[Any]) -> list[dict[str, str]]:
+        return ray.get([taker.digests.remote(publication) for taker in members], timeout=60)
+
+    published, joins = spread(1, "first", takers)
+    assert ray.get(joins, timeout=60) == [None] * 3
+    by_store = StoreReceiver(RayStore(), "here").receive(published, 60)
+    expected = {name: sha256(value.numpy().tobytes()).hexdigest() for name, value in by_store.items()}
+    # Without blocks in the store there is no other way.
+    assert digests(replace(published, blocks=[]), takers) == [expected] * 3
+
+    ray.get(takers[2].die_half_way.remote())
+    before = expected
+    published, joins = spread(2, "first", takers)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(joins[2], timeout=60)
+    ray.get(joins[:2], timeout=20)  # sooner than the deadline
+    left = digests(published, takers[:2])
+    assert left[0] == left[1] != before
+
+    published, joins = spread(3, "second", takers[:2])
+    assert ray.get(joins, timeout=60) == [None, None]
+    assert len(digests(replace(published, blocks=[]), takers[:2])) == 2
+    reservation.release()
+    for actor in (*learners.actors, *takers[:2]):
+        ray.kill(actor)
 
 
 def test_a_stream_that_is_given_up_leaves_learners_free_and_a_death_names_its_rank(

@@ -39,7 +39,9 @@ def curves(files: RunFiles) -> list[tuple[object, ...]]:
 
 
 def test_the_same_run_twice_is_the_same_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
-    again = trained(two_samplers(tmp_path))
+    """Also where weights are broadcast to the samplers, none of which had to take them another way."""
+    again = two_samplers(tmp_path, weightSync={"transport": "collective"})
+    assert "not broadcast" not in again.run().assert_well().out
     assert curves(again) == curves(uninterrupted)
     assert again.weights == uninterrupted.weights
     assert len({r.reward_mean for r in again.steps}) > 1, "a run without any change proves nothing"

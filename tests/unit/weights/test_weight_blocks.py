@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl_api.errors import ModelError
-from rl_trainer.weights.payload import WeightsBlock, pack_weights, unpack_weights
+from rl_trainer.weights.payload import WeightsBlock, pack_weights, shapes_of, unpack_weights
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 
 torch.set_num_threads(1)
@@ -34,16 +34,19 @@ def packed(version: int = 3) -> list[WeightsBlock]:
     return list(pack_weights(source(), version, LIMIT))
 
 
-def test_blocks_hold_what_was_packed_and_no_more_than_the_limit_or_one_tensor():
+def test_blocks_hold_what_was_packed_and_no_more_than_the_limit():
     blocks = packed()
     assert [(block.number, block.blocks, block.version) for block in blocks] == [
         (number, len(blocks), 3) for number in range(len(blocks))
     ]
     assert len(blocks) > 2
     for block in blocks:
-        assert block.block.nbytes <= LIMIT or len(block.index) == 1
+        assert block.block.nbytes <= LIMIT
+    assert sum("large" in block.index for block in blocks) == 4, "800 bytes in blocks of 256"
     found = unpack_weights(blocks)
     assert found.keys() == TENSORS.keys()
+    assert found.shapes == {name: tuple(value.shape) for name, value in TENSORS.items()}
+    assert shapes_of(found) == shapes_of(TENSORS)
     for name, value in TENSORS.items():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value), name
@@ -95,20 +98,20 @@ def test_a_damaged_block_is_named(number: int):
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        (lambda blocks: blocks[:-1], "version 3: expected block 5 of 5, found none"),
-        (lambda blocks: blocks[1:], "version 3: expected block 1 of 5, found 2 of 5 of version 3"),
-        (lambda blocks: [blocks[0], *packed(4)[1:]], "expected block 2 of 5, found 2 of 5 of version 4"),
+        (lambda blocks: blocks[:-1], "version 3: expected block 6 of 6, found none"),
+        (lambda blocks: blocks[1:], "version 3: expected block 1 of 6, found 2 of 6 of version 3"),
+        (lambda blocks: [blocks[0], *packed(4)[1:]], "expected block 2 of 6, found 2 of 6 of version 4"),
         (
             lambda blocks: [blocks[1], blocks[0], *blocks[2:]],
-            "expected block 1 of 5, found 2 of 5 of version 3",
+            "expected block 1 of 6, found 2 of 6 of version 3",
         ),
-        (lambda blocks: [*blocks, blocks[0]], "expected block 6 of 5, found 1 of 5 of version 3"),
+        (lambda blocks: [*blocks, blocks[0]], "expected block 7 of 6, found 1 of 6 of version 3"),
         (lambda blocks: [], "found none"),
     ],
     ids=["the last is missing", "the first is missing", "two versions", "order", "one too many", "none"],
 )
 def test_blocks_that_are_not_all_of_one_version_are_refused(wrong, found: str):
-    assert len(packed()) == 5
+    assert len(packed()) == 6
     with pytest.raises(ModelError, match=re.escape(found)):
         unpack_weights(wrong(packed()))
 

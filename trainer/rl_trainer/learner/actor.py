@@ -25,19 +25,24 @@ from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.checkpoint.tensor_file import Shapes
 from rl_trainer.flow.pulse import Pulse
+from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.share import Share
-from rl_trainer.learner.sources import sources, weight_source
+from rl_trainer.learner.sources import adapter_source, sources, weight_source
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
-from rl_trainer.weights.payload import WeightsBlock, pack_weights
 from rl_trainer.weights.stream import byte_chunks, file_shapes
+from rl_trainer.weights.transports.base import Offer
+from rl_trainer.weights.transports.collective import Broadcaster
+from rl_trainer.weights.transports.create import create_publisher
+from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.publication import Publication
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -53,6 +58,8 @@ class LearnerActor:
         self.rank, self.ranks, self.spec, self.search, self._pulse = rank, ranks, spec, search, pulse
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
+        self.publisher = create_publisher(spec.weight_sync.transport, RayStore(), rank=rank)
+        self._broadcaster: Broadcaster | None = None
         self._chunks: Iterator[npt.NDArray[np.uint8] | None] = iter(())
 
     def rendezvous(self) -> tuple[str, int]:
@@ -137,7 +144,7 @@ class LearnerActor:
         trained: int,
         version: int | None,
         train_policy: bool,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
+    ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """One training step on this rank's share; then `publish`, unless `version` is None.
 
         `denominators`: one per mini-batch. `trained`: the version of the weights that are trained. `train_policy`: see
@@ -147,8 +154,8 @@ class LearnerActor:
             parts = zip(_trajectories(share), denominators, strict=True)
             batches = [MiniBatch(samples, whole) for samples, whole in parts]
             result = self.learner.update(batches, version=trained, train_policy=train_policy)
-        weights = [] if version is None else self._put_weights(version)
-        return result, weights, self.spans.drain()
+        published = None if version is None else self._publish(version)
+        return result, published, self.spans.drain()
 
     def token_estimates(self, share: Share) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`, for a share of one selection."""
@@ -157,19 +164,27 @@ class LearnerActor:
             found = self.learner.token_estimates(samples)
         return found, self.spans.drain()
 
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
-        """The weights in the object store, in the run's number format, from rank 0; all ranks are asked at once."""
-        return self._put_weights(version), self.spans.drain()
+    def publish(self, version: int) -> tuple[Publication | None, list[Span]]:
+        """See `Publisher.publish`; all ranks are asked at once."""
+        return self._publish(version), self.spans.drain()
 
-    def _put_weights(self, version: int) -> list[ray.ObjectRef[WeightsBlock]]:
-        source = weight_source(self.learner, getattr(torch, self.spec.model.dtype))
-        if self.rank:
-            for _ in source.items():  # its part in making them
-                pass
-            return []
-        with self.spans.span("publish", version=version):
-            # Not a loop, whose variable would keep a block while the next one is made.
-            return list(map(_put, pack_weights(source, version)))
+    def meeting_point(self) -> tuple[str, int]:
+        """Where groups of this learner and samplers meet, for broadcasts; open from now on. Asked of rank 0."""
+        if self._broadcaster is None:
+            self._broadcaster = Broadcaster(RayStore(), ray.util.get_node_ip_address())
+        return self._broadcaster.point.address
+
+    def broadcast(self, publication: Publication, invitation: Invitation) -> None:
+        """Begins to send a version that is published; returns at once. Asked of rank 0, after `meeting_point`."""
+        assert self._broadcaster is not None
+        self._broadcaster.send(publication, invitation)
+
+    def _publish(self, version: int) -> Publication | None:
+        learner, dtype = self.learner, getattr(torch, self.spec.model.dtype)
+        adapter = None if self.spec.learner.lora is None else lambda: adapter_source(learner)
+        offer = Offer(lambda: weight_source(learner, dtype), adapter)
+        with self.spans.span("publish", version=version) if self.rank == 0 else nullcontext():
+            return self.publisher.publish(offer, version)
 
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 
@@ -229,12 +244,6 @@ def _trajectories(share: Share) -> list[list[Trajectory]]:
         ]
         for part in share.selections
     ]
-
-
-def _put(block: WeightsBlock) -> ray.ObjectRef[WeightsBlock]:
-    reference = ray.put(block)
-    forget_store_pages()
-    return reference
 
 
 @contextmanager

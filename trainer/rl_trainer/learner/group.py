@@ -30,8 +30,9 @@ from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import WeightsBlock
 from rl_trainer.weights.stream import CHUNK_BYTES
+from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.publication import Publication
 
 # To load a model, besides what its bytes take.
 START_TIMEOUT = 300.0
@@ -109,7 +110,7 @@ class Learners:
         advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
-    ) -> tuple[UpdateResult, list[ray.ObjectRef[WeightsBlock]], list[Span]]:
+    ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """One training step on all members of `groups`; `advantages` in their order.
 
         The new weights come along as `version`, unless that is None.
@@ -136,10 +137,10 @@ class Learners:
             [(share, denominators, trained, version, train_policy) for share in _shares(groups, chosen)],
             "training",
         )
-        update, weights, _ = results[0]
+        update, published, _ = results[0]
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
         update = replace(update, metrics=update.metrics | value_metrics(targets))
-        return update, weights, [span for _, _, spans in results for span in spans]
+        return update, published, [span for _, _, spans in results for span in spans]
 
     def token_estimates(self, groups: Sequence[Group]) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`; of every member of `groups`, in order."""
@@ -158,13 +159,24 @@ class Learners:
         )
         return whole, [span for _, spans in results for span in spans]
 
-    def publish(self, version: int) -> tuple[list[ray.ObjectRef[WeightsBlock]], list[Span]]:
-        """Weights of `version` as wrapped references."""
+    def publish(self, version: int) -> tuple[Publication, list[Span]]:
+        """The weights as they are now, as `version`."""
         field, size = self.spec.weight_sync.timeout.seconds, self.size
         phase = f"publishing weights (weightSync.timeout is {field:.0f} s, the rest is for the model's {size / 1e9:.1f} GB)"
         timeout = field + size / PUBLISH_RATE
         results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
         return results[0][0], [span for _, spans in results for span in spans]
+
+    def meeting_point(self) -> tuple[str, int]:
+        """See `LearnerActor.meeting_point`."""
+        address: tuple[str, int] = self._first(
+            self.actors[0].meeting_point.remote(), "opening a meeting point", START_TIMEOUT
+        )
+        return address
+
+    def broadcast(self, published: Publication, invitation: Invitation) -> None:
+        """See `LearnerActor.broadcast`; nobody waits for it."""
+        self.actors[0].broadcast.remote(published, invitation)
 
     def state(self) -> LearnerState:
         """What a checkpoint holds of them; the tensors come when they are written, as they are then."""

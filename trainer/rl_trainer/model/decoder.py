@@ -32,6 +32,7 @@ from rl_trainer.model.lora import (
 from rl_trainer.model.names import Part, check_shapes, fuse, parts
 from rl_trainer.model.packing import Packing
 from rl_trainer.model.rows import Rows, whole
+from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
 
 
@@ -322,7 +323,7 @@ class Decoder(nn.Module):
 
         Raises ModelError that begins with `where` when a tensor is missing, unknown or of another shape.
         """
-        check_shapes(self.config, {name: tuple(value.shape) for name, value in tensors.items()}, where)
+        check_shapes(self.config, shapes_of(tensors), where)
         with torch.no_grad():
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
 

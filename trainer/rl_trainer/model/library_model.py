@@ -29,6 +29,7 @@ from rl_trainer.model.library_names import (
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
 from rl_trainer.model.rows import Rows, fill, whole
+from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
 
 # Old files hold these, which models compute now; the library leaves them out of every family's files.
@@ -276,7 +277,8 @@ class LibraryModel(nn.Module):
                 plain.setdefault(first, plain.pop(name))
         # Computed by the model itself, where a file does not hold them.
         computed = {name for name, _ in self.model.named_buffers()} - plain.keys()
-        found = {target: tuple(tensors[name].shape) for target, name in plain.items()}
+        shapes = shapes_of(tensors)
+        found = {target: shapes[name] for target, name in plain.items()}
         for one in converted:
             found.update({target: tuple(own[target].shape) for target in one.targets(self.model, tensors)})
         patterns = (*(self.model._keys_to_ignore_on_load_unexpected or ()), *_COMPUTED)

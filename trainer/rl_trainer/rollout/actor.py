@@ -26,6 +26,7 @@ from rl_api.roles import LEAVE_VARIABLE
 from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
 from rl_trainer.flow.pulse import Pulse
+from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
@@ -41,7 +42,10 @@ from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
-from rl_trainer.weights.payload import WeightsBlock, unpack_weights
+from rl_trainer.weights.transports.collective import CollectiveReceiver
+from rl_trainer.weights.transports.create import create_receiver
+from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.publication import Publication
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
 POLL_SECONDS = 5.0
@@ -62,8 +66,7 @@ class SamplerLeft(ActorDied):
 @dataclass
 class _Evaluation:
     prompts: list[Prompt]
-    weights: list[ray.ObjectRef[WeightsBlock]]
-    version: int
+    published: Publication
     params: SamplingParams
     answers: dict[int, Answer] = field(default_factory=dict)
     error: Exception | None = None
@@ -106,6 +109,8 @@ class SamplerActor:
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self.spans = SpanRecorder(f"sampler {rank}")
+        place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
+        self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         self._wake = threading.Event()
         self._jobs: deque[_Evaluation] = deque()
         self._evaluation: _Evaluation | None = None
@@ -132,21 +137,20 @@ class SamplerActor:
     def evaluate(
         self,
         prompts: list[Prompt],
-        weights: list[ray.ObjectRef[WeightsBlock]],
-        version: int,
+        published: Publication,
         *,
         greedy: bool,
         max_new_tokens: int | None,
         timeout: float,
     ) -> list[Answer]:
-        """Answers `prompts` with the weights of `version`, while training rollouts go on.
+        """Answers `prompts` with the weights `published`, while training rollouts go on.
 
         Raises DeadlineExceeded when not all are answered after `timeout` seconds.
         """
         params = replace(self.params, max_new_tokens=max_new_tokens or self.params.max_new_tokens)
         if greedy:
             params = replace(params, temperature=0.0, top_p=1.0, top_k=0)
-        job = _Evaluation(prompts, weights, version, params)
+        job = _Evaluation(prompts, published, params)
         if not prompts:
             return []
         self._jobs.append(job)
@@ -161,6 +165,11 @@ class SamplerActor:
         if job.error is not None:
             raise job.error
         return [job.answers[i] for i in range(len(prompts))]
+
+    def join(self, invitation: Invitation, member: int) -> str | None:
+        """See `CollectiveReceiver.join`; meanwhile sampling goes on."""
+        assert isinstance(self.receiver, CollectiveReceiver), "only such runs broadcast"
+        return self.receiver.join(invitation, member)
 
     def begin(self) -> None:
         """Weights are published: from now on tickets are taken."""
@@ -259,7 +268,7 @@ class SamplerActor:
 
     def _start_what_may_start(self) -> None:
         job = self._jobs[0] if self._jobs and self._evaluation is None else None
-        if job is not None and self._load(job.weights, job.version):
+        if job is not None and self._load(job.published, job.published.version):
             self._evaluation = self._jobs.popleft()
             for i, prompt in enumerate(job.prompts):
                 self._start((job, i), prompt, 1, job.params)
@@ -293,7 +302,7 @@ class SamplerActor:
         else:
             self._too_long = 0
 
-    def _load(self, weights: list[ray.ObjectRef[WeightsBlock]] | None, version: int) -> bool:
+    def _load(self, published: Publication | None, version: int) -> bool:
         """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""
         if version == self._loaded:
             return True
@@ -301,20 +310,12 @@ class SamplerActor:
             return False
         if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
             return False
-        assert weights is not None, "the buffer sends weights that a sampler does not have"
+        assert published is not None, "the buffer sends weights that a sampler does not have"
         self._close_span()
         with self.spans.span("load weights", version=version):
-            timeout = self.spec.weight_sync.timeout.seconds
-            try:
-                blocks = ray.get(weights, timeout=timeout)  # all of a version before any of it is loaded
-            except ray.exceptions.GetTimeoutError:
-                raise DeadlineExceeded(
-                    f"sampler {self.rank} on node {ray.util.get_node_ip_address()}: weights of version {version} did "
-                    f"not arrive within weightSync.timeout ({timeout:.0f} s); look at the network between the "
-                    "learner's node and this one"
-                ) from None
-            self.engine.load_weights(unpack_weights(blocks), version)
-            del blocks
+            tensors = self.receiver.receive(published, self.spec.weight_sync.timeout.seconds)
+            self.engine.load_weights(tensors, version)
+            del tensors
             forget_store_pages()
             self._loaded = version
         return True

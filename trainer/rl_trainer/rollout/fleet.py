@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -24,7 +24,7 @@ from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
-from rl_trainer.weights.payload import WeightsBlock
+from rl_trainer.weights.transports.publication import Publication
 
 # To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
 START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
@@ -108,6 +108,25 @@ class Samplers:
         """Ranks of those that take part."""
         return sorted(rank for rank, one in self._samplers.items() if one.ready is None and one.died is None)
 
+    @property
+    def actors(self) -> dict[int, Any]:
+        """Those that take part, by rank."""
+        return {rank: self._samplers[rank].actor for rank in self.ready}
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes they are. Without nodes for samplers nobody says; one is what it is on a single machine."""
+        if self._elasticity is None:
+            return 1
+        return len({self._samplers[rank].node for rank in self.ready})
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether learner and samplers have GPUs."""
+        ranks = [*self._samplers]
+        options = [self._placement.reservation.options("learner 0"), *map(self._placement.sampler, ranks)]
+        return all(cast(float, one["num_gpus"]) > 0 for one in options)
+
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
         for rank, one in self._samplers.items():
@@ -159,13 +178,12 @@ class Samplers:
     def evaluate(
         self,
         prompts: Sequence[Prompt],
-        weights: list[ray.ObjectRef[WeightsBlock]],
-        version: int,
+        published: Publication,
         *,
         greedy: bool = True,
         max_new_tokens: int | None = None,
     ) -> list[Answer]:
-        """Answers to `prompts`, in order, by all samplers together.
+        """Answers to `prompts`, in order, by all samplers together, with the weights `published`.
 
         Raises:
             RewardError: a reward failed; with `task.onRewardError: drop` such prompts are left out, and it is raised if
@@ -175,8 +193,7 @@ class Samplers:
         def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
             return self._samplers[rank].actor.evaluate.remote(
                 list(part),
-                weights,
-                version,
+                published,
                 greedy=greedy,
                 max_new_tokens=max_new_tokens,
                 timeout=EVALUATION_TIMEOUT,
@@ -250,8 +267,8 @@ class Samplers:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
-        # Three threads: the loop, and two calls of the driver.
-        remote = ray.remote(SamplerActor).options(max_concurrency=3, **self._placement.sampler(rank))
+        # Five threads: the loop, two calls of the driver, and two broadcasts of which the later one waits.
+        remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data)
         ready = actor.ready.remote()
         return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())

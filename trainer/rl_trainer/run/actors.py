@@ -22,8 +22,10 @@ from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.run.broadcasts import Broadcasts
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
+from rl_trainer.weights.transports.publication import Publication
 
 # No batch for this long: samplers hang.
 STALL_SECONDS = 3600.0
@@ -40,10 +42,10 @@ class Actors:
     buffer: Buffer
     learners: Learners
     samplers: Samplers
+    broadcasts: Broadcasts
     spans: SpanRecorder
     _theirs: list[Span] = field(default_factory=list)
-    _weights: list[Any] = field(default_factory=list)  # wrapped references
-    _version: int = -1  # of `_weights`
+    _published: Publication | None = None
     _taking: Any = None
 
     @classmethod
@@ -81,7 +83,8 @@ class Actors:
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
         learners.start(folder)
         samplers.wait_ready()
-        return cls(spec, buffer, learners, samplers, spans)
+        broadcasts = Broadcasts(spec, learners, samplers, warn)
+        return cls(spec, buffer, learners, samplers, broadcasts, spans)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -104,9 +107,9 @@ class Actors:
         """Training step number `step`, counted from 0. The weights come along if it is their turn."""
         every = self.spec.weight_sync.every_steps
         version = None if (step + 1) % every else (step + 1) // every
-        result, weights, spans = self.learners.update(batch.groups, advantages, step, version)
-        if version is not None:
-            self._weights, self._version = weights, version
+        result, published, spans = self.learners.update(batch.groups, advantages, step, version)
+        if published is not None:
+            self._published = self.broadcasts.spread(published)
         self._theirs.extend(spans)
         return result
 
@@ -116,39 +119,43 @@ class Actors:
         Returns:
             What the buffer says of itself.
         """
-        version = self._version if step % self.spec.weight_sync.every_steps == 0 else None
+        newer = self._published if step % self.spec.weight_sync.every_steps == 0 else None
         with self.spans.span("publish", version=self._version):
-            said = self.buffer.finish_step(batch.step, version, self._weights)
+            said = self.buffer.finish_step(batch.step, None if newer is None else newer.version, newer)
         self._taking = self.buffer.actor.take.remote(STALL_SECONDS)  # on its way while this step is recorded
         return said
 
     def begin_sampling(self, step: int) -> None:
         """Starts the samplers with the weights after `step` steps."""
-        self.publish(step)
-        with self.spans.span("publish", version=self._version):
-            self.buffer.publish(self._version, self._weights)
+        published = self.publish(step)
+        with self.spans.span("publish", version=published.version):
+            self.buffer.publish(published.version, published)
         self.samplers.begin()
 
-    def publish(self, step: int) -> None:
-        """Puts the learners' weights after `step` steps into the object store, once per version."""
+    def publish(self, step: int) -> Publication:
+        """The learners' weights after `step` steps, published once per version."""
         version = step // self.spec.weight_sync.every_steps
-        if version != self._version:
+        if self._published is None or version != self._published.version:
             with self.spans.span("publish", version=version):
-                self._weights, spans = self.learners.publish(version)
+                published, spans = self.learners.publish(version)
+                self._published = self.broadcasts.spread(published)
             self._theirs.extend(spans)
-            self._version = version
+        return self._published
+
+    @property
+    def _version(self) -> int:
+        return -1 if self._published is None else self._published.version
 
     def answers(self, prompts: Sequence[Prompt], max_new_tokens: int | None) -> list[Answer]:
         """Greedy answers with the published weights."""
         with self.spans.span("evaluate"):
-            return self.samplers.evaluate(
-                prompts, self._weights, self._version, max_new_tokens=max_new_tokens
-            )
+            assert self._published is not None, "weights are published before they are evaluated"
+            return self.samplers.evaluate(prompts, self._published, max_new_tokens=max_new_tokens)
 
     def sampled_answers(self, prompts: Sequence[Prompt], label: int) -> list[Answer]:
         """Answers at the run's temperature with the weights as they are now, known by `label`, which is below -1."""
-        weights, _ = self.learners.publish(label)
-        return self.samplers.evaluate(prompts, weights, label, greedy=False)
+        published, _ = self.learners.publish(label)
+        return self.samplers.evaluate(prompts, published, greedy=False)
 
     def drain_spans(self) -> list[Span]:
         """What driver and actors did since the last call."""

@@ -1,16 +1,16 @@
-"""One weight version as blocks of bytes: what travels through the object store.
+"""One weight version as blocks of bytes: what travels to the samplers, whatever the way.
 
-A block moves through Ray without copies (one out-of-band buffer) and has its own checksum. Blocks are made one after the
-other, so that publishing needs room for one of them beside the model.
+A block moves without copies (one buffer) and has its own checksum. Blocks are made one after the other, so that publishing
+needs room for one of them beside the model; a tensor that is larger is split over several.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,26 @@ from torch import Tensor
 from rl_api.errors import ModelError
 from rl_trainer.weights.source import TensorSource
 
-# Bytes of a block at most, unless one tensor is larger: that has a block of its own.
+# Bytes of a block at most.
 BLOCK_BYTES = 64 << 20
+# At which bytes of a block a tensor may begin; pieces of one are multiples of it, so that no number is cut.
 _ALIGNMENT = 16
 
-Index = Mapping[str, tuple[str, tuple[int, ...], int]]
+
+class Place(NamedTuple):
+    """Where `size` bytes of a tensor, from its byte `first` on, are in a block: at `offset`.
+
+    `dtype`, `shape`: of the whole tensor.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    first: int
+    size: int
+
+
+Index = Mapping[str, Place]
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class WeightsBlock:
         number: of this block, from 0.
         blocks: of this version.
         block: uint8 [bytes], the tensors one after the other.
-        index: name -> (dtype name, shape, offset in bytes).
+        index: where in it each tensor is, or the part of one that is split.
         checksum: CRC-32 of `block`.
     """
 
@@ -47,47 +62,120 @@ class WeightsBlock:
     checksum: int
 
 
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name that share memory with the blocks they came in: read them, never write them.
+
+    Those that are split over blocks are put together when they are asked for, each time anew: no more than one of them
+    need be in memory beside the blocks.
+    """
+
+    def __init__(self, blocks: Sequence[Mapping[str, tuple[Place, Tensor]]]):
+        """`blocks`: of each the bytes of what it holds, uint8, in the order of the version."""
+        self._parts: dict[str, list[tuple[Place, Tensor]]] = {}
+        for block in blocks:
+            for name, part in block.items():
+                self._parts.setdefault(name, []).append(part)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape by name, with nothing put together."""
+        return {name: parts[0][0].shape for name, parts in self._parts.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = self._parts[name]
+        place = parts[0][0]
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        data = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
+        return data.view(dtype).view(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shape by name, of whatever has one."""
+    if isinstance(tensors, Tensors):
+        return tensors.shapes
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
 def pack_weights(source: TensorSource, version: int, limit: int = BLOCK_BYTES) -> Iterator[WeightsBlock]:
-    """Copies the tensors (any device) into blocks of at most `limit` bytes in host memory, made as they are asked for."""
+    """Copies the tensors (any device) into blocks of at most `limit` bytes in host memory, made as they are asked for.
+
+    `limit`: a multiple of 16.
+    """
     parts = list(_parts(source, limit))
-    items = source.items()
+    taken = _Taken(source.items())
     for number, index in enumerate(parts):
-        yield _pack(index, items, version, number, len(parts))
-    for _ in items:  # to the end, as the other ranks do
-        pass
+        yield _pack(index, taken, version, number, len(parts))
+    taken.finish()
 
 
 def _parts(source: TensorSource, limit: int) -> Iterator[Index]:
     """Which tensors are in which block, and where; at least one block."""
-    index: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    index: dict[str, Place] = {}
     offset = 0
     for name, size in source.sizes().items():
-        padded = _padded(size)
-        if index and offset + padded > limit:
+        dtype, shape = source.shapes[name]
+        described = str(dtype).removeprefix("torch."), tuple(shape)
+        if size <= limit < offset + _padded(size):
             yield index
             index, offset = {}, 0
-        dtype, shape = source.shapes[name]
-        index[name] = (str(dtype).removeprefix("torch."), tuple(shape), offset)
-        offset += padded
+        first = 0
+        while True:
+            if offset >= limit:
+                yield index
+                index, offset = {}, 0
+            count = min(size - first, limit - offset)
+            index[name] = Place(*described, offset, first, count)
+            offset, first = offset + _padded(count), first + count
+            if first == size:
+                break
     yield index
 
 
-def _pack(
-    index: Index, items: Iterator[tuple[str, Tensor]], version: int, number: int, blocks: int
-) -> WeightsBlock:
-    end = max((offset + _padded(_size(dtype, shape)) for dtype, shape, offset in index.values()), default=0)
+class _Taken:
+    """What a source makes, held only until the last byte of it is in a block."""
+
+    def __init__(self, items: Iterator[tuple[str, Tensor]]):
+        self._items = items
+        self._name: str | None = None
+        self._bytes: Tensor | None = None  # uint8, on the device of the tensor
+
+    def copy_into(self, target: Tensor, name: str, place: Place) -> None:
+        """Copies the part of tensor `name` that `place` says into `target`, uint8 on the host."""
+        if self._name != name:
+            self._bytes = None  # before the next one is made
+            self._name, tensor = next(self._items)
+            assert self._name == name, f"{self._name} came, {name} was to come"
+            self._bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            del tensor
+        assert self._bytes is not None
+        end = place.first + place.size
+        target.copy_(self._bytes[place.first : end])
+        if end == self._bytes.numel():
+            self._bytes = None
+
+    def finish(self) -> None:
+        """Runs the source to its end, as the other ranks do."""
+        for _ in self._items:
+            pass
+
+
+def _pack(index: Index, taken: _Taken, version: int, number: int, blocks: int) -> WeightsBlock:
+    end = max((place.offset + _padded(place.size) for place in index.values()), default=0)
     block = torch.zeros(end, dtype=torch.uint8)
-    for expected in index:
-        name, tensor = next(items)
-        assert name == expected, f"{name} came, {expected} was to come"
-        _view(block, index[name]).copy_(tensor.detach())
-        del tensor  # before the next one is made
+    for name, place in index.items():
+        taken.copy_into(block[place.offset : place.offset + place.size], name, place)
     array = block.numpy()
     return WeightsBlock(version, number, blocks, array, index, zlib.crc32(array.data))
 
 
-def unpack_weights(blocks: Sequence[WeightsBlock]) -> dict[str, Tensor]:
-    """Tensors that share memory with the blocks, which are all of one version: read them, never write them.
+def unpack_weights(blocks: Sequence[WeightsBlock]) -> Tensors:
+    """The tensors of the blocks, which are all of one version.
 
     Raises:
         ModelError: not the bytes that were sent, or not the blocks of one version.
@@ -101,13 +189,10 @@ def unpack_weights(blocks: Sequence[WeightsBlock]) -> dict[str, Tensor]:
                 f"weights of version {version}: expected block {number + 1} of {count}, found {found}; "
                 "start the run again with --resume"
             )
-    tensors: dict[str, Tensor] = {}
-    for one in blocks:
-        tensors |= _unpack(one)
-    return tensors
+    return Tensors([_unpack(one) for one in blocks])
 
 
-def _unpack(one: WeightsBlock) -> dict[str, Tensor]:
+def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:
     found = zlib.crc32(one.block.data)
     if found != one.checksum:
         raise ModelError(
@@ -117,20 +202,15 @@ def _unpack(one: WeightsBlock) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         # The object store's memory is read-only; so is what we hand out.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        block = torch.frombuffer(one.block, dtype=torch.uint8) if one.block.size else torch.empty(0)
-    return {name: _view(block, place) for name, place in one.index.items()}
+        block = (
+            torch.frombuffer(one.block, dtype=torch.uint8)
+            if one.block.size
+            else torch.empty(0, dtype=torch.uint8)
+        )
+    return {
+        name: (place, block[place.offset : place.offset + place.size]) for name, place in one.index.items()
+    }
 
 
 def _padded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _size(dtype_name: str, shape: tuple[int, ...]) -> int:
-    dtype: torch.dtype = getattr(torch, dtype_name)
-    return math.prod(shape) * dtype.itemsize
-
-
-def _view(block: Tensor, place: tuple[str, tuple[int, ...], int]) -> Tensor:
-    dtype_name, shape, offset = place
-    dtype: torch.dtype = getattr(torch, dtype_name)
-    return block[offset : offset + _size(dtype_name, shape)].view(dtype).view(shape)

@@ -57,7 +57,7 @@ from rl_trainer.rollout.engines.vllm_needs import (
     check_version,
 )
 from rl_trainer.rollout.engines.weight_check import Check, check_of
-from rl_trainer.weights.payload import BLOCK_BYTES
+from rl_trainer.weights.payload import BLOCK_BYTES, shapes_of
 
 # Between two looks at whether those of another engine have come, where there is nothing else to do.
 _ARRIVAL_SECONDS = 0.001
@@ -202,7 +202,7 @@ class VllmEngine(Engine):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
         where = f"weights of version {version}"
-        self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
+        self._check(shapes_of(tensors), where)
         self._settle()
         # Begun, but no token yet: all of its prompt is to be read with the new weights.
         self._forget(self._sequences.take_back(self._waiting))

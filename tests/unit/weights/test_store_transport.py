@@ -1,0 +1,64 @@
+"""Weights through a store: what is received is what was published, by a deadline, and every rank takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from kept_blocks import KeptBlocks
+
+from rl_api.errors import DeadlineExceeded, ModelError
+from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
+from rl_trainer.weights.transports.base import Offer
+from rl_trainer.weights.transports.create import create_receiver
+from rl_trainer.weights.transports.object_store import StorePublisher
+
+TENSORS = {"large": torch.arange(2000.0).view(4, 500), "half": torch.arange(30).to(torch.bfloat16)}
+
+
+def offer() -> Offer:
+    return Offer(lambda: source_of({name: LazyTensor.of(value) for name, value in TENSORS.items()}))
+
+
+def test_what_is_received_is_what_was_published():
+    store = KeptBlocks()
+    published = StorePublisher(store, 0, limit=256).publish(offer(), 4)
+    assert published is not None
+    assert (published.version, published.way, published.base) == (4, "objectStore", None)
+    assert len(published.blocks) > 8
+    found = create_receiver("auto", store, place="here").receive(published, 1.0)
+    assert found.keys() == TENSORS.keys()
+    assert all(torch.equal(found[name], value) for name, value in TENSORS.items())
+
+
+def test_other_ranks_make_the_tensors_with_the_first_and_publish_nothing():
+    made: list[str] = []
+
+    def items() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in TENSORS.items():
+            made.append(name)
+            yield name, value
+
+    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in TENSORS.items()}
+    store = KeptBlocks()
+    assert StorePublisher(store, 1).publish(Offer(lambda: TensorSource(shapes, items)), 4) is None
+    assert made == list(TENSORS)
+    assert not store.blocks
+
+
+def test_what_does_not_arrive_or_is_damaged_is_named():
+    store = KeptBlocks()
+    published = StorePublisher(store, 0).publish(offer(), 4)
+    assert published is not None
+    receiver = create_receiver("objectStore", store, place="sampler 3 on node 10.0.0.7")
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"^sampler 3 on node 10\.0\.0\.7: weights of version 4 did not arrive within weightSync\.timeout \(60 s\)",
+    ):
+        receiver.receive(replace(published, blocks=[99]), 60.0)
+    one = store.blocks[0]
+    store.blocks[0] = replace(one, checksum=one.checksum ^ 1)
+    with pytest.raises(ModelError, match="weights of version 4, block 1 of 1: checksum"):
+        receiver.receive(published, 60.0)

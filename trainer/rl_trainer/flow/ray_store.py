@@ -1,0 +1,32 @@
+"""Ray's object store behind two functions, for those who know no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from rl_trainer.flow.store_pages import forget_store_pages
+
+
+class RayStore:
+    """Objects by reference; what was read or written does not stay in this process's resident set."""
+
+    def put(self, value: Any) -> ray.ObjectRef[Any]:
+        """Keeps a value as long as somebody has its reference."""
+        reference = ray.put(value)
+        forget_store_pages()
+        return reference
+
+    def get(self, handles: Sequence[ray.ObjectRef[Any]], timeout: float) -> list[Any]:
+        """The values; arrays in them are the store's memory, read-only.
+
+        Raises TimeoutError when not all of them are on this node after `timeout` seconds; Ray's own errors for lost ones.
+        """
+        try:
+            found: list[Any] = ray.get(list(handles), timeout=timeout)
+        except GetTimeoutError:
+            raise TimeoutError(f"{len(handles)} objects, {timeout:.0f} s") from None
+        return found

@@ -1,0 +1,1 @@
+"""The ways by which weights get from learners to samplers."""

@@ -1,0 +1,67 @@
+"""What every way of weights has in common: a publisher in the learner, a receiver in each sampler, and what goes between.
+
+A way keeps these promises: a version arrives whole, with every block checked, or not at all; nobody waits past a deadline;
+and what was published can be received at any time later, by those who were not there as well, until the next version is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rl_trainer.weights.payload import WeightsBlock
+from rl_trainer.weights.source import TensorSource
+from rl_trainer.weights.transports.publication import Publication
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a learner has to give, made when it is asked for; all ranks iterate the same source together.
+
+    Attributes:
+        weights: all of the policy, LoRA's merged, in the number format that samplers compute with.
+        adapter: LoRA's state; None: the run has no LoRA.
+    """
+
+    weights: Callable[[], TensorSource]
+    adapter: Callable[[], TensorSource] | None = None
+
+
+class Store(Protocol):
+    """Where blocks lie until a sampler takes them. Ray's object store, or a dictionary."""
+
+    def put(self, block: WeightsBlock) -> Any:
+        """Keeps a block; returns its handle, and keeps it as long as somebody has that."""
+        ...
+
+    def get(self, handles: Sequence[Any], timeout: float) -> list[WeightsBlock]:
+        """The blocks, read-only. Raises TimeoutError when they are not there after `timeout` seconds."""
+        ...
+
+
+class Publisher(Protocol):
+    """The learner's side; every rank has one."""
+
+    def publish(self, offer: Offer, version: int) -> Publication | None:
+        """Makes the weights that the learner has now available as `version`; None on every rank but the first.
+
+        All ranks call it together. When it returns, the weights may be changed: what is published is in host memory. At
+        most one block is held beside the store's.
+        """
+        ...
+
+
+class Receiver(Protocol):
+    """The sampler's side; one for as long as the sampler lives."""
+
+    def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
+        """All tensors of the policy in this version, under Hugging Face names: to be read only, and not for long.
+
+        Raises:
+            DeadlineExceeded: not all of it was there after `timeout` seconds.
+            ModelError: not the bytes that were sent.
+        """
+        ...

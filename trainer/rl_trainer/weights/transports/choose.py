@@ -1,0 +1,42 @@
+"""Which way `weightSync.transport: auto` takes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_trainer.weights.transports.publication import Way
+
+# Fewer bytes than these are sent in less time than a group of processes takes to meet.
+LEAST_COLLECTIVE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where weights go.
+
+    Attributes:
+        size: bytes of one version.
+        samplers: that are to have it.
+        nodes: on which these are.
+        accelerated: whether learners and samplers have CUDA devices, so that NCCL carries a broadcast.
+        encrypted: whether what passes between nodes has to be, which a broadcast is not.
+    """
+
+    size: int
+    samplers: int
+    nodes: int
+    accelerated: bool
+    encrypted: bool = False
+
+
+def choose_way(topology: Topology) -> Way:
+    """The object store, but for large models that go to several samplers with accelerators on several nodes.
+
+    On one node all samplers read the same memory, and no other way moves fewer bytes. To several nodes the object store
+    sends every byte once to each of them, over TCP and from the learner's node; a broadcast is shared by the receivers, and
+    where there are accelerators NCCL uses their links. Without them gloo goes over the same TCP.
+    """
+    several = topology.samplers > 1 and topology.nodes > 1
+    large = topology.size >= LEAST_COLLECTIVE_BYTES
+    fit = topology.accelerated and not topology.encrypted
+    return "collective" if several and large and fit else "objectStore"

@@ -1,0 +1,22 @@
+"""The publisher and the receiver of a run, by the name of its way."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rl_trainer.weights.transports.base import Publisher, Receiver, Store
+from rl_trainer.weights.transports.collective import CollectiveReceiver
+from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
+
+# As `weightSync.transport` has it.
+Transport = Literal["auto", "objectStore", "collective", "delta", "adapter"]
+
+
+def create_publisher(transport: Transport, store: Store, *, rank: int) -> Publisher:
+    """The side of learner `rank`."""
+    return StorePublisher(store, rank)
+
+
+def create_receiver(transport: Transport, store: Store, *, place: str) -> Receiver:
+    """A sampler's side; `place`: who it is and where, for errors."""
+    return StoreReceiver(store, place) if transport == "objectStore" else CollectiveReceiver(store, place)

@@ -1,0 +1,56 @@
+"""Weights through the store: the learner puts every block there once, and each sampler takes them when it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from rl_api.errors import DeadlineExceeded
+from rl_trainer.weights.payload import BLOCK_BYTES, pack_weights, unpack_weights
+from rl_trainer.weights.source import TensorSource
+from rl_trainer.weights.transports.base import Offer, Store
+from rl_trainer.weights.transports.publication import Publication
+
+
+class StorePublisher:
+    """Implements `Publisher`: all weights, in blocks."""
+
+    def __init__(self, store: Store, rank: int, limit: int = BLOCK_BYTES):
+        """`limit`: bytes of a block at most."""
+        self._store, self._rank, self._limit = store, rank, limit
+
+    def publish(self, offer: Offer, version: int) -> Publication | None:
+        """See `Publisher.publish`."""
+        source = offer.weights()
+        if self._rank:
+            take_part(source)
+            return None
+        # Not a loop, whose variable would keep a block while the next one is made.
+        blocks = list(map(self._store.put, pack_weights(source, version, self._limit)))
+        return Publication(version, "objectStore", blocks)
+
+
+class StoreReceiver:
+    """Implements `Receiver`: all blocks of a version before any of it is used, and no copy of them."""
+
+    def __init__(self, store: Store, place: str):
+        """`place`: who receives and where, for what it says when nothing comes."""
+        self._store, self._place = store, place
+
+    def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
+        """See `Receiver.receive`."""
+        try:
+            blocks = self._store.get(publication.blocks, timeout)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self._place}: weights of version {publication.version} did not arrive within weightSync.timeout "
+                f"({timeout:.0f} s); look at the network between the learner's node and this one"
+            ) from None
+        return unpack_weights(blocks)
+
+
+def take_part(source: TensorSource) -> None:
+    """What a rank whose values nobody wants does in the making of a source."""
+    for _ in source.items():
+        pass

@@ -1,0 +1,26 @@
+"""What says where a weight version is. The buffer hands it on to samplers, and imports no torch for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Way = Literal["objectStore", "collective", "delta", "adapter"]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What samplers are handed of one weight version: where it is, not what it is.
+
+    Attributes:
+        version: weight version, +1 per publication.
+        way: how the version travels.
+        blocks: handle in the store of each of its blocks, in order.
+        base: what these blocks are to be put on top of, for ways that send a part of the weights only. A receiver that
+            does not hold it takes it first.
+    """
+
+    version: int
+    way: Way
+    blocks: list[Any]
+    base: Publication | None = None
