@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from peers import PeerError
+
 from gpu_lane.child import BENCH, ROOT, Child, ChildFailed
 from gpu_lane.job import Findings, Job, Skipped
 from gpu_lane.machine import driver_version, gpu_names
@@ -129,6 +131,7 @@ class Lane:
         self.report = Report(chosen.out, meta, earlier=only_some)
         if not only_some:
             self._log.unlink(missing_ok=True)
+        self._peer_problem = ""
         self._python, self._peer_python = self._interpreters()
 
     def say(self, text: str) -> None:
@@ -162,8 +165,12 @@ class Lane:
         if set(chosen.stages) - {"peer"}:
             python = str(environments.ours())
         if "peer" in chosen.stages and not peer:
-            peer = str(environments.peers())
-        return python or peer, peer or python
+            try:
+                peer = str(environments.peers())
+            except PeerError as error:
+                self._peer_problem = str(error)
+        # Stages themselves are ours, TRL's too.
+        return python or peer or sys.executable, peer
 
     def _job(self, shape: str) -> Job:
         return Job(
@@ -181,6 +188,9 @@ class Lane:
     def _stage(self, stage: str, shape: str) -> None:
         self.say(f"{stage} {shape}")
         start = time.monotonic()
+        if stage == "peer" and self._peer_problem:
+            self._keep(stage, shape, Findings(failed=[self._peer_problem]).plain(), start)
+            return
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._chosen.device == "cpu" else {}
         found: dict[str, Any]
         with Child(
@@ -197,9 +207,12 @@ class Lane:
                 found = Findings(skipped=[str(why)]).plain()
             except ChildFailed as error:
                 found = Findings(failed=[f"{error}; see {self._log}"]).plain()
+        self._keep(stage, shape, found, start)
+
+    def _keep(self, stage: str, shape: str, found: dict[str, Any], start: float) -> None:
         self.report.add(stage, shape, found, time.monotonic() - start)
         for text in found["skipped"]:
-            self.say(f"  not here: {text}")
+            self.say(f"  skipped: {text}")
         for text in found["failed"]:
             self.say(f"  failed: {text}")
 
@@ -211,7 +224,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rltrain-gpu-lane-") as temporary:
         scratch = chosen.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
-        lane = Lane(chosen, scratch.resolve())
+        try:
+            lane = Lane(chosen, scratch.resolve())
+        except PeerError as error:
+            print(f"gpu-lane: {error}", file=sys.stderr)
+            return 1
         passed = lane.run()
     report = lane.report
     print()

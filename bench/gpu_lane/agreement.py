@@ -15,7 +15,7 @@ from table import Check, at_least
 
 from gpu_lane.child import ChildFailed, call, progress
 from gpu_lane.engine import engines, generate, open_engine
-from gpu_lane.job import Findings, Job, Row
+from gpu_lane.job import Findings, Job, Row, Skipped
 from gpu_lane.shapes import SHAPES
 from gpu_lane.source import LearnerProcess, Way, sender_gpu, ways
 from gpu_lane.workload import requests, sampled
@@ -34,13 +34,15 @@ MOST_STEPS = 8
 def measure(job: Job) -> Findings:
     """A row for each engine and each state of its weights."""
     findings = Findings()
-    kinds, findings.skipped = engines(job)
-    possible, why = ways(job)
-    findings.skipped += why
+    kinds, findings.skipped = engines()
+    possible, impossible = ways(job)
+    findings.skipped += impossible
     for kind in kinds:
         request = {"job": job.plain(), "kind": kind, "possible": possible}
         try:
-            findings.rows += call(job.python, "agreement.rows", request, job.deadline)
+            findings.rows += call(job.python, "agreement.rows", request, job.left)
+        except Skipped as why:
+            findings.skipped.append(f"engine {kind}: {why}")
         except ChildFailed as error:
             findings.failed.append(f"engine {kind}: {error}")
     bound = BOUND[job.dtype]

@@ -23,41 +23,40 @@ if TYPE_CHECKING:
     from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
 
 KINDS = ("torch", "vllm")
-# Of a GPU that a learner is on too; vLLM takes it at once.
-SHARE = 0.4
 
 
-def engines(job: Job) -> tuple[list[str], list[str]]:
-    """Those that can run here, and sentences on the others."""
-    from rl_api.errors import InvalidConfig
-    from rl_trainer.rollout.engines.vllm_needs import check_installed
+def engines() -> tuple[list[str], list[str]]:
+    """Those that are installed here, and sentences on the others."""
+    from rl_trainer.rollout.engines.vllm_needs import is_installed
 
-    found = ["torch"]
-    try:
-        check_installed()
-        found.append("vllm")
-    except InvalidConfig as why:
-        return found, [f"engine vllm: {str(why).partition('found vllm, ')[2].partition(';')[0]}"]
-    return found, []
+    if is_installed():
+        return list(KINDS), []
+    return ["torch"], ["engine vllm: vLLM is not installed here"]
 
 
 def open_engine(job: Job, kind: str) -> Engine:
-    """The engine for the job's model, with room for its longest sequence."""
+    """The engine for the job's model, with room for its longest sequence; Skipped where it does not run on this device."""
     import torch
 
+    from rl_api.errors import InvalidConfig
     from rl_trainer.rollout.engines.create import create_engine
     from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 
     shape = SHAPES[job.shape]
     chosen: Literal["torch", "vllm"] = "vllm" if kind == "vllm" else "torch"
-    return create_engine(
-        job.model,
-        slots=max(shape.levels),
-        kind=chosen,
-        dtype=getattr(torch, job.dtype),
-        device=job.device,
-        options=VllmOptions(gpu_memory_utilization=SHARE, max_model_len=context(shape), seed=0),
-    )
+    try:
+        return create_engine(
+            job.model,
+            slots=max(shape.levels),
+            kind=chosen,
+            dtype=getattr(torch, job.dtype),
+            device=job.device,
+            options=VllmOptions(
+                gpu_memory_utilization=shape.vllm_share, max_model_len=context(shape), seed=0
+            ),
+        )
+    except InvalidConfig as why:
+        raise Skipped(str(why)) from why
 
 
 def generate(engine: Engine, asked: list[GenerationRequest]) -> Mapping[Any, GenerationResult]:
@@ -72,7 +71,7 @@ def generate(engine: Engine, asked: list[GenerationRequest]) -> Mapping[Any, Gen
 def measure(job: Job) -> Findings:
     """Rows of decoding and of weights; `what` says which."""
     findings = Findings()
-    kinds, findings.skipped = engines(job)
+    kinds, findings.skipped = engines()
     possible, why = ways(job)
     findings.skipped += why
     for kind in kinds:
@@ -81,7 +80,7 @@ def measure(job: Job) -> Findings:
                 job.python,
                 "engine.rows",
                 {"job": job.plain(), "kind": kind, "possible": possible},
-                job.deadline,
+                job.left,
             )
         except Skipped as skipped:
             findings.skipped.append(f"engine {kind}: {skipped}")

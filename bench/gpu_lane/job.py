@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 Row = dict[str, Any]
+_STARTED = time.monotonic()
 
 
 class Skipped(Exception):
@@ -43,6 +45,11 @@ class Job:
     def model(self) -> Path:
         """The model folder."""
         return Path(self.folder)
+
+    @property
+    def left(self) -> float:
+        """Seconds of the deadline that are left in the stage's process; what is late there takes nothing along."""
+        return max(1.0, self.deadline - (time.monotonic() - _STARTED))
 
     def plain(self) -> dict[str, Any]:
         """For JSON; `Job(**plain)` is the way back."""

@@ -20,7 +20,7 @@ from table import Check, at_most
 
 from gpu_lane.child import Child, ChildFailed, all_answers, progress
 from gpu_lane.job import Findings, Job, Row, Skipped
-from gpu_lane.machine import product_rate
+from gpu_lane.machine import product_rate, synchronize
 from gpu_lane.memory import Peak, device_memory
 from gpu_lane.shapes import SHAPES
 from gpu_lane.workload import run_spec, trajectories
@@ -91,7 +91,7 @@ def _run(job: Job, case: Case) -> list[dict[str, Any]]:
             )
             for rank in range(case.ranks)
         ]
-        return all_answers(children, job.deadline)
+        return all_answers(children, job.left)
 
 
 def one_gpu(job: Job, index: int) -> dict[str, str]:
@@ -138,7 +138,8 @@ def rank(job: dict[str, Any], case: dict[str, Any], rank: int, store: str) -> di
     seconds, losses, norms = [], [], []
     for _ in range(shape.steps + 1):
         start = time.perf_counter()
-        result = learner.update(batch)  # reads metrics of the step, so the device has finished
+        result = learner.update(batch)
+        synchronize(told)
         seconds.append(time.perf_counter() - start)
         losses.append(result.metrics["loss"])
         norms.append(result.grad_norm)
@@ -151,8 +152,7 @@ def rank(job: dict[str, Any], case: dict[str, Any], rank: int, store: str) -> di
         "planned": planned.total - planned.overhead,
         "trained": sum(trained),
         "tokens": sum(len(sample.tokens) for sample in samples),
-        # Forward and backward pass, whatever is computed again (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
-        "flop": 6 * _shape(told).parameters * sum(len(sample.tokens) for sample in samples),
+        "flop": _operations(told, chosen, sum(trained) + shape.prompts * shape.prompt),
         "product": product_rate(told) * 1e12 if rank == 0 else 0.0,
     }
 
@@ -166,6 +166,12 @@ def _shape(job: Job) -> ModelShape:
     from rl_api.sizes.shape import model_shape
 
     return model_shape(json.loads((job.model / "config.json").read_text()))
+
+
+def _operations(job: Job, case: Case, tokens: int) -> int:
+    """Of forward and backward pass, each token once, whatever is computed again (Kaplan et al. 2020, arXiv 2001.08361,
+    section 2.1): 2 per parameter forward, 2 for the gradients of activations, and 2 for those of weights that learn."""
+    return (4 if case.lora else 6) * _shape(job).parameters * tokens
 
 
 def plan(job: Job, case: Case) -> tuple[ModelShape, LearnerLayout]:

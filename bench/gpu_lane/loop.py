@@ -39,13 +39,13 @@ def measure(job: Job) -> Findings:
     """A row for each way and engine."""
     findings = Findings()
     write_prompts(job)
-    kinds, findings.skipped = engines(job)
+    kinds, findings.skipped = engines()
     for kind in kinds:
         for name in ("turns", "command"):
             what = TURNS if name == "turns" else "rltrain run"
             try:
                 findings.rows.append(
-                    call(job.python, f"loop.{name}", {"job": job.plain(), "kind": kind}, job.deadline)
+                    call(job.python, f"loop.{name}", {"job": job.plain(), "kind": kind}, job.left)
                 )
             except Skipped as why:
                 findings.skipped.append(f"{what}, engine {kind}: {why}")

@@ -13,7 +13,6 @@ from typing import Any
 from peers import BENCH, Worker
 
 from gpu_lane.child import progress
-from gpu_lane.engine import SHARE
 from gpu_lane.job import Findings, Job, Skipped
 from gpu_lane.loop import write_prompts
 from gpu_lane.shapes import SHAPES, Shape, context
@@ -38,8 +37,9 @@ _LORA = {
 def measure(job: Job) -> Findings:
     """One row."""
     needed = ("trl", "vllm") if job.device == "cuda" else ("trl",)
-    for package in needed:
-        if not _has(job.peer_python, package):
+    versions = {package: _version(job.peer_python, package) for package in needed}
+    for package, version in versions.items():
+        if not version:
             raise Skipped(
                 f"TRL: {package} is not installed for {job.peer_python or 'any interpreter that was named'}"
             )
@@ -71,7 +71,7 @@ def measure(job: Job) -> Findings:
         progress(f"TRL: {shape.steps} steps")
         found = worker({**request, "steps": shape.steps}, job.deadline)
     row = {
-        "peer": "TRL + vLLM" if job.device == "cuda" else "TRL",
+        "peer": " + ".join(f"{package} {version}" for package, version in versions.items()),
         "completion tok/s": sum(found["lengths"]) / found["seconds"],
         "s/step": found["seconds"] / shape.steps,
         "highest of torch, GB": found["bytes"] / 1e9,
@@ -91,23 +91,25 @@ def _config(job: Job, shape: Shape) -> dict[str, Any]:
         "model_init_kwargs": {"dtype": base},
     }
     if job.device == "cuda":
-        sequences = max(1, shape.micro_batch // context(shape))
-        whole = shape.prompts * shape.group
+        whole, most = shape.prompts * shape.group, shape.micro_batch // context(shape)
+        sequences = max(size for size in range(1, whole + 1) if whole % size == 0 and size <= max(1, most))
         found |= {
             "use_cpu": False,
             "use_vllm": True,
             "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": SHARE,
+            "vllm_gpu_memory_utilization": shape.vllm_share,
             "vllm_max_model_length": context(shape),
             # As many tokens in a pass as ours has.
-            "per_device_train_batch_size": min(whole, sequences),
-            "gradient_accumulation_steps": -(-whole // sequences),
+            "per_device_train_batch_size": sequences,
+            "gradient_accumulation_steps": whole // sequences,
         }
     return found
 
 
-def _has(python: str, package: str) -> bool:
+def _version(python: str, package: str) -> str:
+    """Of a package of another interpreter; empty where it has none."""
     if not python or shutil.which(python) is None:
-        return False
-    test = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", test], timeout=_IMPORT_SECONDS).returncode == 0
+        return ""
+    asked = f"import importlib.metadata as found; print(found.version({package!r}))"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, timeout=_IMPORT_SECONDS)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -81,7 +81,7 @@ class Report:
                 yield from table
             for found in of_stage:
                 for text in found["skipped"]:
-                    yield from ("", f"Not here ({found['shape']}): {text}.")
+                    yield from ("", f"Skipped ({found['shape']}): {text}.")
                 for text in _failures(found):
                     yield from ("", f"**Failed**: {text}.")
         if ratios := list(self._ratios()):

@@ -35,7 +35,8 @@ class Shape:
         levels: sequences in flight for which decoding is measured.
         steps: repetitions that are timed, after one that is not.
         checkpointing: of activations.
-        lora: what samplers and TRL are measured beside learns low-rank adapters: the whole model does not fit one GPU.
+        vllm_share: of a GPU's memory that vLLM takes where a learner is on the same GPU.
+        lora: beside engines, and in TRL, low-rank adapters learn: all weights do not fit one GPU.
         attention: (rows, tokens of each) of the attention that is timed.
         matrix: rows and columns of the bare matrix product.
     """
@@ -50,6 +51,7 @@ class Shape:
     levels: tuple[int, ...]
     steps: int
     checkpointing: bool
+    vllm_share: float
     lora: bool
     attention: tuple[int, int]
     matrix: int
@@ -71,23 +73,54 @@ _SEVEN = {
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape("tiny", {**_QWEN2, **_TINY}, 4, 4, 16, 24, 256, (1, 8), 2, False, False, (2, 64), 256),
+        Shape(
+            "tiny",
+            {**_QWEN2, **_TINY},
+            prompts=4,
+            group=4,
+            prompt=16,
+            longest=24,
+            micro_batch=256,
+            levels=(1, 8),
+            steps=2,
+            checkpointing=False,
+            vllm_share=0.2,
+            lora=False,
+            attention=(2, 64),
+            matrix=256,
+        ),
         Shape(
             "0.5b",
             {**_QWEN2, **_HALF},
-            16,
-            8,
-            128,
-            512,
-            16_384,
-            (1, 64, 256),
-            4,
-            False,
-            False,
-            (4, 4096),
-            8192,
+            prompts=16,
+            group=8,
+            prompt=128,
+            longest=512,
+            micro_batch=16_384,
+            levels=(1, 64, 256),
+            steps=4,
+            checkpointing=False,
+            vllm_share=0.4,
+            lora=False,
+            attention=(4, 4096),
+            matrix=8192,
         ),
-        Shape("7b", {**_QWEN2, **_SEVEN}, 8, 8, 128, 512, 8192, (1, 64, 128), 3, True, True, (2, 4096), 8192),
+        Shape(
+            "7b",
+            {**_QWEN2, **_SEVEN},
+            prompts=8,
+            group=8,
+            prompt=128,
+            longest=512,
+            micro_batch=8192,
+            levels=(1, 64, 128),
+            steps=3,
+            checkpointing=True,
+            vllm_share=0.3,
+            lora=True,
+            attention=(2, 4096),
+            matrix=8192,
+        ),
     )
 }
 
