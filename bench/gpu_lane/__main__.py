@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from peers import PeerError
 
@@ -32,6 +32,7 @@ from gpu_lane.report import NAME, Report
 from gpu_lane.shapes import SHAPES
 
 STAGES = ("machine", "learner", "engine", "agreement", "kernels", "loop", "peer")
+WITHOUT_MODEL = ("machine", "kernels")
 # To end what has not come to an end by itself.
 _SLACK = 5.0
 EXAMPLES = """examples:
@@ -141,15 +142,21 @@ class Lane:
     def run(self) -> bool:
         """All stages of all shapes; whether nothing failed."""
         for shape in self._chosen.shapes:
+            model = self._job(shape).model
+            tried = False
             for stage in self._chosen.stages:
                 if stage == "machine" and shape != self._chosen.shapes[0]:
                     continue  # it is the same machine
                 if self._chosen.resume and self.report.has(stage, shape):
                     self.say(f"{stage} {shape}: is there")
                     continue
-                if not self._job(shape).model.is_dir():
+                if not model.is_dir() and not tried:
+                    tried = True
                     self._stage("shapes", shape)
-                self._stage(stage, shape)
+                if stage in WITHOUT_MODEL or model.is_dir():
+                    self._stage(stage, shape)
+                else:
+                    self._keep(stage, shape, Findings(failed=["its model could not be written"]), 0.0)
         return self.report.passed
 
     def _interpreters(self) -> tuple[str, str]:
@@ -189,10 +196,9 @@ class Lane:
         self.say(f"{stage} {shape}")
         start = time.monotonic()
         if stage == "peer" and self._peer_problem:
-            self._keep(stage, shape, Findings(failed=[self._peer_problem]).plain(), start)
+            self._keep(stage, shape, Findings(failed=[self._peer_problem]), 0.0)
             return
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._chosen.device == "cpu" else {}
-        found: dict[str, Any]
         with Child(
             self._python,
             "child.measure",
@@ -202,18 +208,18 @@ class Lane:
             progress=lambda text: self.say(f"  {text}"),
         ) as child:
             try:
-                found = child.answer(self._chosen.deadline + _SLACK)
+                found = Findings(**child.answer(self._chosen.deadline + _SLACK))
             except Skipped as why:
-                found = Findings(skipped=[str(why)]).plain()
+                found = Findings(skipped=[str(why)])
             except ChildFailed as error:
-                found = Findings(failed=[f"{error}; see {self._log}"]).plain()
-        self._keep(stage, shape, found, start)
+                found = Findings(failed=[f"{error}; see {self._log}"])
+        self._keep(stage, shape, found, time.monotonic() - start)
 
-    def _keep(self, stage: str, shape: str, found: dict[str, Any], start: float) -> None:
-        self.report.add(stage, shape, found, time.monotonic() - start)
-        for text in found["skipped"]:
+    def _keep(self, stage: str, shape: str, found: Findings, seconds: float) -> None:
+        self.report.add(stage, shape, found.plain(), seconds)
+        for text in found.skipped:
             self.say(f"  skipped: {text}")
-        for text in found["failed"]:
+        for text in found.failed:
             self.say(f"  failed: {text}")
 
 
