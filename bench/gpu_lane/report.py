@@ -130,8 +130,8 @@ def _tables(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
     columns = list(rows[0])
-    numbers = [isinstance(rows[0][column], int | float) for column in columns]
-    yield _line(columns)
+    numbers = [any(isinstance(row[column], int | float) for row in rows) for column in columns]
+    yield _line(map(_cell, columns))
     yield _line("---:" if number else "---" for number in numbers)
     for row in rows:
         yield _line(_cell(row[column]) for column in columns)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,15 @@ def test_ours_and_trl_are_put_side_by_side(tmp_path: Path) -> None:
 
     report = Report(tmp_path, {"device": "1 x NVIDIA H100", "dtype": "bfloat16"}, earlier=False)
     ours = {"run": "in turns", "engine": "vllm", "completion tok/s": 3000.0}
+    agreement = {"engine": "vllm", "weights": "at the start", "mean exp|d|": 1.01, "moved": None}
+    report.add("agreement", "0.5b", Findings([agreement]).plain(), 1.0)
     report.add("loop", "0.5b", Findings([ours, ours | {"run": "rltrain run"}]).plain(), 1.0)
     report.add("peer", "0.5b", Findings([{"peer": "trl 1.16.0", "completion tok/s": 2000.0}]).plain(), 1.0)
     lines = report.markdown.read_text().splitlines()
+    # Rows have as many cells as their table's head, in which a name may hold a bar.
+    cells = [line.replace("\\|", "").count("|") for line in lines]
+    assert all(above == below for above, below in pairwise(cells) if above and below)
+    assert "| shape | engine | weights | mean exp\\|d\\| | moved |" in lines
     assert "| 0.5b | vllm | 3,000 | 2,000 | 1.5 |" in lines
     assert sum(line.endswith("| 1.5 |") for line in lines) == 1
 
