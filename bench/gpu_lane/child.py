@@ -177,7 +177,7 @@ def progress(text: str) -> None:
 def sentence(error: BaseException) -> str:
     """An error in one line: our own sentences as they are, others with their kind before them."""
     lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
+    text = lines[0].rstrip(".") if lines else ""
     ours = any(
         kind.__name__ in ("RLTrainError", "ChildFailed", "PeerError", "Skipped")
         for kind in type(error).__mro__

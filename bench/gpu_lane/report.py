@@ -146,4 +146,4 @@ def _cell(value: Any) -> str:
         return ""
     if not isinstance(value, float):
         return str(value).replace("|", "\\|")
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
