@@ -57,6 +57,9 @@ e2e-tenants: $(INSTALLED) ## a hundred attempts of one team against another, on 
 e2e-gpu: $(INSTALLED) ## the scenarios on accelerators, on the current kube context; skipped where it offers none
 	@scripts/e2e-gpu $(ARGS)
 
+gpu-lane: $(INSTALLED) ## what only GPUs show, on this machine's, without a cluster; tables against TRL + vLLM (ARGS="--shape 0.5b --only learner,engine" for some)
+	@scripts/gpu-lane $(ARGS)
+
 cluster: $(INSTALLED) ## a kind cluster with KubeRay, for developing by hand
 	@scripts/cluster up
 
@@ -103,7 +106,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok

@@ -38,21 +38,41 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     scratch = tempfile.mkdtemp()
 
     class Case(transformers.TrainerCallback):
-        """A trainer on its own thread that stands still between two requests."""
+        """A trainer on its own thread that stands still between two requests.
 
-        def __init__(self, model: str, max_new_tokens: int, prompts_per_step: int, group_size: int) -> None:
+        `config`: fields of GRPOConfig in place of those for CPUs; `lora`: fields of peft's LoraConfig, None: all weights
+        learn.
+        """
+
+        def __init__(
+            self,
+            model: str,
+            max_new_tokens: int,
+            prompts_per_step: int,
+            group_size: int,
+            config: dict[str, Any],
+            lora: dict[str, Any] | None,
+        ) -> None:
             self.requests: queue.Queue[int] = queue.Queue()
             self.answers: queue.Queue[dict[str, Any] | BaseException] = queue.Queue()
             self.left: int | None = None
             self.seconds = 0.0
             self.lengths: list[int] = []
-            config = trl.GRPOConfig(
+            settings = {
+                "use_cpu": True,
+                "bf16": False,
+                "gradient_checkpointing": False,
+                "model_init_kwargs": {"dtype": "float32"},
+                "per_device_train_batch_size": prompts_per_step * group_size,
+                **config,
+            }
+            options = {}
+            if lora is not None:
+                import peft
+
+                options["peft_config"] = peft.LoraConfig(task_type="CAUSAL_LM", **lora)
+            settled = trl.GRPOConfig(
                 output_dir=scratch,
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                model_init_kwargs={"dtype": "float32"},
-                per_device_train_batch_size=prompts_per_step * group_size,
                 num_generations=group_size,
                 max_completion_length=max_new_tokens,
                 temperature=1.0,
@@ -62,16 +82,18 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,
+                **settings,
             )
             self.trainer = trl.GRPOTrainer(
                 model=str(folder / model),
                 reward_funcs=self.reward,
-                args=config,
+                args=settled,
                 train_dataset=prompts,
                 processing_class=transformers.AutoTokenizer.from_pretrained(
                     folder / model, padding_side="left"
                 ),
                 callbacks=[self],
+                **options,
             )
             threading.Thread(target=self.train, daemon=True).start()
 
@@ -91,7 +113,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             if self.left == 0:
                 seconds = time.perf_counter() - self.started
-                self.answers.put({"seconds": seconds, "lengths": self.lengths})
+                self.answers.put({"seconds": seconds, "lengths": self.lengths, **memory()})
                 self.left = None
             if self.left is None:
                 self.left = self.requests.get()
@@ -99,12 +121,19 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
                 self.started = time.perf_counter()
             self.left -= 1
 
-        def run(self, steps: int) -> dict[str, Any]:
+        def run(self, steps: int, deadline: float) -> dict[str, Any]:
             self.requests.put(steps)
-            answer = self.answers.get(timeout=DEADLINE)
+            answer = self.answers.get(timeout=deadline)
             if isinstance(answer, BaseException):
                 raise answer
             return answer
+
+    def memory() -> dict[str, int]:
+        """The highest that torch had of a GPU, and what all have of it now, in bytes; 0 without one."""
+        if not torch.cuda.is_available():
+            return {"bytes": 0, "used": 0}
+        free, total = torch.cuda.mem_get_info()
+        return {"bytes": torch.cuda.max_memory_allocated(), "used": total - free}
 
     cases: dict[str, Case] = {}
 
@@ -112,9 +141,14 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         name = request["case"]
         if name not in cases:
             cases[name] = Case(
-                request["model"], request["maxNewTokens"], request["promptsPerStep"], request["groupSize"]
+                request["model"],
+                request["maxNewTokens"],
+                request["promptsPerStep"],
+                request["groupSize"],
+                request.get("config", {}),
+                request.get("lora"),
             )
-        return cases[name].run(request["steps"])
+        return cases[name].run(request["steps"], request.get("deadline", DEADLINE))
 
     return run
 

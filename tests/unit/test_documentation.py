@@ -38,6 +38,7 @@ PAGES = [
         "docs/generate.md",
         "docs/algorithms.md",
         "docs/scale.md",
+        "docs/gpu-lane.md",
         "examples/README.md",
     )
 ]
