@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -40,14 +41,20 @@ class StoreReceiver:
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
-        try:
-            blocks = self._store.get(publication.blocks, timeout)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self._place}: weights of version {publication.version} did not arrive within weightSync.timeout "
-                f"({timeout:.0f} s); look at the network between the learner's node and this one"
-            ) from None
-        return unpack_weights(blocks)
+        return unpack_weights(take_blocks(self._store, publication, self._place, timeout))
+
+
+def take_blocks(
+    store: Store, publication: Publication, place: str, timeout: float, left: float | None = None
+) -> list[Any]:
+    """The blocks of a publication; `left`: of `timeout` seconds, where some have passed. Raises DeadlineExceeded."""
+    try:
+        return store.get(publication.blocks, timeout if left is None else max(0.0, left))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{place}: weights of version {publication.version} did not arrive within weightSync.timeout "
+            f"({timeout:.0f} s); look at the network between the learner's node and this one"
+        ) from None
 
 
 def take_part(source: TensorSource) -> None:
