@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from rl_trainer.model.config import parse_config
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.tiny import tiny_config
 from rl_trainer.weights.delta import BlockDelta, apply, encode, width_of
+from rl_trainer.weights.payload import checksum_of
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.create import create_publisher, create_receiver
@@ -29,7 +29,7 @@ ELEMENTS = 4096
 
 
 def delta(old: np.ndarray, new: np.ndarray, width: int) -> BlockDelta:
-    return encode(old, new, width=width, base=3, version=4, number=1, blocks=5)
+    return encode(old, new, width=width, base=3, version=4, number=1, blocks=5, checksum=checksum_of(new))
 
 
 def versions(width: int, changed: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ def test_what_changed_is_applied_exactly(width: int, changed: list[int], positio
     assert found.nbytes <= new.nbytes
     block = old.copy()
     apply(found, block)
-    assert zlib.crc32(block.data) == found.checksum
+    assert checksum_of(block) == found.checksum
     assert np.array_equal(block, new)
 
 

@@ -1,7 +1,7 @@
 """Weights of runs with LoRA: the base once, and of each version the adapter's A and B alone, which the sampler merges.
 
 What the engine gets is what a learner publishes that merges them itself, so every engine takes it. The base stays in the
-store, where all samplers of a node read the same copy of it.
+store, where all samplers of a node read the same copy of it; each has merged weights in memory of its own beside it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from rl_trainer.weights.merged import MergedTensors
@@ -48,16 +49,17 @@ class AdapterPublisher:
 
 
 class AdapterReceiver:
-    """Implements `Receiver`: tensors are merged one at a time, when they are read."""
+    """Implements `Receiver`: merged weights in memory of its own, the base's in the store."""
 
     def __init__(self, store: Store, place: str):
         """`place`: who receives and where, for what it says when nothing comes."""
         self._store, self._place = store, place
         self._whole = StoreReceiver(store, place)
         self._base: tuple[int, Mapping[str, Tensor]] | None = None
+        self._merged: dict[str, Tensor] = {}
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
-        """See `Receiver.receive`."""
+        """See `Receiver.receive`; the next call changes the tensors."""
         base = publication.base
         if base is None:
             return self._whole.receive(publication, timeout)
@@ -66,5 +68,10 @@ class AdapterReceiver:
             self._base = base.version, self._whole.receive(base, timeout)
         left = deadline - time.monotonic()
         first, *blocks = take_blocks(self._store, publication, self._place, timeout, left)
-        (adapted, dtype), weights = first, self._base[1]
-        return MergedTensors(weights, unpack_weights(blocks), adapted, dtype, shapes_of(weights))
+        (adapted, dtype), weights, adapter = first, self._base[1], unpack_weights(blocks)
+        shapes = shapes_of(weights)
+        for name, change in adapted.items():
+            if name not in self._merged:
+                self._merged[name] = torch.empty(shapes[name], dtype=dtype)
+            change.merge(weights[name], adapter, self._merged[name])
+        return MergedTensors(weights, self._merged, shapes)

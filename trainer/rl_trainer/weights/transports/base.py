@@ -54,7 +54,7 @@ class Store(Protocol):
     """Where blocks lie until a sampler takes them. Ray's object store, or a dictionary."""
 
     def put(self, block: Any) -> Any:
-        """Keeps a block; returns its handle, and keeps it as long as somebody has that."""
+        """Keeps a copy of a block; returns its handle, and keeps it as long as somebody has that."""
         ...
 
     def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:

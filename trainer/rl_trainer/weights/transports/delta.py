@@ -17,11 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rl_api.errors import ModelError
 from rl_trainer.weights.delta import BlockDelta, apply, encode, width_of
 from rl_trainer.weights.payload import BLOCK_BYTES, WeightsBlock, pack_weights, unpack_weights
+from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Offer, Store
 from rl_trainer.weights.transports.object_store import take_blocks, take_part
 from rl_trainer.weights.transports.publication import Publication
@@ -48,14 +50,13 @@ class DeltaPublisher:
         if self._rank:
             take_part(source)
             return None
-        blocks = pack_weights(source, version, self._limit)
         held, last, self._held = self._held, self._last, None  # where this fails, the next version goes whole
         if held is None or last is None:
-            held = list(blocks)
+            held = list(pack_weights(source, version, self._limit))
             publication = self._whole(version, held)
             self.sent = _size(held)
         else:
-            handles, self.sent = self._put_changes(held, blocks, last.version)
+            handles, self.sent = self._put_changes(held, source, version, last.version)
             publication = Publication(version, "delta", handles, base=last)
             self._chain, self._chain_bytes = self._chain + 1, self._chain_bytes + self.sent
             if self._chain >= LONGEST_CHAIN or self._chain_bytes >= _size(held):
@@ -70,7 +71,9 @@ class DeltaPublisher:
         self._chain, self._chain_bytes = 0, 0
         return Publication(version, "objectStore", [self._store.put(block) for block in held])
 
-    def _put_changes(self, held: list[WeightsBlock], blocks: Any, base: int) -> tuple[list[Any], int]:
+    def _put_changes(
+        self, held: list[WeightsBlock], source: TensorSource, version: int, base: int
+    ) -> tuple[list[Any], int]:
         """Handles of what changed, and its bytes; `held` becomes the new version, a block at a time.
 
         Several blocks' changes are put together, up to the bytes of a block: the handles of a whole chain are one message.
@@ -78,9 +81,17 @@ class DeltaPublisher:
         handles: list[Any] = []
         pending: list[BlockDelta] = []
         sent = waiting = 0
-        for new in blocks:
+        spare = [
+            torch.empty(0, dtype=torch.uint8)
+        ]  # memory of the old block before, in which the next new one is made
+
+        def room(size: int) -> Tensor:
+            return spare[0][:size] if spare[0].numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+        for new in pack_weights(source, version, self._limit, room):
+            old = held[new.number].block
             change = encode(
-                held[new.number].block,
+                old,
                 new.block,
                 width=width_of({place.dtype for place in new.index.values()}),
                 base=base,
@@ -92,10 +103,10 @@ class DeltaPublisher:
             if pending and waiting + change.nbytes > self._limit:
                 handles.append(self._store.put(pending))
                 pending, waiting = [], 0
-            held[new.number] = new
+            held[new.number], spare[0] = new, torch.from_numpy(old)
             pending.append(change)
             sent, waiting = sent + change.nbytes, waiting + change.nbytes
-            del new, change  # before the next block is made
+            del new, old, change  # before the next block is made
         handles.append(self._store.put(pending))
         return handles, sent
 

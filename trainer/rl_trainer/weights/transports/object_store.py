@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.weights.payload import BLOCK_BYTES, pack_weights, unpack_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Room, pack_weights, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Offer, Store
 from rl_trainer.weights.transports.publication import Publication
@@ -20,6 +20,7 @@ class StorePublisher:
     def __init__(self, store: Store, rank: int, limit: int = BLOCK_BYTES):
         """`limit`: bytes of a block at most."""
         self._store, self._rank, self._limit = store, rank, limit
+        self._room = Room()
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
@@ -28,7 +29,7 @@ class StorePublisher:
             take_part(source)
             return None
         # Not a loop, whose variable would keep a block while the next one is made.
-        blocks = list(map(self._store.put, pack_weights(source, version, self._limit)))
+        blocks = list(map(self._store.put, pack_weights(source, version, self._limit, self._room)))
         return Publication(version, "objectStore", blocks)
 
 
