@@ -41,7 +41,8 @@ def _base_source(learner: Learner, dtype: torch.dtype, adapted: frozenset[str]) 
     merges is then what a learner does. Every rank makes those weights once more to find it out."""
     tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors(merged=False)  # type: ignore[operator]
     makes = learner.rank == 0 or learner.divided
-    kept = {name for name in adapted if makes and not _holds(dtype, tensors[name])}
+    # In the order of the tensors, on every rank the same.
+    kept = {name for name in tensors if name in adapted and makes and not _holds(dtype, tensors[name])}
     found = {name: tensor if name in kept else tensor.to(dtype) for name, tensor in tensors.items()}
     return _on_rank_0(learner, found)
 

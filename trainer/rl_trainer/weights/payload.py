@@ -97,9 +97,8 @@ class Tensors(Mapping[str, Tensor]):
 
 def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shape by name, of whatever has one."""
-    if isinstance(tensors, Tensors):
-        return tensors.shapes
-    return {name: tuple(value.shape) for name, value in tensors.items()}
+    found: dict[str, tuple[int, ...]] | None = getattr(tensors, "shapes", None)
+    return {name: tuple(value.shape) for name, value in tensors.items()} if found is None else found
 
 
 def checksum_of(block: np.ndarray) -> int:
