@@ -108,9 +108,9 @@ class SamplerActor:
         )
         self.spans = SpanRecorder(f"sampler {rank}")
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
-        receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
+        self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         self._wake = threading.Event()
-        self._arrival = Arrival(receiver, spec.weight_sync.timeout.seconds, self._wake.set)
+        self._arrival = Arrival(self.receiver, spec.weight_sync.timeout.seconds, self._wake.set)
         self._jobs: deque[_Evaluation] = deque()
         self._evaluation: _Evaluation | None = None
         self._held: deque[Acquired] = deque()
