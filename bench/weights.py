@@ -43,18 +43,20 @@ from rl_trainer.model.tiny import tiny_config
 from rl_trainer.run.ray_session import ray_session
 from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.transports.base import AdapterOffer, Offer
+from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher, create_receiver
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
+from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
-WAYS = ("objectStore", "delta", "adapter")
+WAYS = ("objectStore", "collective", "delta", "adapter")
 NAIVE = "naive"
 COPIED = 256 << 20  # bytes, more than any cache has
 WAIT = 300.0  # seconds that anything may take
 LORA = LoraSpec(rank=16, alpha=32)
 # What each way holds beside the model of the learner and those of the samplers, in models: with the learner and in the
 # store, and with each sampler.
-EXTRA = {"objectStore": (2, 0), "delta": (3, 1), "adapter": (2, 1), NAIVE: (4, 2)}
+EXTRA = {"objectStore": (2, 0), "collective": (2, 2), "delta": (3, 1), "adapter": (2, 1), NAIVE: (4, 2)}
 
 
 class NaivePublisher:
@@ -130,6 +132,15 @@ class LearnerSide:
         sent = self.publisher.sent if self.way == NAIVE else self.store.bytes - before
         return published, seconds, sent
 
+    def meeting_point(self) -> tuple[str, int]:
+        """Where samplers meet this learner for broadcasts."""
+        self.broadcaster = Broadcaster(self.store, ray.util.get_node_ip_address())
+        return self.broadcaster.point.address
+
+    def broadcast(self, publication: Publication, invitation: Invitation) -> None:
+        """Begins to send what is published."""
+        self.broadcaster.send(publication, invitation)
+
     def _offer(self) -> Offer:
         decoder = self.decoder
 
@@ -171,9 +182,13 @@ class SamplerSide:
             NaiveReceiver() if way == NAIVE else create_receiver(way, RayStore(), place="bench")
         )  # type: ignore[arg-type]
 
-    def take(self, publication: Publication) -> tuple[float, float]:
-        """Seconds until all of it is here and checked, and of loading it."""
+    def take(
+        self, publication: Publication, invitation: Invitation | None = None, member: int = 0
+    ) -> tuple[float, float]:
+        """Seconds until all of it is here and checked, and of loading it; by a broadcast if there is an `invitation`."""
         start = time.perf_counter()
+        if invitation is not None and (error := self.receiver.join(invitation, member)):
+            raise RuntimeError(error)
         tensors = self.receiver.receive(publication, WAIT)
         middle = time.perf_counter()
         self.decoder.load_hf_state_dict(tensors)
@@ -202,13 +217,20 @@ def measure(
     call(learner, "open", way)()
     for answer in [call(sampler, "open", way) for sampler in samplers]:
         answer()
+    address = call(learner, "meeting_point")() if way == "collective" else None
     found = []
     for version in range(repetitions + 1):
         if version:
             call(learner, "step", share)()
         start = time.perf_counter()
         publication, publish, sent = call(learner, "publish", version)()
-        times = [answer() for answer in [call(sampler, "take", publication) for sampler in samplers]]
+        taken: list[tuple[Any, ...]] = [(publication,)] * len(samplers)
+        if address is not None:
+            invitation = Invitation(version, "bench", address, len(samplers) + 1, WAIT)
+            call(learner, "broadcast", publication, invitation)
+            taken = [(publication, invitation, 1 + index) for index in range(len(samplers))]
+        answers = [call(one, "take", *what) for one, what in zip(samplers, taken, strict=True)]
+        times = [answer() for answer in answers]
         total = time.perf_counter() - start
         if version:
             receive, pause = (max(one[part] for one in times) for part in (0, 1))

@@ -288,7 +288,7 @@ def test_the_bench_of_weights_small(monkeypatch):
         return lambda: found
 
     sent = {}
-    for way in (weights.NAIVE, *weights.WAYS):
+    for way in (weights.NAIVE, "objectStore", "delta", "adapter"):  # a broadcast needs processes
         # That samplers have what the learner has is looked at there.
         found = weights.measure(learner, samplers, way, share=0.05, repetitions=2, call=call)
         assert len(found) == 2
