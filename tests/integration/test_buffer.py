@@ -275,3 +275,30 @@ def test_a_killed_buffer_is_named():
     ray.kill(buffer.actor)
     with pytest.raises(ActorDied, match="the buffer died while taking a batch"):
         buffer.take(5.0)
+
+
+def test_the_bench_of_weights_small(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    weights = importlib.import_module("weights")
+    config = weights.config_of(0.2)
+    learner, samplers = weights.LearnerSide(config), [weights.SamplerSide(config) for _ in range(2)]
+
+    def call(one, method, *arguments):
+        found = getattr(one, method)(*arguments)
+        return lambda: found
+
+    sent = {}
+    for way in (weights.NAIVE, "objectStore", "delta", "adapter"):  # a broadcast needs processes
+        # That samplers have what the learner has is looked at there.
+        found = weights.measure(learner, samplers, way, share=0.05, repetitions=2, call=call)
+        assert len(found) == 2
+        assert all(one.total > one.pause > 0 for one in found)
+        sent[way] = found[-1].sent
+    assert sent["delta"] < 0.1 * sent["objectStore"]
+    assert sent["objectStore"] == pytest.approx(learner.size, rel=0.01)
+    assert sent["adapter"] < sent["objectStore"] < sent[weights.NAIVE]
+    steps = weights.real_steps(1)
+    rows = [[100, 1, way, found, 1e9] for way in (weights.NAIVE, "objectStore", "delta")]
+    names = [check.name for check in weights.checks_of(rows, steps)]
+    assert len(names) == len(set(names)) == 5
+    assert weights.checks_of([], steps)[0].passed, steps

@@ -51,7 +51,8 @@ def kill(role: str) -> Callable[[], None]:
 
 
 def test_a_killed_sampler_is_replaced_and_its_groups_are_sampled_again(tmp_path: Path):
-    files = RunFiles(tmp_path, sampler={"replicas": 2}, stop={"maxSteps": 10_000})
+    delta = {"transport": "delta"}  # the one that takes its place has no version to begin from
+    files = RunFiles(tmp_path, sampler={"replicas": 2}, weightSync=delta, stop={"maxSteps": 10_000})
     files.feel(delay=0.02)
     killed: list[int] = []
 

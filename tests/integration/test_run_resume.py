@@ -102,6 +102,7 @@ def test_asynchronous_run_keeps_its_bound_and_loses_nothing_when_killed(tmp_path
 def test_a_run_with_critic_and_adapters_goes_on_bit_by_bit_and_says_how_it_does(tmp_path: Path):
     changes = {
         "learner": {"lora": {"rank": 4}},
+        "weightSync": {"transport": "adapter"},
         "algorithm": {"name": "ppo", "groupSize": 1, "promptsPerStep": 4, "critic": {"learningRate": 1e-2}},
         "stop": {"maxSteps": 4},
     }

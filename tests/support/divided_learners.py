@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from kept_blocks import KeptBlocks
 from safetensors.torch import save_file
 from trajectories import sampled
 
@@ -22,11 +23,13 @@ from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, sources
+from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, offer, sources
 from rl_trainer.model import export
 from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.rows import whole
 from rl_trainer.trajectory import Trajectory
+from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
+from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
 DEADLINE = 120.0
 
@@ -132,6 +135,8 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     for arrays in (found.kl, found.values):
         if arrays is not None:
             estimates.append(np.concatenate(arrays[:3]))
+    if spec.learner.lora is not None:
+        check_adapters(learner)
     held = sum(
         p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in learner.model.parameters()
     )
@@ -162,6 +167,23 @@ def resume(learner: Learner, initial: Path, folder: Path) -> None:
         learner.training.optimizer.load(files[OPTIMIZER])
         learner.training.steps = int((folder / "steps").read_text())
         learner.load_critic(files.get(CRITIC))
+
+
+def check_adapters(learner: Learner) -> None:
+    """What samplers merge of the adapters that all ranks publish is what they publish merged."""
+    store, whole_store = KeptBlocks(), KeptBlocks()
+    offered = offer(learner, torch.float32)
+    published = AdapterPublisher(store, learner.rank).publish(offered, 1)
+    merged = StorePublisher(whole_store, learner.rank).publish(offered, 1)
+    if published is None or merged is None:
+        assert learner.rank
+        return
+    assert published.way == "adapter"
+    expected = StoreReceiver(whole_store, "here").receive(merged, 1.0)
+    found = AdapterReceiver(store, "here").receive(published, 1.0)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
 
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:

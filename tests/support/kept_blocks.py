@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
-
-from rl_trainer.weights.payload import WeightsBlock
+from typing import Any
 
 
 class KeptBlocks:
     """Blocks by number. Like Ray's store it gives memory that nobody may write to."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, WeightsBlock] = {}
+        self.blocks: dict[int, Any] = {}
+        self.bytes = 0
+        """Of all that was put."""
 
-    def put(self, block: WeightsBlock) -> int:
-        kept = np.frombuffer(block.block.tobytes(), np.uint8)
-        self.blocks[len(self.blocks)] = replace(block, block=kept)
+    def put(self, block: Any) -> int:
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(block, protocol=5, buffer_callback=buffers.append)
+        kept = [bytes(buffer.raw()) for buffer in buffers]
+        self.bytes += len(data) + sum(map(len, kept))
+        self.blocks[len(self.blocks)] = pickle.loads(data, buffers=kept)
         return len(self.blocks) - 1
 
-    def get(self, handles: Sequence[int], timeout: float) -> list[WeightsBlock]:
+    def get(self, handles: Sequence[int], timeout: float) -> list[Any]:
         if any(handle not in self.blocks for handle in handles):
             raise TimeoutError(f"{handles}, {timeout} s")
         return [self.blocks[handle] for handle in handles]

@@ -31,14 +31,13 @@ from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.share import Share
-from rl_trainer.learner.sources import adapter_source, sources, weight_source
+from rl_trainer.learner.sources import offer, sources
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import byte_chunks, file_shapes
-from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher
 from rl_trainer.weights.transports.group import Invitation
@@ -180,11 +179,9 @@ class LearnerActor:
         self._broadcaster.send(publication, invitation)
 
     def _publish(self, version: int) -> Publication | None:
-        learner, dtype = self.learner, getattr(torch, self.spec.model.dtype)
-        adapter = None if self.spec.learner.lora is None else lambda: adapter_source(learner)
-        offer = Offer(lambda: weight_source(learner, dtype), adapter)
+        offered = offer(self.learner, getattr(torch, self.spec.model.dtype))
         with self.spans.span("publish", version=version) if self.rank == 0 else nullcontext():
-            return self.publisher.publish(offer, version)
+            return self.publisher.publish(offered, version)
 
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from rl_trainer.learner.rank import Learner
 from rl_trainer.model.rows import whole
+from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
+from rl_trainer.weights.transports.base import AdapterOffer, Offer
 
 WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
 
@@ -19,6 +21,35 @@ def weight_source(learner: Learner, dtype: torch.dtype = torch.float32) -> Tenso
     """The policy under Hugging Face names in number format `dtype`, LoRA's merged."""
     tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors()  # type: ignore[operator]
     return _on_rank_0(learner, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+
+def offer(learner: Learner, dtype: torch.dtype) -> Offer:
+    """What is published, in number format `dtype`; adapters as they are, in fp32."""
+    return Offer(partial(weight_source, learner, dtype), partial(_adapter_offer, learner, dtype))
+
+
+def _adapter_offer(learner: Learner, dtype: torch.dtype) -> AdapterOffer | None:
+    adapted: dict[str, Adapted] = learner.model.adapted()  # type: ignore[operator]
+    if not adapted:  # no LoRA, or not yet: the warm start makes the base
+        return None
+    base = partial(_base_source, learner, dtype, frozenset(adapted))
+    return AdapterOffer(partial(adapter_source, learner), base, adapted, dtype)
+
+
+def _base_source(learner: Learner, dtype: torch.dtype, adapted: frozenset[str]) -> TensorSource:
+    """As `weight_source`, but without the adapters, and `adapted` weights in a format that loses nothing: what a sampler
+    merges is then what a learner does. Every rank makes those weights once more to find it out."""
+    tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors(merged=False)  # type: ignore[operator]
+    makes = learner.rank == 0 or learner.divided
+    # In the order of the tensors, on every rank the same.
+    kept = {name for name in tensors if name in adapted and makes and not _holds(dtype, tensors[name])}
+    found = {name: tensor if name in kept else tensor.to(dtype) for name, tensor in tensors.items()}
+    return _on_rank_0(learner, found)
+
+
+def _holds(dtype: torch.dtype, tensor: LazyTensor) -> bool:
+    value = tensor.make()
+    return torch.equal(value.to(dtype).to(value.dtype), value)
 
 
 def optimizer_source(learner: Learner) -> TensorSource:

@@ -22,6 +22,7 @@ from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.folder import opened_weights, read_tensors
 from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
 from rl_trainer.model.lora import (
+    PEFT_PREFIX,
     Adapter,
     adapted_weights,
     adapter_state,
@@ -32,6 +33,7 @@ from rl_trainer.model.lora import (
 from rl_trainer.model.names import Part, check_shapes, fuse, parts
 from rl_trainer.model.packing import Packing
 from rl_trainer.model.rows import Rows, whole
+from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
 
@@ -239,6 +241,14 @@ class Decoder(nn.Module):
         """The adapters of `add_lora` under the names of the `peft` library, copies."""
         return adapter_state([layer.adapters for layer in self._blocks()], self.config)
 
+    def adapted(self) -> dict[str, Adapted]:
+        """The weights that adapters change, by Hugging Face name, and what of `adapter_state` changes each."""
+        weights = adapted_weights([layer.adapters for layer in self._blocks()])
+        return {
+            name: Adapted.of(PEFT_PREFIX + name.removesuffix(".weight"), adapter.scale)
+            for name, (adapter, _) in weights.items()
+        }
+
     def load_adapter_state(self, tensors: Mapping[str, Rows]) -> None:
         """The inverse of `adapter_state`. Raises KeyError when a part is missing."""
         load_adapter_state([layer.adapters for layer in self._blocks()], self.config, tensors)
@@ -295,10 +305,13 @@ class Decoder(nn.Module):
         """
         return {name: tensor.make() for name, tensor in self.hf_tensors().items()}
 
-    def hf_tensors(self) -> dict[str, LazyTensor]:
-        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
+    def hf_tensors(self, *, merged: bool = True) -> dict[str, LazyTensor]:
+        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then.
+
+        Not `merged`: as they are without LoRA's adapters.
+        """
         fused = {name: value.detach() for name, value in self.named_parameters()}
-        merged = adapted_weights([layer.adapters for layer in self._blocks()])
+        changed = adapted_weights([layer.adapters for layer in self._blocks()]) if merged else {}
         last = {part.fused: part.name for part in parts(self.config)}
         gathered: dict[str, torch.Tensor] = {}
 
@@ -308,8 +321,8 @@ class Decoder(nn.Module):
             rows = part.of(gathered)
             if part.name == last[part.fused]:
                 del gathered[part.fused]
-            if part.name in merged:
-                adapter, module = merged[part.name]
+            if part.name in changed:
+                adapter, module = changed[part.name]
                 rows = rows + adapter.change(module)
             return part.unfused(rows, self.config.head_dim)
 

@@ -29,6 +29,7 @@ from rl_trainer.model.library_names import (
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
 from rl_trainer.model.rows import Rows, fill, whole
+from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
 
@@ -226,6 +227,25 @@ class LibraryModel(nn.Module):
         for name, value in self._adapters().items():
             fill(value, tensors[name])
 
+    def adapted(self) -> dict[str, Adapted]:
+        """As `Decoder.adapted`; ModelError where a file holds an adapted weight in another form than the model does."""
+        own = self._own(False)
+        names = {id(tensor): name for name, tensor in saved_tensors(self.model, own).items()}
+        found = {}
+        for path, module in self.model.named_modules():
+            if not hasattr(module, "lora_A"):
+                continue
+            name = f"{path}.weight"
+            if (saved := names.get(id(own[name]))) is None:
+                raise ModelError(
+                    f"spec.weightSync.transport: found adapter, but files of {type(self.model).__name__} hold {name} in "
+                    "another form, which no adapter changes; allowed: auto, objectStore, delta"
+                )
+            found[saved] = Adapted.of(
+                PEFT_PREFIX + path, module.scaling["default"], turned=module.fan_in_fan_out
+            )
+        return found
+
     def _adapters(self) -> dict[str, torch.Tensor]:
         return {
             PEFT_PREFIX + name.replace(".default.", "."): value
@@ -239,8 +259,12 @@ class LibraryModel(nn.Module):
         """
         return {name: tensor.make() for name, tensor in self.hf_tensors().items()}
 
-    def hf_tensors(self) -> dict[str, LazyTensor]:
-        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then."""
+    def hf_tensors(self, *, merged: bool = True) -> dict[str, LazyTensor]:
+        """What `hf_state_dict` returns, each made when it is wanted, from the parameters as they are then; see `Decoder`."""
+        return saved_tensors(self.model, self._own(merged))
+
+    def _own(self, merged: bool) -> dict[str, LazyTensor]:
+        """The same under the names of the model's own modules."""
         tied = tied_names(self.model)
         modules = dict(self.model.named_modules())
         own: dict[str, LazyTensor] = {}
@@ -249,10 +273,10 @@ class LibraryModel(nn.Module):
                 continue
             make = partial(whole, value)
             module = modules[name.rpartition(".")[0].removesuffix(".base_layer")]
-            if name.endswith(".base_layer.weight"):
+            if merged and name.endswith(".base_layer.weight"):
                 make = partial(_merged, value, module)
             own[_plain(name)] = LazyTensor(value.dtype, tuple(value.shape), make)
-        return saved_tensors(self.model, own)
+        return own
 
     def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:
         """Copy tensors into the parameters, in place, through the library's own mapping of names; of divided parameters the

@@ -32,6 +32,7 @@ from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
@@ -112,6 +113,7 @@ class SamplerActor:
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
         self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         self._wake = threading.Event()
+        self._arrival = Arrival(self.receiver, spec.weight_sync.timeout.seconds, self._wake.set)
         self._jobs: deque[_Evaluation] = deque()
         self._evaluation: _Evaluation | None = None
         self._held: deque[Acquired] = deque()
@@ -303,17 +305,20 @@ class SamplerActor:
             self._too_long = 0
 
     def _load(self, published: Publication | None, version: int) -> bool:
-        """Swaps to `version` if that may happen now: not under an evaluation, not inside groups if so configured."""
+        """Swaps to `version` if that may happen now: it is here, there is no evaluation, and no group if so configured."""
         if version == self._loaded:
             return True
+        assert published is not None, "the buffer sends weights that a sampler does not have"
+        self._arrival.want(published)
         if self._evaluation is not None:
             return False
         if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
             return False
-        assert published is not None, "the buffer sends weights that a sampler does not have"
+        tensors = self._arrival.take(published)
+        if tensors is None:  # the loop goes on, and is woken
+            return False
         self._close_span()
         with self.spans.span("load weights", version=version):
-            tensors = self.receiver.receive(published, self.spec.weight_sync.timeout.seconds)
             self.engine.load_weights(tensors, version)
             del tensors
             forget_store_pages()

@@ -18,11 +18,6 @@ def check_supported(spec: RunSpec) -> None:
         raise InvalidConfig(
             f"spec.placement.mode: found {mode}, this version of rltrain can run auto or disaggregated"
         )
-    transport = spec.weight_sync.transport
-    if transport in ("delta", "adapter"):
-        raise InvalidConfig(
-            f"spec.weightSync.transport: found {transport}, this version of rltrain can run auto, objectStore or collective"
-        )
     sampler = spec.sampler
     if sampler.engine in ("vllm", "endpoint"):  # a server is vLLM's as well
         check_temperature(sampler.temperature, sampler.engine)

@@ -10,11 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from rl_trainer.weights.payload import WeightsBlock
+from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.publication import Publication
+
+
+@dataclass(frozen=True)
+class AdapterOffer:
+    """LoRA's part of what a learner has to give.
+
+    Attributes:
+        tensors: every A and B.
+        base: all of the policy without them, in the number format that samplers compute with; weights that they change in
+            fp32, where that format does not hold them exactly.
+        adapted: the weights of the base that they change, and how.
+        dtype: the number format that samplers compute with.
+    """
+
+    tensors: Callable[[], TensorSource]
+    base: Callable[[], TensorSource]
+    adapted: Mapping[str, Adapted]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -23,21 +42,22 @@ class Offer:
 
     Attributes:
         weights: all of the policy, LoRA's merged, in the number format that samplers compute with.
-        adapter: LoRA's state; None: the run has no LoRA.
+        adapter: LoRA's part; None from it: the policy has no adapter, or none yet. Raises ModelError where files hold an
+            adapted weight in a form that no adapter changes.
     """
 
     weights: Callable[[], TensorSource]
-    adapter: Callable[[], TensorSource] | None = None
+    adapter: Callable[[], AdapterOffer | None] = lambda: None
 
 
 class Store(Protocol):
     """Where blocks lie until a sampler takes them. Ray's object store, or a dictionary."""
 
-    def put(self, block: WeightsBlock) -> Any:
-        """Keeps a block; returns its handle, and keeps it as long as somebody has that."""
+    def put(self, block: Any) -> Any:
+        """Keeps a copy of a block; returns its handle, and keeps it as long as somebody has that."""
         ...
 
-    def get(self, handles: Sequence[Any], timeout: float) -> list[WeightsBlock]:
+    def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:
         """The blocks, read-only. Raises TimeoutError when they are not there after `timeout` seconds."""
         ...
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
 from rl_trainer.weights.transports.base import Publisher, Receiver, Store
 from rl_trainer.weights.transports.collective import CollectiveReceiver
+from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
 # As `weightSync.transport` has it.
@@ -14,9 +17,18 @@ Transport = Literal["auto", "objectStore", "collective", "delta", "adapter"]
 
 def create_publisher(transport: Transport, store: Store, *, rank: int) -> Publisher:
     """The side of learner `rank`."""
-    return StorePublisher(store, rank)
+    kinds: dict[Transport, Callable[[Store, int], Publisher]] = {
+        "delta": DeltaPublisher,
+        "adapter": AdapterPublisher,
+    }
+    return kinds.get(transport, StorePublisher)(store, rank)
 
 
 def create_receiver(transport: Transport, store: Store, *, place: str) -> Receiver:
     """A sampler's side; `place`: who it is and where, for errors."""
-    return StoreReceiver(store, place) if transport == "objectStore" else CollectiveReceiver(store, place)
+    kinds: dict[Transport, Callable[[Store, str], Receiver]] = {
+        "objectStore": StoreReceiver,
+        "delta": DeltaReceiver,
+        "adapter": AdapterReceiver,
+    }
+    return kinds.get(transport, CollectiveReceiver)(store, place)

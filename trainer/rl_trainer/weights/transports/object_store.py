@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.weights.payload import BLOCK_BYTES, pack_weights, unpack_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Room, pack_weights, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Offer, Store
 from rl_trainer.weights.transports.publication import Publication
@@ -19,6 +20,7 @@ class StorePublisher:
     def __init__(self, store: Store, rank: int, limit: int = BLOCK_BYTES):
         """`limit`: bytes of a block at most."""
         self._store, self._rank, self._limit = store, rank, limit
+        self._room = Room()
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
@@ -27,7 +29,7 @@ class StorePublisher:
             take_part(source)
             return None
         # Not a loop, whose variable would keep a block while the next one is made.
-        blocks = list(map(self._store.put, pack_weights(source, version, self._limit)))
+        blocks = list(map(self._store.put, pack_weights(source, version, self._limit, self._room)))
         return Publication(version, "objectStore", blocks)
 
 
@@ -40,14 +42,20 @@ class StoreReceiver:
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
-        try:
-            blocks = self._store.get(publication.blocks, timeout)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{self._place}: weights of version {publication.version} did not arrive within weightSync.timeout "
-                f"({timeout:.0f} s); look at the network between the learner's node and this one"
-            ) from None
-        return unpack_weights(blocks)
+        return unpack_weights(take_blocks(self._store, publication, self._place, timeout))
+
+
+def take_blocks(
+    store: Store, publication: Publication, place: str, timeout: float, left: float | None = None
+) -> list[Any]:
+    """The blocks of a publication; `left`: of `timeout` seconds, where some have passed. Raises DeadlineExceeded."""
+    try:
+        return store.get(publication.blocks, timeout if left is None else max(0.0, left))
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{place}: weights of version {publication.version} did not arrive within weightSync.timeout "
+            f"({timeout:.0f} s); look at the network between the learner's node and this one"
+        ) from None
 
 
 def take_part(source: TensorSource) -> None:

@@ -18,9 +18,11 @@ class Publication:
         blocks: handle in the store of each of its blocks, in order.
         base: what these blocks are to be put on top of, for ways that send a part of the weights only. A receiver that
             does not hold it takes it first.
+        whole: all of the same version, for those who do not hold the base; None: there is none, they go back along `base`.
     """
 
     version: int
     way: Way
     blocks: list[Any]
     base: Publication | None = None
+    whole: Publication | None = None
