@@ -92,6 +92,8 @@ class Products(TorchDispatchMode):
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
+    if 0 in tensor.stride():  # one number for many places, which products copy out
+        return _plain(tuple(tensor.shape))
     return tuple(tensor.shape), tuple(tensor.stride())
 
 
