@@ -8,6 +8,9 @@ sequences at once:
                of as many as slots and counts the tokens asked for; ours and vLLM refill;
   one batch    the first quarter of those: nothing to refill from.
 Ours reports log-probabilities with every token; the peers are not asked to. Repetitions take turns.
+
+Share of the limit: the time of the bare matrix products of all our steps (`products.py`), at the batch sizes and lengths
+that they had, on the same threads, over our time.
 """
 
 from __future__ import annotations
@@ -95,17 +98,23 @@ def start(folder: Path, slots: int, threads: int, vllm: bool) -> dict[str, Worke
     return workers
 
 
-def measure(workers: dict[str, Worker], workload: Workload, repetitions: int) -> dict[str, Spread]:
-    """Tokens per second of each engine; the first round warms up and is not counted."""
+def measure(
+    workers: dict[str, Worker], workload: Workload, repetitions: int
+) -> tuple[dict[str, Spread], float]:
+    """Tokens per second of each engine, and our share of the limit; the first round warms up and is not counted."""
     rates: dict[str, list[float]] = {name: [] for name in workers}
+    bare: list[float] = []
     for repetition in range(repetitions + 1):
         for name, worker in workers.items():
-            answer = worker(workload)
+            answer = worker({**workload, "products": 1 if repetition else 0})
             if answer["lengths"] != workload["lengths"]:
                 raise PeerError(f"{name}: made other lengths than asked for")
             if repetition:
                 rates[name].append(sum(workload["lengths"]) / answer["seconds"])
-    return {name: spread(values) for name, values in rates.items()}
+                bare += answer.get("products", [])
+    found = {name: spread(values) for name, values in rates.items()}
+    limit = sum(workload["lengths"]) / spread(bare).median
+    return found, found["ours"].median / limit
 
 
 def main() -> bool:
@@ -131,9 +140,16 @@ def main() -> bool:
                 for worker in workers.values():
                     stack.enter_context(worker)
                 for kind, workload in workloads(slots).items():
-                    found = measure(workers, workload, options.repetitions)
+                    found, share = measure(workers, workload, options.repetitions)
                     ours, generate = found["ours"].median, found["generate"].median
-                    row: list[object] = [kind, slots, found["ours"], found["generate"], ours / generate]
+                    row: list[object] = [
+                        kind,
+                        slots,
+                        found["ours"],
+                        share,
+                        found["generate"],
+                        ours / generate,
+                    ]
                     if "vllm" in found:
                         row += [found["vllm"], ours / found["vllm"].median]
                     rows.append(row)
@@ -145,7 +161,7 @@ def main() -> bool:
                         if "vllm" in found:
                             ratio = ours / found["vllm"].median
                             checks.append(at_least(f"{kind}, {slots} sequences, ours / vLLM", ratio, 1.0))
-    columns = ["lengths", "sequences", "ours, tok/s", "generate, tok/s", "ratio"]
+    columns = ["lengths", "sequences", "ours, tok/s", "share of the limit", "generate, tok/s", "ratio"]
     if not options.without_vllm:
         columns += ["vLLM on CPU, tok/s", "ratio"]
     meta = {"threads": options.threads, "repetitions": options.repetitions, "what": __doc__}

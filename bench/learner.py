@@ -8,6 +8,13 @@ the same folder, and the losses of their first steps are compared: if a gradient
 TRL pads to the longest prompt and the longest answer, and its GRPO has no packing and no padding-free option (1.16.0). It is
 measured with the whole batch in one pass and in eight (`gradient_accumulation_steps`), and the better figure counts.
 
+The same with two ranks of a thread each, which divide the model: ours by FSDP2, and the batch as the driver does; TRL under
+`accelerate launch` with FSDP2, half of the batch's groups on each rank. accelerate 1.15 takes FSDP for accelerators alone:
+`peer_trl_step.py` says what is done about it. Both sum over gloo.
+
+Share of the limit: the time of our step's bare matrix products (`products.py`), forward and backward, on the same threads,
+over the time of our step; with two ranks, those of the rank whose products take longer.
+
 The second table: memory of the log-probs of 1,024 tokens by vocabulary, forward and backward through an output head of width
 64, by the learner's function and by `log_softmax(hidden @ weight.T)`: the highest resident memory above inputs and their
 gradients. The third: memory of a training step of a deeper model (12 layers) with `activationCheckpointing`.
@@ -28,16 +35,55 @@ from table import Check, Spread, at_least, at_most, report, spread
 STEPS_COMPARED = 3
 RATE = 1e-4
 PARTS = (1, 8)
+PRODUCTS = 3  # times that products are measured after each way of the peer
 # Freed memory goes back to the system at once, so that what is resident is what is in use.
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 HEAD_TOKENS, HEAD_WIDTH = 1024, 64
 VOCABULARIES = tuple(1024 * 2**power for power in range(8))
 
 
+def workers(folder: Path, threads: int, ranks: int) -> tuple[Worker, Worker]:
+    """Ours and TRL's, waiting: of one process each, or of several ranks, who share the threads."""
+    python = environment("trl", TRL_REQUIREMENTS)
+    arguments = (str(folder), str(max(1, threads // ranks)), str(RATE))
+    ours, trl = BENCH / "worker_learner.py", BENCH / "peer_trl_step.py"
+    if ranks == 1:
+        return (
+            Worker("learner-ours", sys.executable, ours, *arguments, freeze=True),
+            Worker("learner-trl", python, trl, *arguments, freeze=True),
+        )
+    # Ranks wait for requests in gloo, which takes no time of a processor.
+    launch = "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)
+    accelerate = ["accelerate.commands.launch", "--num_processes", str(ranks), "--main_process_port", "0"]
+    accelerate += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    accelerate += ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"]
+    accelerate += ["--num_cpu_threads_per_process", arguments[1]]
+    return (
+        Worker(
+            "learner-ours-ranks",
+            sys.executable,
+            "-m",
+            *launch,
+            str(ours),
+            *arguments,
+            env={"OMP_NUM_THREADS": "1"},
+        ),
+        Worker(
+            "learner-trl-ranks",
+            python,
+            "-m",
+            *accelerate,
+            str(trl),
+            *arguments,
+            env={"ACCELERATE_USE_CPU": "true"},
+        ),
+    )
+
+
 def measure(
-    shape: learner_batch.Shape, mine: Worker, theirs: Worker, repetitions: int
+    shape: learner_batch.Shape, mine: Worker, theirs: Worker, repetitions: int, name: str
 ) -> tuple[list[object], list[Check]]:
-    """One row of the table, and its targets."""
+    """One row of the table, called `name`, and its targets."""
     batch = learner_batch.make(shape)
     lengths = [len(one) for one in batch["completions"]]
     trained = sum(lengths)
@@ -45,26 +91,30 @@ def measure(
 
     found = {"ours": mine({**batch, "fresh": True, "steps": STEPS_COMPARED})["losses"]}
     seconds: dict[str, list[float]] = {"ours": []}
+    bare: list[float] = []
     for parts in PARTS:
-        name = f"TRL/{parts}"
+        way = f"TRL/{parts}"
         first = theirs({**batch, "parts": parts, "fresh": True, "steps": STEPS_COMPARED})
-        found[name] = first["losses"]
-        seconds[name] = []
+        found[way] = first["losses"]
+        seconds[way] = []
         for _ in range(repetitions):
-            seconds["ours"] += mine({**batch, "fresh": False, "steps": 2})["seconds"]
-            seconds[name] += theirs({**batch, "parts": parts, "fresh": False, "steps": 1})["seconds"]
-    difference = max(abs(a - b) for name in seconds for a, b in zip(found["ours"], found[name], strict=True))
+            answer = mine({**batch, "fresh": False, "steps": 2, "products": PRODUCTS})
+            seconds["ours"] += answer["seconds"]
+            bare += answer["products"]
+            seconds[way] += theirs({**batch, "parts": parts, "fresh": False, "steps": 1})["seconds"]
+    difference = max(abs(a - b) for way in seconds for a, b in zip(found["ours"], found[way], strict=True))
     figures: dict[str, Spread] = {
-        name: spread([trained / one for one in values]) for name, values in seconds.items()
+        way: spread([trained / one for one in values]) for way, values in seconds.items()
     }
-    for name, value in figures.items():
-        print(f"{shape.name}: {name} {value} trained tok/s, losses {found[name]}", file=sys.stderr)
+    for way, value in figures.items():
+        print(f"{name}: {way} {value} trained tok/s, losses {found[way]}", file=sys.stderr)
     ours = figures.pop("ours")
     best = max(figures.values(), key=lambda one: one.median)
     ratio = ours.median / best.median
     total = (trained + prompts) / trained
+    share = spread(bare).median / spread(seconds["ours"]).median
     row: list[object] = [
-        shape.name,
+        name,
         f"{trained / len(lengths):.0f}, {max(lengths)}",
         f"{prompts / len(lengths):.0f}",
         ours,
@@ -72,18 +122,19 @@ def measure(
         ratio,
         ours.median * total,
         best.median * total,
+        share,
         difference,
     ]
     checks = [
         Check(
-            f"{shape.name}, largest difference of the loss",
+            f"{name}, largest difference of the loss",
             difference <= 1e-5,
             f"{difference:.1e}",
             "<= 1e-05",
         )
     ]
     if shape.wanted is not None:
-        checks.append(at_least(f"{shape.name}, ours / TRL", ratio, shape.wanted))
+        checks.append(at_least(f"{name}, ours / TRL", ratio, shape.wanted))
     return row, checks
 
 
@@ -174,7 +225,14 @@ def main() -> bool:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2, help="torch threads of each side")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of each side, ranks together")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="ranks of each side, one table's rows after another's",
+    )
     parser.add_argument("--memory", action="store_true", help="only the tables of memory")
     parser.add_argument("--case", action="append", choices=[shape.name for shape in learner_batch.SHAPES])
     options = parser.parse_args()
@@ -189,20 +247,16 @@ def main() -> bool:
     with tempfile.TemporaryDirectory(prefix="rltrain-bench-") as scratch:
         folder = Path(scratch) / "model"
         write_tiny(folder, TinyModelSpec(layers=4, max_positions=learner_batch.LONGEST))
-        python = environment("trl", TRL_REQUIREMENTS)
-        arguments = (str(folder), str(options.threads), str(RATE))
-        with (
-            Worker(
-                "learner-ours", sys.executable, BENCH / "worker_learner.py", *arguments, freeze=True
-            ) as mine,
-            Worker("learner-trl", python, BENCH / "peer_trl_step.py", *arguments, freeze=True) as theirs,
-        ):
-            for shape in learner_batch.SHAPES:
-                if options.case and shape.name not in options.case:
-                    continue
-                row, more = measure(shape, mine, theirs, options.repetitions)
-                rows.append(row)
-                checks += more
+        for ranks in options.ranks:
+            mine, theirs = workers(folder, options.threads, ranks)
+            with mine, theirs:
+                for shape in learner_batch.SHAPES:
+                    if options.case and shape.name not in options.case:
+                        continue
+                    name = shape.name if ranks == 1 else f"{shape.name}, {ranks} ranks"
+                    row, more = measure(shape, mine, theirs, options.repetitions, name)
+                    rows.append(row)
+                    checks += more
     columns = [
         "lengths",
         "answer, mean and longest",
@@ -212,6 +266,7 @@ def main() -> bool:
         "ratio",
         "ours, all tok/s",
         "TRL, all tok/s",
+        "share of the limit",
         "loss, largest difference",
     ]
     meta = {"repetitions": options.repetitions, "threads": options.threads, "what": __doc__}

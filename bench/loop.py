@@ -9,6 +9,10 @@ Both sides train the same model folder, so their answers have the same lengths. 
 repetitions take turns.
 
 Ours is the command `rltrain run` with the file that `document` below makes, and the figures come from its metrics.jsonl.
+Share of the limit: the least time that a step could take, over the time that ours took. That is the time of the bare matrix
+products (`products.py`) of decoding a step's answers and of training on them, each on one thread as in the run: those of the
+role that has more of them, as the roles work at the same time, or of both over the cores, where these are fewer.
+
 Both at their best on an idle machine: TRL uses as many threads as there are cores; ours has one sampler and one learner of a
 thread each, and a second learner in the first case.
 """
@@ -154,6 +158,42 @@ def end_log_odds(case: Case) -> float:
     return math.log(p / (1 - p))
 
 
+# -- the limit -------------------------------------------------------------------------------------------------------
+
+
+def answers(case: Case) -> dict[str, Any]:
+    """What one step samples and trains on, made up: answers as long as the model's are."""
+    generator = random.Random(1)
+    p = 1 / (1 + math.exp(-end_log_odds(case)))
+    lengths, prompts = [], []
+    for _ in range(PROMPTS_PER_STEP):
+        prompt = [generator.randrange(2, len(CHARACTERS)) for _ in "12+34="]
+        for _ in range(GROUP_SIZE):
+            drawn = math.log(1 - generator.random()) / math.log1p(-p)
+            lengths.append(int(min(case.max_new_tokens, 1 + drawn)))
+            prompts.append(prompt)
+    completions = [[generator.randrange(2, len(CHARACTERS)) for _ in range(length)] for length in lengths]
+    advantages = [generator.gauss(0.0, 1.0) for _ in lengths]
+    return {"prompts": prompts, "lengths": lengths, "completions": completions, "advantages": advantages}
+
+
+def least_seconds(case: Case, folder: Path, repetitions: int) -> float:
+    """The least time that a step of ours could take; see the module."""
+    model = str(folder / case.folder)
+    request = {**answers(case), "products": repetitions, "steps": 1, "fresh": True}
+    found = []
+    for script, arguments in (
+        ("worker_engine.py", (str(len(request["lengths"])), "1")),
+        ("worker_learner.py", ("1", "1e-6")),
+    ):
+        name = f"loop-{script.removesuffix('.py')}"
+        with Worker(name, sys.executable, BENCH / script, model, *arguments) as worker:
+            found.append(spread(worker(request)["products"]).median)
+    decoding, training = found
+    cores = min(os.cpu_count() or 1, 1 + case.learners)
+    return max(decoding, training / case.learners, (decoding + training) / cores)
+
+
 # -- ours ------------------------------------------------------------------------------------------------------------
 
 
@@ -271,11 +311,12 @@ def main() -> bool:
             for case in CASES:
                 if options.case and case.name not in options.case:
                     continue
-                mine, theirs = [], []
+                mine, theirs, least = [], [], []
                 trl(worker, case, options.warm_up)
                 for _ in range(options.repetitions):
                     mine.append(ours(case, folder, options.warm_up, options.set))
                     theirs.append(trl(worker, case, case.steps // 2))
+                    least.append(least_seconds(case, folder, 5))
                     print(f"{case.name}: {mine[-1].rate:,.0f} {theirs[-1].rate:,.0f} tok/s", file=sys.stderr)
                 ratio = (
                     spread([one.rate for one in mine]).median / spread([one.rate for one in theirs]).median
@@ -287,6 +328,7 @@ def main() -> bool:
                         spread([one.rate for one in theirs]),
                         ratio,
                         spread([one.seconds / one.steps for one in mine]).median,
+                        spread(least).median / spread([one.seconds / one.steps for one in mine]).median,
                         spread([one.seconds / one.steps for one in theirs]).median,
                         spread([one.mean_length for one in mine]).median,
                         spread([one.mean_length for one in theirs]).median,
@@ -299,6 +341,7 @@ def main() -> bool:
         "TRL, tok/s",
         "ratio",
         "ours, s/step",
+        "share of the limit",
         "TRL, s/step",
         "ours, mean length",
         "TRL",

@@ -1,4 +1,7 @@
-"""Our CPU engine behind `peer_loop`: worker_engine.py FOLDER SLOTS THREADS."""
+"""Our CPU engine behind `peer_loop`: worker_engine.py FOLDER SLOTS THREADS.
+
+An answer has the seconds, the lengths, and where `products` asks for them, the seconds of the bare matrix products.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from peer_loop import serve
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     import numpy as np
     import torch
+    from products import Products
 
     from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
     from rl_trainer.rollout.engines.create import create_engine
@@ -21,21 +25,30 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     torch.set_num_threads(int(sys.argv[3]))
     engine = create_engine(Path(sys.argv[1]), slots=int(sys.argv[2]))
 
-    def run(request: dict[str, Any]) -> dict[str, Any]:
-        prompts = np.array(request["prompts"], np.int32)
-        start = time.perf_counter()
+    def generate(prompts: np.ndarray, lengths: list[int]) -> dict[int, int]:
         engine.add(
             [
                 GenerationRequest(index, prompt, SamplingParams(length), seed=index)
-                for index, (prompt, length) in enumerate(zip(prompts, request["lengths"], strict=True))
+                for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
             ]
         )
         made = {}
         while engine.active or engine.waiting:
             for result in engine.step():
                 made[result.id] = len(result.tokens)
+        return made
+
+    def run(request: dict[str, Any]) -> dict[str, Any]:
+        prompts = np.array(request["prompts"], np.int32)
+        start = time.perf_counter()
+        made = generate(prompts, request["lengths"])
         seconds = time.perf_counter() - start
-        return {"seconds": seconds, "lengths": [made[index] for index in range(len(prompts))]}
+        answer = {"seconds": seconds, "lengths": [made[index] for index in range(len(prompts))]}
+        if request.get("products"):
+            with Products() as products:
+                generate(prompts, request["lengths"])
+            answer["products"] = products.seconds(request["products"])
+        return answer
 
     return run
 

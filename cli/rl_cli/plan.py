@@ -17,6 +17,7 @@ from rl_api.sizes.devices import accelerator_memory
 from rl_api.sizes.memory import Device
 from rl_api.sizes.run_plan import Place, plan_run, refuse_others
 from rl_cli.documents import as_planned, place, read_objects, read_profiles, with_profile
+from rl_cli.measured import profile
 from rl_cli.model_shape import shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser
 from rl_cli.plan_picture import picture
@@ -33,6 +34,8 @@ How large accelerators are is read from the profile's pools (a resource such as 
 as NVIDIA-H100-80GB-HBM3); --device-memory says it where they do not, and without a profile. Roles in pools without
 accelerators have the memory of their pods.
 
+Seconds per step are known from what another run measured on the same kind of devices: --measured names its folder.
+
 Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
 error say the smallest change with which it would."""
 
@@ -41,6 +44,7 @@ _EXAMPLES: Final = """\
   rltrain plan examples/quickstart.yaml --device-memory 80G --set learner.replicas=8
   rltrain plan run.yaml --profile examples/profile-gpu.yaml --svg plan.svg
   rltrain plan run.yaml --profile examples/profile-gpu.yaml --bandwidth 2Gi --json
+  rltrain plan run.yaml --measured runs/short
 """
 
 
@@ -62,21 +66,29 @@ def add_parser(subparsers: Subparsers) -> None:
         help="bytes that the storage of checkpoints takes in a second, of all who write together, such as 2Gi",
     )
     parser.add_argument(
+        "--measured",
+        metavar="DIR",
+        help="run folder whose measured times say how long a step of this run, and a checkpoint, would take",
+    )
+    parser.add_argument(
         "--svg", metavar="FILE", help="draw who sits with whom, and how full devices are, into FILE"
     )
-    parser.add_argument("--json", action="store_true", help="write the plan as JSON; sizes are in bytes")
+    parser.add_argument(
+        "--json", action="store_true", help="write the plan as JSON; sizes are in bytes, times in seconds"
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
     spec, learner, sampler = _places(args)
     refuse_others(spec)
     plan = plan_run(spec, shape_of(spec.model), learner, sampler)
+    found = None if args.measured is None else profile(Path(args.measured), spec, plan)
     if args.svg:
         _write(Path(args.svg), picture(plan))
     if args.json:
-        print(json.dumps(as_json(plan, args.bandwidth), indent=2))
+        print(json.dumps(as_json(plan, args.bandwidth, found), indent=2))
     else:
-        print(printable_lines("\n".join(as_lines(plan, args.bandwidth))))
+        print(printable_lines("\n".join(as_lines(plan, args.bandwidth, found))))
         if any(role.place.device is None for role in plan.roles):
             print(
                 "rltrain: how large the devices are is not known, so that nothing is held against it: give --device-memory",

@@ -10,6 +10,7 @@ from rl_api.sizes.layout import as_text
 from rl_api.sizes.memory import gigabytes, parameters
 from rl_api.sizes.run_plan import RolePlan, RunPlan
 from rl_api.sizes.sampler import BLOCK
+from rl_cli.measured import Profile
 
 WORDS: Final = {
     "weights": "weights",
@@ -25,8 +26,8 @@ WORDS: Final = {
 """The parts of a device's memory for people."""
 
 
-def as_lines(plan: RunPlan, bandwidth: int | None) -> list[str]:
-    """The plan for a terminal; `bandwidth`: bytes/s of the checkpoints' storage, None: not known."""
+def as_lines(plan: RunPlan, bandwidth: int | None, measured: Profile | None = None) -> list[str]:
+    """The plan for a terminal; `bandwidth`: bytes/s of the checkpoints' storage, None: not known; so with `measured`."""
     return [
         *_model(plan),
         "",
@@ -34,6 +35,7 @@ def as_lines(plan: RunPlan, bandwidth: int | None) -> list[str]:
         "",
         *_cache(plan),
         _checkpoint(plan, bandwidth),
+        *_step(measured),
         "",
         "who sits with whom:",
         *(f"  {line}" for line in as_text(plan.nodes)),
@@ -124,7 +126,32 @@ def _checkpoint(plan: RunPlan, bandwidth: int | None) -> str:
     return text
 
 
-def as_json(plan: RunPlan, bandwidth: int | None) -> dict[str, Any]:
+def _step(measured: Profile | None) -> list[str]:
+    if measured is None:
+        return []
+    step = measured.seconds
+    parts = {
+        "generating": step.generate,
+        "scoring": step.score,
+        "training": step.train,
+        "publishing": step.publish,
+    }
+    how = ", sampling beside learning" if step.overlaps else ", one after the other"
+    lines = [
+        f"a step: {_seconds(step.total)} for {step.tokens:,.0f} tokens of answers: "
+        + ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items())
+        + how
+    ]
+    if step.checkpoint is not None:
+        lines.append(f"a checkpoint holds training up for {_seconds(step.checkpoint)}")
+    return [*lines, f"  scaled from {measured.source}"]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = None) -> dict[str, Any]:
     """The plan for programs; sizes in bytes, times in seconds."""
     shape = plan.shape
     return {
@@ -145,6 +172,10 @@ def as_json(plan: RunPlan, bandwidth: int | None) -> dict[str, Any]:
             "kept": plan.checkpoints,
             "seconds": None if bandwidth is None else checkpoint_seconds(plan.checkpoint, bandwidth),
         },
+        "step": None
+        if measured is None
+        else dataclasses.asdict(measured.seconds)
+        | {"total": measured.seconds.total, "scaledFrom": measured.source},
         "nodes": [
             {
                 "pool": node.pool,

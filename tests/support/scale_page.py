@@ -91,6 +91,7 @@ they are the same. GB are 10^9 bytes; an H100 is reckoned with 80 of them.
 - [Samplers](#samplers)
 - [On 8, 64 and 256 GPUs](#on-8-64-and-256-gpus)
 - [Pipeline stages and blocks](#pipeline-stages-and-blocks)
+- [Seconds of a step](#seconds-of-a-step)
 - [What is not in it](#what-is-not-in-it)
 """
 
@@ -138,12 +139,33 @@ _OF_SAMPLERS = (
 )
 
 _END = """\
+## Seconds of a step
+
+`rltrain plan run.yaml --measured RUN` takes times from a run folder (steps from `metrics.jsonl`, the first two left out;
+checkpoints from `timeline.json`) and scales them to the run that is planned, on devices that are as fast:
+
+| part | grows with |
+| --- | --- |
+| generating | tokens of answers x active parameters / devices of samplers |
+| scoring | answers / samplers |
+| training | tokens of answers x active parameters x passes x epochs / ranks |
+| publishing | bytes of the weights, w P |
+| a checkpoint | its bytes |
+
+Passes are counted in forward ones: a backward pass is two (arXiv 2001.08361, 2.1) or with LoRA one, activation
+checkpointing and a KL reference are one more each, and a critic learns with passes of its own. Answers are taken to be as
+long in proportion to `sampler.maxNewTokens`. With `buffer.maxStaleness` above 0 a step takes as long as the slower of
+sampling (generating and scoring) and learning (training and publishing), else as long as both. Small models leave devices
+idle between products and short answers leave attention cheap, so measure a run that is like the one planned: the same
+model and devices, and a few steps.
+
 ## What is not in it
 
 - How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
 - Samples, and what Ray's object store holds, which are in main memory.
-- Seconds. Nothing on this page is measured on GPUs yet: activations of a layer are held against what autograd keeps on a
-  CPU, and parameter counts against the library's models (`tests/unit/api/sizes`).
+- Seconds, but for [those scaled from another run's](#seconds-of-a-step). Nothing on this page is measured on GPUs yet:
+  activations of a layer are held against what autograd keeps on a CPU, and parameter counts against the library's models
+  (`tests/unit/api/sizes`).
 """
 
 

@@ -14,6 +14,8 @@ from scale_page import MODELS
 import rl_trainer.model.source as source
 from rl_api.errors import Unavailable
 from rl_cli.main import main
+from rl_trainer.observe.metrics import MetricsWriter, StepRecord
+from rl_trainer.observe.timeline import Span, TimelineWriter
 
 ROOT = Path(__file__).parents[3]
 RUN = """\
@@ -309,3 +311,72 @@ def test_how_learners_share_a_copy_is_the_runs(command: Command, capsys: pytest.
     whole = (divided[0], divided[1].replace("fsdpSize: 4, ", ""))
     assert command("--device-memory", "80G", change=whole) == 0
     assert "1 x 8" in capsys.readouterr().out
+
+
+def measured_run(folder: Path, steps: int = 6, **changes: float) -> None:
+    """A run folder as the trainer leaves it: the first two steps are slow, the others take 5 s of training."""
+    folder.mkdir()
+    model = Path("model").absolute()
+    (folder / "run.yaml").write_text(
+        RUN.replace("SOURCE", str(model)).replace("maxNewTokens: 3072", "maxNewTokens: 1536")
+    )
+    with MetricsWriter(folder) as writer:
+        for step in range(1, steps + 1):
+            slow = 10.0 if step <= 2 else 1.0
+            times = {
+                "time_generate": 6.0 * slow,
+                "time_score": 0.5,
+                "time_train": 5.0,
+                "time_publish": 2.0,
+            } | changes
+            writer.write(
+                StepRecord(
+                    step=step,
+                    time=float(step),
+                    wall_seconds=20.0,
+                    reward_mean=0.0,
+                    samples_per_second=12.8,
+                    completion_tokens=256 * 300,
+                    samplers=3,
+                    **times,
+                )
+            )
+    with TimelineWriter(folder) as timeline:
+        timeline.write([Span("driver", "checkpoint", 10.0, 14.0), Span("driver", "wait", 0.0, 9.0)])
+
+
+def test_seconds_of_a_step_by_what_another_run_measured(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == 0
+    assert "a step: " not in capsys.readouterr().out
+    measured_run(Path("before"))
+    steps = ("--set", "algorithm.promptsPerStep=32", "--set", "algorithm.groupSize=8")
+    assert command("--measured", "before", *steps) == 0
+    # Answers may be twice as long.
+    assert (
+        "a step: 24.5 s for 153,600 tokens of answers: generating 12 s, scoring 0.5 s, training 10 s, publishing 2 s, "
+        "one after the other\n"
+        "a checkpoint holds training up for 4 s\n"
+        "  scaled from 4 steps of before (qwen2, 7,615,616,512 parameters, ranks: 2, samplers: 3, 300 tokens per answer)\n"
+    ) in capsys.readouterr().out
+    faster = ("--set", "learner.replicas=4", "--set", "buffer.maxStaleness=1")
+    assert command("--measured", "before", "--json", *steps, *faster) == 0
+    found = json.loads(capsys.readouterr().out)["step"]
+    assert (found["train"], found["total"], found["overlaps"]) == (5.0, 12.5, True)
+
+
+def test_what_has_measured_nothing_is_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    assert command("--measured", "empty") == 2
+    assert capsys.readouterr().err == (
+        "rltrain: --measured: found empty without run.yaml, allowed: the folder of a run\n"
+    )
+    measured_run(Path("early"), steps=0)
+    measured_run(Path("untimed"), time_train=float("nan"))
+    for name in ("early", "untimed"):
+        assert command("--measured", name) == 2
+        assert capsys.readouterr().err == (
+            f"rltrain: --measured: found no step with times in {name}/metrics.jsonl, allowed: the folder of a run that "
+            "has trained\n"
+        )

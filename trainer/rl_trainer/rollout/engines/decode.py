@@ -24,7 +24,7 @@ from rl_trainer.rollout.engines.kv_cache import KVCache
 
 @dataclass
 class _Buffers:
-    """Work space for n rows."""
+    """Work space for n rows, and the views of it that every layer works on: making one takes as long as some products."""
 
     stream: torch.Tensor  # [n, H], the residual stream
     normed: torch.Tensor  # [n, H]
@@ -34,13 +34,17 @@ class _Buffers:
     gate_up: torch.Tensor  # [n, 2 I]
     inner: torch.Tensor  # [n, I]
     logits: torch.Tensor  # [n, V]
+    q: torch.Tensor  # [n, heads, D], of qkv
+    k: torch.Tensor  # [n, kv_heads, D], of qkv
+    keys_values: torch.Tensor  # [n, 2 kv_heads, D], of qkv
+    gate: torch.Tensor  # [n, I], of gate_up
+    up: torch.Tensor  # [n, I], of gate_up
 
 
 @dataclass
 class _Place:
     """Where this step's tokens stand: the same for all layers."""
 
-    n: int
     query_rotations: torch.Tensor  # complex [n, 1, D / 2], with the factor 1 / sqrt(D) of the scores
     key_rotations: torch.Tensor  # complex [n, 1, D / 2]
     rows: torch.Tensor  # int64 [n 2 kv_heads], where the new keys and values go in the cache
@@ -84,7 +88,6 @@ class DecodeStep:
         later = torch.arange(length, device=self.device) > positions[:, None]
         mask = torch.zeros(n, length, dtype=self.dtype, device=self.device).masked_fill_(later, -torch.inf)
         return _Place(
-            n=n,
             query_rotations=rotations / math.sqrt(self.config.head_dim),
             key_rotations=rotations,
             rows=self.cache.rows_of(positions),
@@ -92,25 +95,23 @@ class DecodeStep:
         )
 
     def _layer(self, index: int, layer: Block, buffers: _Buffers, place: _Place) -> None:
-        config, cache, n = self.config, self.cache, place.n
+        config, cache = self.config, self.cache
         self._norm(buffers, layer.attention_norm)
         _product(buffers.normed, layer.qkv_weight, layer.qkv_bias, buffers.qkv)
-        heads = buffers.qkv.view(n, -1, config.head_dim)
-        q, k = heads[:, : config.heads], heads[:, config.heads : config.heads + config.kv_heads]
+        q, k = buffers.q, buffers.k
         if layer.q_norm is not None and layer.k_norm is not None:
             self._norm_heads(q, layer.q_norm)
             self._norm_heads(k, layer.k_norm)
         self._rotate(q, place.query_rotations, buffers.query)
         self._rotate(k, place.key_rotations, k)
-        cache.rows[index].index_copy_(0, place.rows, heads[:, config.heads :].reshape(-1, config.head_dim))
+        cache.rows[index].index_copy_(0, place.rows, buffers.keys_values.reshape(-1, config.head_dim))
 
         attended = self.attention(buffers.query, cache.keys[index], cache.values[index], place.mask)
         _add_product(buffers.stream, attended, layer.output_weight, layer.output_bias)
 
         self._norm(buffers, layer.mlp_norm)
         _product(buffers.normed, layer.gate_up_weight, layer.gate_up_bias, buffers.gate_up)
-        gate, up = buffers.gate_up.chunk(2, dim=-1)
-        torch.mul(F.silu(gate, inplace=True), up, out=buffers.inner)
+        torch.mul(F.silu(buffers.gate, inplace=True), buffers.up, out=buffers.inner)
         _add_product(buffers.stream, buffers.inner, layer.down_weight, layer.down_bias)
 
     def _norm(self, buffers: _Buffers, weight: torch.Tensor) -> None:
@@ -141,15 +142,24 @@ class DecodeStep:
             def empty(*shape: int) -> torch.Tensor:
                 return torch.empty(shape, dtype=self.dtype, device=self.device)
 
+            qkv = empty(n, (config.heads + 2 * config.kv_heads) * config.head_dim)
+            heads = qkv.view(n, -1, config.head_dim)
+            gate_up = empty(n, 2 * config.intermediate_size)
+            gate, up = gate_up.chunk(2, dim=-1)
             self._buffers[n] = _Buffers(
                 stream=empty(n, config.hidden_size),
                 normed=empty(n, config.hidden_size),
                 scale=empty(n, 1),
-                qkv=empty(n, (config.heads + 2 * config.kv_heads) * config.head_dim),
+                qkv=qkv,
                 query=empty(n, config.heads, config.head_dim),
-                gate_up=empty(n, 2 * config.intermediate_size),
+                gate_up=gate_up,
                 inner=empty(n, config.intermediate_size),
                 logits=empty(n, config.vocab_size),
+                q=heads[:, : config.heads],
+                k=heads[:, config.heads : config.heads + config.kv_heads],
+                keys_values=heads[:, config.heads :],
+                gate=gate,
+                up=up,
             )
         return self._buffers[n]
 

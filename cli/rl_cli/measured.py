@@ -1,0 +1,100 @@
+"""What the run of a folder measured, for `rltrain plan --measured`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_api import load_run
+from rl_api.errors import InvalidConfig
+from rl_api.run import RunSpec
+from rl_api.sizes.run_plan import Place, RunPlan, learner_layout, refuse_others
+from rl_api.sizes.step_seconds import StepMeasured, StepSeconds, planned_work, scaled, step_work
+from rl_cli.model_shape import shape_of
+
+WARM_UP = 2
+"""First steps that are not counted where there are more than twice as many: caches are cold, and samplers begin."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a planned run's step would take, and what that was taken from, as words."""
+
+    seconds: StepSeconds
+    source: str
+
+
+def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
+    """Seconds of a step of `spec`, whose plan is `plan`, by what the run of `folder` measured.
+
+    Answers are taken to be as long as those measured, in proportion to sampler.maxNewTokens.
+
+    Raises:
+        InvalidConfig: the folder is none of a run of rltrain's own trainer that finished a step.
+        ModelError: the configuration of its model cannot be read any more.
+    """
+    # Belong to the trainer, which writes these files; without torch.
+    from rl_trainer.observe.metrics import METRICS_FILE, read_metrics
+    from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
+    from rl_trainer.run.run_folder import RUN_FILE
+
+    if not (folder / RUN_FILE).is_file():
+        raise InvalidConfig(f"--measured: found {folder} without {RUN_FILE}, allowed: the folder of a run")
+    ran = load_run(folder / RUN_FILE).spec
+    refuse_others(ran)
+    records = read_metrics(folder / METRICS_FILE)
+    records = records[WARM_UP:] if len(records) > 2 * WARM_UP else records
+    steps = [
+        StepMeasured(
+            record.time_generate,
+            record.time_score,
+            record.time_train,
+            record.time_publish,
+            answers=record.samples_per_second * record.wall_seconds,
+            tokens=record.completion_tokens,
+        )
+        for record in records
+    ]
+    steps = [step for step in steps if _is_whole(step)]
+    if not steps:
+        raise InvalidConfig(
+            f"--measured: found no step with times in {folder / METRICS_FILE}, allowed: the folder of a run that has trained"
+        )
+    checkpoints = [
+        span.end - span.start
+        for span in read_timeline(folder / TIMELINE_FILE)
+        if (span.actor, span.name) == ("driver", "checkpoint")
+    ]
+    shape = shape_of(ran.model)
+    ranks = ran.learner.ranks_per_replica
+    layout = learner_layout(ran, shape, Place(ran.learner.replicas, ranks, None))
+    answers, tokens = _mean([step.answers for step in steps]), _mean([step.tokens for step in steps])
+    # Samplers come and go in a run that scales them.
+    seen = [record.samplers for record in records if record.samplers > 0]
+    samplers = _mean(seen) if seen else ran.sampler.replicas
+    measured = step_work(
+        ran,
+        shape,
+        layout,
+        samplers=samplers,
+        sampler_devices=ran.sampler.devices,
+        answers=answers,
+        tokens=tokens,
+    )
+    length = tokens / answers / ran.sampler.max_new_tokens * spec.sampler.max_new_tokens
+    planned, wanted = planned_work(spec, plan, length)
+    source = (
+        f"{len(steps)} steps of {folder} ({shape.family}, {shape.parameters:,} parameters, ranks: {layout.ranks}, "
+        f"samplers: {samplers:.3g}, {tokens / answers:,.0f} tokens per answer)"
+    )
+    return Profile(scaled(steps, checkpoints, measured, planned, wanted), source)
+
+
+def _is_whole(step: StepMeasured) -> bool:
+    times = (step.generate, step.score, step.train, step.publish)
+    return all(map(math.isfinite, (*times, step.answers))) and step.answers > 0 and step.tokens > 0
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values)
