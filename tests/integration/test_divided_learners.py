@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from divided_learners import Case, Outcome, Ranks, run
+from divided_learners import Case, Outcome, Ranks, pieces, run
 from library_models import made_once
 from safetensors import safe_open
 from small_families import save_small
@@ -98,6 +98,16 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name
     alone = run(rest, 0, 1)
     for other in (more, alone):
         close(other, replace(straight, losses=straight.losses[3:], norms=straight.norms[3:]))
+
+
+@pytest.mark.parametrize(("name", "count", "size"), [("llama", 4, 2), ("qwen3-moe", 3, None)])
+def test_large_tensors_are_gathered_some_rows_at_a_time(
+    ranks, family, name: str, count: int, size: int | None
+):
+    case = Case(family(name), {**FSDP, "fsdpSize": size}, {})
+    found = ranks(case, count, pieces)
+    assert len(set(found)) == 1
+    assert found[0] > 10
 
 
 def test_what_one_process_saved_is_gone_on_from_divided(ranks, family, tmp_path):

@@ -143,6 +143,18 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     return Outcome(losses, norms, weights(learner), estimates, held)
 
 
+def pieces(case: Case, rank: int, ranks: int) -> int:
+    """Makes the weights in pieces of 500 bytes and whole, which has to be the same; how many pieces the largest one has."""
+    learner = Learner(case.folder, case.spec, rank=rank, ranks=ranks)
+    most = 0
+    for name, tensor in learner.model.hf_tensors().items():  # type: ignore[operator]
+        made = list(tensor.pieces(500))
+        together = torch.cat(made) if len(made) > 1 else made[0]
+        assert torch.equal(together, tensor.make()), name
+        most = max(most, len(made))
+    return most
+
+
 def save(learner: Learner, base: Path, folder: Path) -> None:
     """What a checkpoint holds, from rank 0, with the others' help."""
     for name, source in sources(learner).items():

@@ -6,7 +6,7 @@ decode loop. Parameters are fused (see `names`); Hugging Face names appear at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from rl_trainer.model.lora import (
 )
 from rl_trainer.model.names import Part, check_shapes, fuse, parts
 from rl_trainer.model.packing import Packing
-from rl_trainer.model.rows import Rows, whole
+from rl_trainer.model.rows import Rows, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
@@ -326,8 +326,14 @@ class Decoder(nn.Module):
                 rows = rows + adapter.change(module)
             return part.unfused(rows, self.config.head_dim)
 
+        def rows(part: Part) -> Callable[[int, int], torch.Tensor] | None:
+            """Of those that are a parameter of their own, as it is."""
+            value = fused[part.fused]
+            alone = tuple(value.shape) == part.shape and not part.turned and part.name not in changed
+            return partial(whole_rows, value) if alone else None
+
         return {
-            part.name: LazyTensor(fused[part.fused].dtype, part.shape, partial(make, part))
+            part.name: LazyTensor(fused[part.fused].dtype, part.shape, partial(make, part), rows(part))
             for part in parts(self.config)
         }
 

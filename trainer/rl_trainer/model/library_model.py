@@ -28,7 +28,7 @@ from rl_trainer.model.library_names import (
 )
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
-from rl_trainer.model.rows import Rows, fill, whole
+from rl_trainer.model.rows import Rows, fill, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor
@@ -271,11 +271,13 @@ class LibraryModel(nn.Module):
         for name, value in self.model.state_dict().items():
             if name in tied or ".lora_" in name:
                 continue
-            make = partial(whole, value)
+            shape = tuple(value.shape)
             module = modules[name.rpartition(".")[0].removesuffix(".base_layer")]
             if merged and name.endswith(".base_layer.weight"):
-                make = partial(_merged, value, module)
-            own[_plain(name)] = LazyTensor(value.dtype, tuple(value.shape), make)
+                own[_plain(name)] = LazyTensor(value.dtype, shape, partial(_merged, value, module))
+            else:
+                rows = partial(whole_rows, value) if shape else None
+                own[_plain(name)] = LazyTensor(value.dtype, shape, partial(whole, value), rows)
         return own
 
     def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -52,6 +53,27 @@ def whole(tensor: Tensor) -> Tensor:
     """All of `tensor`, detached. Of a divided one a copy, which all processes that hold rows of it must ask for together."""
     found: Any = tensor.detach()
     made: Tensor = found.full_tensor() if is_divided(found) else found
+    return made
+
+
+@torch.no_grad()
+def whole_rows(tensor: Tensor, first: int, last: int) -> Tensor:
+    """Rows `first` up to `last` of all of `tensor`, detached. Of a divided one a copy, for which those that hold them send
+    theirs; all processes that hold rows of `tensor` must ask for the same together.
+    """
+    if not is_divided(tensor):
+        return tensor.detach()[first:last]
+    here, offset = local(tensor), first_row(tensor)
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    parts, group = int(mesh.size(mesh.ndim - 1)), mesh.get_group(mesh.ndim - 1)
+    made = here.new_empty((last - first, *tensor.shape[1:]))
+    each = -(-tensor.shape[0] // parts)  # as torch.chunk cuts
+    for owner in range(first // each, -(-last // each)):
+        start, stop = max(first, owner * each), min(last, (owner + 1) * each)
+        rows = made[start - first : stop - first]
+        if owner == mesh.get_local_rank(mesh.ndim - 1):
+            rows.copy_(here[start - offset : stop - offset])
+        dist.broadcast(rows, dist.get_global_rank(group, owner), group=group)
     return made
 
 

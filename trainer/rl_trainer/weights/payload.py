@@ -172,22 +172,28 @@ class _Taken:
 
     def __init__(self, items: Iterator[tuple[str, Tensor]]):
         self._items = items
-        self._name: str | None = None
-        self._bytes: Tensor | None = None  # uint8, on the device of the tensor
+        # uint8, on the tensor's device: what is left of the piece that was made last.
+        self._bytes: Tensor | None = None
 
-    def copy_into(self, target: Tensor, name: str, place: Place) -> None:
-        """Copies the part of tensor `name` that `place` says into `target`, uint8 on the host."""
-        if self._name != name:
-            self._bytes = None  # before the next one is made
-            self._name, tensor = next(self._items)
-            assert self._name == name, f"{self._name} came, {name} was to come"
-            self._bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            del tensor
-        assert self._bytes is not None
-        end = place.first + place.size
-        target.copy_(self._bytes[place.first : end])
-        if end == self._bytes.numel():
-            self._bytes = None
+    def copy_into(self, target: Tensor, name: str) -> None:
+        """Fills `target`, uint8 on the host, with the next bytes, which are of tensor `name`."""
+        filled = 0
+        while filled < target.numel():
+            if self._bytes is None:
+                self._make(name)
+            assert self._bytes is not None
+            count = min(self._bytes.numel(), target.numel() - filled)
+            target[filled : filled + count].copy_(self._bytes[:count])
+            filled += count
+            # Before the next one is made.
+            self._bytes = self._bytes[count:] if count < self._bytes.numel() else None
+
+    def _make(self, name: str) -> None:
+        made, tensor = next(self._items)
+        while not tensor.numel():  # one without numbers has no bytes to ask for
+            made, tensor = next(self._items)
+        assert made == name, f"{made} came, {name} was to come"
+        self._bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
     def finish(self) -> None:
         """Runs the source to its end, as the other ranks do."""
@@ -202,7 +208,7 @@ def _pack(
     block = room(end)
     for name, place in index.items():
         last = place.offset + place.size
-        taken.copy_into(block[place.offset : last], name, place)
+        taken.copy_into(block[place.offset : last], name)
         block[last : place.offset + _padded(place.size)] = 0
     array = block.numpy()
     return WeightsBlock(version, number, blocks, array, index, checksum_of(array))

@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
+
+# Bytes at most of what is made of a tensor at once, where its rows can be made alone.
+PIECE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class TensorSource:
 
     Attributes:
         shapes: dtype and shape by name; on every rank the same, in the same order.
-        items: name and tensor, on any device, contiguous or not, in the order of `shapes`. A tensor may share memory with
-            the model: it is to be copied before the next item is asked for, and never written to.
+        items: name and tensor, on any device, contiguous or not, in the order of `shapes`; a large one in pieces, an item
+            each, that are one after the other along its first dimension. A tensor may share memory with the model: it is
+            to be copied before the next item is asked for, and never written to.
     """
 
     shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -36,11 +41,15 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be."""
+    """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be.
+
+    `rows`, where there is such a thing: makes its rows from one number up to another.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
+    rows: Callable[[int, int], Tensor] | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
@@ -51,13 +60,37 @@ class LazyTensor:
         """In another number format; numbers that are whole stay as they are."""
         if not self.dtype.is_floating_point or dtype == self.dtype:
             return self
-        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype))
+        rows = self.rows
+        part = None if rows is None else lambda first, last: rows(first, last).to(dtype)
+        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype), part)
+
+    def pieces(self, limit: int) -> Iterator[Tensor]:
+        """All of it, in pieces of at most `limit` bytes or one row where its rows can be made, else in one."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        if self.rows is None or size <= limit:
+            yield self.make()
+            return
+        each = max(1, limit * self.shape[0] // size)
+        for first in range(0, self.shape[0], each):
+            yield self.rows(first, min(first + each, self.shape[0]))
 
 
-def source_of(tensors: Mapping[str, LazyTensor]) -> TensorSource:
-    """A source of these, those of wide numbers first: each then begins at a multiple of its own width in a file."""
+def source_of(tensors: Mapping[str, LazyTensor], limit: int = PIECE_BYTES) -> TensorSource:
+    """A source of these, those of wide numbers first: each then begins at a multiple of its own width in a file.
+
+    `limit`: bytes of a piece of a large one.
+    """
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     return TensorSource(
         {name: (tensors[name].dtype, tensors[name].shape) for name in names},
-        lambda: ((name, tensors[name].make()) for name in names),
+        lambda: chain.from_iterable(_named(name, tensors[name].pieces(limit)) for name in names),
     )
+
+
+def _named(name: str, pieces: Iterator[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Not a loop, whose variable would keep a piece while the next one is made."""
+
+    def named(piece: Tensor) -> tuple[str, Tensor]:
+        return name, piece
+
+    return map(named, pieces)

@@ -77,6 +77,7 @@ class _Bytes:
 
     def _make(self) -> None:
         name, tensor = next(self._items)
-        self._left = self._sizes[name]
         if self._used:
             self._rest = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+        # What stands for a whole tensor on ranks that make none has no bytes.
+        self._left = tensor.nbytes or self._sizes[name]
