@@ -89,8 +89,6 @@ def test_samplers_join_leave_and_are_replaced_while_training_goes_on(tmp_path: P
         tmp_path,
         sampler={"replicas": 2, "minReplicas": 1},
         buffer={"maxStaleness": 1},
-        # A group anew with every change; a sampler that dies before it has met the others is waited for.
-        weightSync={"transport": "collective", "timeout": "5s"},
         stop=ENDLESS,
     )
     files.feel(delay=0.01)
