@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -226,6 +227,7 @@ class Lane:
 def main() -> int:
     """Runs the lane; returns its exit status."""
     chosen = options(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stages end with it
     chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rltrain-gpu-lane-") as temporary:
         scratch = chosen.scratch or Path(temporary)

@@ -6,6 +6,7 @@ In the process: python -m gpu_lane.child MODULE FUNCTION REQUEST.json ANSWER.jso
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -28,7 +29,8 @@ ROOT = BENCH.parent
 PACKAGES = tuple(ROOT / name for name in ("api", "cli", "trainer", "bench"))
 # Between asking a process to end and ending it.
 GRACE = 10.0
-_PROGRESS = "GPU_LANE_PROGRESS"
+_PROGRESS, _PARENT = "GPU_LANE_PROGRESS", "GPU_LANE_PARENT"
+_PR_SET_PDEATHSIG = 1
 
 
 class ChildFailed(RuntimeError):
@@ -60,6 +62,7 @@ class Child:
         self._leads = progress is not None
         settings = {
             **os.environ,
+            _PARENT: str(os.getpid()),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONPATH": os.pathsep.join(
@@ -191,9 +194,19 @@ def _tell(reader: int, progress: Callable[[str], None]) -> None:
             progress(line.rstrip())
 
 
+def end_with(parent: int) -> None:
+    """From now on this process is told to end (SIGTERM) when its `parent` has ended, however that was."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
     module, name, asked, target = sys.argv[1:]
     try:
+        # What it has started ends before it does.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        end_with(int(os.environ[_PARENT]))
         function = getattr(importlib.import_module(f"gpu_lane.{module}"), name)
         found: dict[str, Any] = {"found": function(**json.loads(Path(asked).read_text()))}
     except Skipped as why:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu_lane.child import ChildFailed, sentence
+from gpu_lane.child import ChildFailed, end_with, sentence
 from gpu_lane.job import Job
 from gpu_lane.learner import one_gpu
 from gpu_lane.memory import Peak
@@ -45,7 +45,7 @@ class LearnerProcess:
         context = torch.multiprocessing.get_context("spawn")
         self._job = job
         self._end, theirs = context.Pipe()
-        arguments = (theirs, job.plain(), lora, learns, one_gpu(job, gpu))
+        arguments = (theirs, job.plain(), lora, learns, one_gpu(job, gpu), os.getpid())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -170,8 +170,11 @@ class _Group:
         return self._group.broadcast([tensor], options)
 
 
-def _serve(calls: Connection, job: dict[str, Any], lora: bool, learns: bool, env: dict[str, str]) -> None:
+def _serve(
+    calls: Connection, job: dict[str, Any], lora: bool, learns: bool, env: dict[str, str], parent: int
+) -> None:
     """The process: answers calls with (found, None) or (None, sentence)."""
+    end_with(parent)
     os.environ.update(env)
     served = None
     while True:

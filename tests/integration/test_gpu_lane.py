@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -188,6 +189,29 @@ def test_a_process_that_raises_or_is_late_is_a_sentence() -> None:
         call(sys.executable, "job.nothing", {}, 60.0)
     with pytest.raises(ChildFailed, match=r"child\.measure had no answer within 0 s"):
         call(sys.executable, "child.measure", {}, 0.0)
+
+
+def test_a_lane_that_is_told_to_stop_ends_its_stages(tmp_path: Path) -> None:
+    held, interpreter = tmp_path / "held", tmp_path / "interpreter"
+    os.mkfifo(held)
+    # As long as a stage is there it holds this open.
+    interpreter.write_text(f'#!/bin/sh\nexec 3> {held}\necho here >&3\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    command = [
+        str(ROOT / "scripts" / "gpu-lane"),
+        "--device=cpu",
+        f"--out={tmp_path}",
+        f"--python={interpreter}",
+    ]
+    with subprocess.Popen(command, env=os.environ | {"PYTHON": sys.executable}) as process:
+        try:
+            with held.open() as stage:
+                assert stage.readline() == "here\n"
+                process.terminate()
+                assert process.wait(60.0) == 128 + signal.SIGTERM
+                assert stage.read() == ""
+        finally:
+            process.kill()
 
 
 def test_a_missed_target_is_a_failure_that_measuring_again_mends(tmp_path: Path) -> None:
