@@ -85,7 +85,7 @@ _SERVICE_COLUMNS: Final = [
 
 # Fields that came later, outside the groups that a profile sets: a default in the schema would stand in every stored run at
 # once, and an operator of before, which may lead for a while, knows no such field.
-_LATER_WITHOUT_DEFAULT = frozenset({"spec.task.onLongPrompt"})
+_LATER_WITHOUT_DEFAULT = frozenset({"spec.task.onLongPrompt", "spec.checkpoint.asynchronous"})
 
 
 def _defaulted(path: str) -> bool:

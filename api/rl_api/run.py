@@ -80,6 +80,10 @@ class CheckpointSpec(Model):
     """Newest checkpoints that are kept."""
     storage: StorageSpec | None = None
     """Where; null: the run folder. Required on a cluster, whose pods lose their disks."""
+    asynchronous: Literal["auto", "always", "never"] = "auto"
+    """Whether learners train on while they write one, which they copy into the memory of their nodes first. auto: where
+    they are on GPUs; on CPUs the copy would need 12 bytes per parameter beside the 16 that training has. The last one, and
+    one that is asked for, is waited for."""
 
 
 class StopSpec(Model):

@@ -142,14 +142,13 @@ def write_model(job: Job, seed: int = 0) -> int:
     """
     import torch
 
-    from rl_trainer.checkpoint.tensor_file import TensorStream, byte_count, write_tensors
     from rl_trainer.model.config import parse_config
-    from rl_trainer.model.export import WEIGHTS, appearing
+    from rl_trainer.model.export import appearing
+    from rl_trainer.model.folder import write_weights
     from rl_trainer.model.names import parts
     from rl_trainer.model.presets import tiny_tokenizer
     from rl_trainer.model.tiny import EOS, PAD
     from rl_trainer.weights.source import LazyTensor, source_of
-    from rl_trainer.weights.stream import byte_chunks, file_shapes
 
     shape = SHAPES[job.shape]
     config = {**shape.config, "dtype": "bfloat16"}
@@ -170,10 +169,7 @@ def write_model(job: Job, seed: int = 0) -> int:
             for part in parts(parse_config(config))
         }
     )
-    stream = TensorStream(
-        file_shapes(source), lambda: (chunk for chunk in byte_chunks(source) if chunk is not None)
-    )
-    size = byte_count(stream.shapes)
+    size = sum(source.sizes().values())
     progress(f"writing {size / 1e9:.2f} GB of random weights")
     tokenizer = tiny_tokenizer()
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
@@ -195,7 +191,7 @@ def write_model(job: Job, seed: int = 0) -> int:
     with appearing(job.model) as temporary:
         for name, value in files.items():
             (temporary / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
-        write_tensors(stream, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_weights(source, temporary)
     return size
 
 

@@ -22,6 +22,7 @@ _COLOURS: Final = {
     "gathered": "#ff8ab7",
     "activations": "#ff725c",
     "caches": "#efb118",
+    "checkpoint": "#c9a227",
     "overhead": "#9498a0",
 }
 _TOO_MUCH: Final = "#c00000"

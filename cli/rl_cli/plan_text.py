@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from rl_api.sizes.checkpoint import checkpoint_seconds
 from rl_api.sizes.layout import as_text
+from rl_api.sizes.learner import checkpoint_seconds
 from rl_api.sizes.memory import gigabytes, parameters
 from rl_api.sizes.run_plan import RolePlan, RunPlan
 from rl_api.sizes.sampler import BLOCK
@@ -20,6 +20,7 @@ WORDS: Final = {
     "critic": "critic",
     "gathered": "working copies",
     "activations": "activations",
+    "checkpoint": "checkpoint's copy",
     "caches": "keys and values",
     "overhead": "libraries",
 }

@@ -81,6 +81,7 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         [{"timeout": "1h30m"}],
         [{"timeout": "1.5"}],
     ],
+    ("checkpoint", "asynchronous"): ["auto", "always", "never", True, "sometimes"],
     ("checkpoint", "storage"): [
         {"s3": "x"},
         {"s3": "s3://x"},

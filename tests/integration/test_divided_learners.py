@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from divided_learners import Case, Outcome, Ranks, pieces, run
 from library_models import made_once
-from safetensors import safe_open
 from small_families import save_small
+from transformers import AutoModelForCausalLM
 
-from rl_trainer.model.folder import read_shapes
+from rl_trainer.checkpoint.shards import shards_of
+from rl_trainer.model.folder import read_shapes, weight_files
 
 FSDP = {"parallelism": "fsdp2"}
 
@@ -79,24 +80,31 @@ def test_every_family_learns_divided_as_it_does_whole(
 
 
 @pytest.mark.parametrize(
-    ("name", "learner", "algorithm"),
-    [("llama", LORA, KL), ("qwen3", {}, {**PPO, **IN_REWARD}), ("qwen3-moe", LORA, KL)],
+    ("name", "learner", "algorithm", "count", "others"),
+    [
+        ("llama", LORA, KL, 2, [4]),
+        ("qwen3", {}, {**PPO, **IN_REWARD}, 4, [2, 3]),
+        ("qwen3-moe", {**LORA, "fsdpSize": 2}, KL, 4, []),
+    ],
 )
-def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, family, tmp_path, name, learner, algorithm):
-    learner = {**learner, **FSDP}
+def test_a_run_goes_on_with_other_numbers_of_ranks(
+    ranks, family, tmp_path, name, learner, algorithm, count, others
+):
+    """Each rank writes its own part, and whoever goes on reads the rows that it needs of all of them."""
+    saved, learner = tmp_path / "saved", {**learner, **FSDP}
     case = Case(family(name), learner, algorithm)
-    straight = ranks(case, 2)[0]
-    begun = replace(case, steps=3, saved=tmp_path / "saved")
-    ranks(begun, 2)
-    assert read_shapes(tmp_path / "saved") == read_shapes(case.folder)
-    rest = replace(case, first=3, resumed=tmp_path / "saved")
-    same = ranks(rest, 2)[0]
+    straight = ranks(case, count)[0]
+    ranks(replace(case, steps=3, saved=saved), count)
+    assert read_shapes(saved) == read_shapes(case.folder)
+    assert len(shards_of("optimizer", [path.name for path in saved.iterdir()])) == count
+    assert len(weight_files(saved)) >= count
+    rest = replace(case, first=3, resumed=saved)
+    same = ranks(rest, count)[0]
     assert (same.losses, same.norms) == (straight.losses[3:], straight.norms[3:])
     for kind, value in straight.weights.items():
         assert np.array_equal(same.weights[kind], value), kind
-    more = ranks(replace(rest, learner={**learner, "fsdpSize": 2}), 4)[0]
-    alone = run(rest, 0, 1)
-    for other in (more, alone):
+    found = [ranks(replace(rest, learner={**learner, "fsdpSize": None}), other)[0] for other in others]
+    for other in (*found, run(rest, 0, 1)):
         close(other, replace(straight, losses=straight.losses[3:], norms=straight.norms[3:]))
 
 
@@ -114,8 +122,12 @@ def test_what_one_process_saved_is_gone_on_from_divided(ranks, family, tmp_path)
     case = Case(family("qwen3-moe"))
     straight = run(case, 0, 1)
     run(replace(case, steps=2, saved=tmp_path / "saved"), 0, 1)
-    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
-        assert "model.layers.1.mlp.experts.2.down_proj.weight" in file.keys()  # noqa: SIM118 - names of files
+    assert "model.layers.1.mlp.experts.2.down_proj.weight" in read_shapes(tmp_path / "saved")
+    opened, said = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert len(weight_files(tmp_path / "saved")) > 1, "an export of several files, which the library opens"
+    assert not any(said.values()), said
+    names = {name for name, value in opened.state_dict().items() if value.ndim}
+    assert names >= {name.partition("/")[2].removeprefix("model.") for name in straight.weights}
     rest = ranks(replace(case, learner=FSDP, first=2, resumed=tmp_path / "saved"), 3)[0]
     close(rest, replace(straight, losses=straight.losses[2:], norms=straight.norms[2:]))
 

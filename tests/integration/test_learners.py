@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -16,7 +17,6 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from safetensors.numpy import load_file
 from training_runs import until
 
 from rl_api import RunSpec
@@ -24,12 +24,14 @@ from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.export import describe_weights
+from rl_trainer.model.folder import opened_tensors, weight_files
+from rl_trainer.model.loader import load_model, resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
@@ -103,9 +105,8 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             assert (published and published.version) == (step + 1 if step else None)
             losses.append(result.metrics["loss"])
             assert {span.actor for span in spans} >= {f"learner {rank}" for rank in range(replicas)}
-        learned = learners.state()
-        assert learned.optimizer_steps == 3
-        assert received(learned.optimizer)
+        assert learners.state().optimizer_steps == 3
+        assert received(learners, "optimizer")
         return weights_of(learners), losses
     finally:
         reservation.release()
@@ -113,15 +114,20 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
             ray.kill(actor)
 
 
-def received(stream: TensorStream | None) -> dict[str, np.ndarray]:
-    assert stream is not None
-    with tempfile.TemporaryDirectory() as folder:
-        write_tensors(stream, Path(folder) / "file")
-        return load_file(Path(folder) / "file")
+def received(learners: Learners, part: str) -> dict[str, np.ndarray]:
+    """What they write of a part, whole."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        written = learners.write(folder, {part: part}).wait()
+        assert sorted(path.name for path in folder.iterdir()) == sorted(written.digests)
+        for file, (size, digest) in written.digests.items():
+            assert (size, digest) == ((folder / file).stat().st_size, sha256_of(folder / file))
+        with opened_tensors(folder, sorted(written.digests)) as tensors:
+            return {key: (rows[:] if rows.shape else rows).clone().numpy() for key, rows in tensors.items()}
 
 
 def weights_of(learners: Learners) -> dict[str, np.ndarray]:
-    return received(learners.state().weights)
+    return received(learners, "weights")
 
 
 def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
@@ -153,7 +159,7 @@ def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
                 assert all(
                     np.array_equal(value, initial[name]) for name, value in weights_of(learners).items()
                 )
-        critic = received(learners.state().critic)
+        critic = received(learners, "critic")
         assert critic["steps"] == 6
         found.append((critic, weights_of(learners), np.concatenate(values)))
         reservation.release()
@@ -224,6 +230,16 @@ def test_published_weights_are_the_learners_and_carry_their_version(tmp_path: Pa
     assert published.keys() == weights.keys()
     for name, value in published.items():
         assert np.array_equal(value.numpy(), weights[name]), name
+    # An export of several files is a model folder as one of a single file is.
+    folder = tmp_path / "several"
+    folder.mkdir()
+    files = learners.write(folder, {"weights": "model"}, limit=20_000).wait()
+    describe_weights(resolve_model("tiny", tmp_path, learners.spec.model.tiny, 0, None), folder, files)
+    assert len(weight_files(folder)) == len(files.digests) > 1
+    assert max(size for size, _ in files.digests.values()) < 22_000
+    opened = load_model(folder).hf_state_dict()
+    assert opened.keys() == weights.keys()
+    assert all(np.array_equal(value.numpy(), weights[name]) for name, value in opened.items())
     reservation.release()
 
 
@@ -302,37 +318,38 @@ def test_samplers_get_the_same_bits_by_every_way_and_one_that_is_killed_half_way
         ray.kill(actor)
 
 
-def test_a_stream_that_is_given_up_leaves_learners_free_and_a_death_names_its_rank(
+def test_what_a_rank_cannot_write_itself_comes_through_the_driver_and_a_death_names_its_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    short = 1000
-
-    def shorten(_: object) -> None:
-        """In a learner's process."""
+    def shorten(actor: Any) -> int:
+        """In a learner's process, of which the second does not see the driver's folder."""
         import rl_trainer.learner.actor as module
 
-        module.byte_chunks = partial(module.byte_chunks, limit=short)
+        module.Save = partial(module.Save, piece=20_000)
+        if actor.rank:
+            module._reached = lambda folder: False
+        return os.getpid()
 
     learners, reservation = launch(2, tmp_path)
     learners.start_reinforcement()
     learners.update(groups(0), np.ones(12, np.float32), 0)
-    state = learners.state()
-    pids = [ray.get(actor.__ray_call__.remote(lambda self: os.getpid())) for actor in learners.actors]
-    for actor in learners.actors:
-        ray.get(actor.__ray_call__.remote(shorten))
-    monkeypatch.setattr("rl_trainer.learner.group.CHUNK_BYTES", short)
-    given_up = state.weights.chunks()
-    assert next(given_up).nbytes == short
-    moments = received(state.optimizer)
-    given_up.close()
-    assert sorted(moments) == sorted(received(learners.state().optimizer))
-    half = state.optimizer.chunks()
-    next(half)
-    os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(
-        ActorDied, match=r"^learner 1 died while sending its optimizer to be written: .*--resume"
-    ):
-        list(half)
+    parts = ("weights", "optimizer")
+    here = {part: received(learners, part) for part in parts}
+    pids = [ray.get(actor.__ray_call__.remote(shorten)) for actor in learners.actors]
+    for part in parts:
+        sent = received(learners, part)
+        assert sent.keys() == here[part].keys()
+        assert all(np.array_equal(sent[name], value) for name, value in here[part].items())
+    rounds, go_on = itertools.count(), Learners._write_round
+
+    def with_a_death(self: Learners, *arguments: Any) -> bool:
+        if next(rounds) == 2:
+            os.kill(pids[1], signal.SIGKILL)
+        return go_on(self, *arguments)
+
+    monkeypatch.setattr(Learners, "_write_round", with_a_death)
+    with pytest.raises(ActorDied, match=r"^learner 1 died while writing optimizer: .*--resume"):
+        received(learners, "optimizer")
     reservation.release()
     for actor in learners.actors:
         ray.kill(actor)

@@ -63,12 +63,19 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
     whole = RunFiles(tmp_path / "whole", task=task, stop={"maxSteps": STEPS})
     whole.run().assert_well()
 
-    first = small_run(tmp_path / "first", "s3://lost-disk/runs/one", task=task)
+    kept = bucket / "runs" / "one"
+    # Learners write, and the driver copies, while the next steps run.
+    written = {
+        "everySteps": 2,
+        "keep": 2,
+        "asynchronous": "always",
+        "storage": {"s3": "s3://lost-disk/runs/one"},
+    }
+    first = small_run(tmp_path / "first", "s3://lost-disk/runs/one", task=task, checkpoint=written)
     first.feel(delay=0.05)
     with first.start(**ray_here()) as process:
-        process.wait_for(lambda: len(first.steps) >= 5)
+        process.wait_for(lambda: len(first.steps) >= 5 and checkpoints(kept)[-1:] >= [4])
         process.kill()
-    kept = bucket / "runs" / "one"
     assert checkpoints(kept)[-1] in (4, 6)
     assert (kept / "run.yaml").read_bytes() == (first.out / "run.yaml").read_bytes()
     shutil.rmtree(first.out)

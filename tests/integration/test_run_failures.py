@@ -238,19 +238,21 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(tmp_path: Path
     files.assert_nothing_lost_or_twice()
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path: Path):
-    files = RunFiles(tmp_path, stop={"maxSteps": 10_000})
+@pytest.mark.parametrize("asynchronous", ["never", "always"])
+def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path: Path, asynchronous: str):
+    written = {"everySteps": 2, "asynchronous": asynchronous}
+    files = RunFiles(tmp_path, stop={"maxSteps": 10_000}, checkpoint=written)
     files.feel(delay=0.02)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (10_000, hard)  # smaller than the model, larger than everything else
-    try:
-        with meanwhile(
-            lambda: len(files.checkpoints) > 1, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, size)
-        ):
-            outcome = files.run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    size = (10_000, 10_000)  # smaller than the model, larger than everything else
+
+    def limit() -> None:
+        """The learner itself writes what it holds."""
+        actors("Learner")[0].rlimit(resource.RLIMIT_FSIZE, size)
+
+    with meanwhile(lambda: len(files.checkpoints) > 1, limit):
+        outcome = files.run()
     assert outcome.code == 1
+    assert "model/model.safetensors: File too large" in outcome.sentence
     good, older = files.checkpoints[-1], files.checkpoints[-2]
     assert f"The checkpoint of step {good + 2} could not be written" in outcome.sentence
     assert f"The checkpoint of step {good} is untouched: free some space" in outcome.sentence

@@ -55,12 +55,14 @@ def test_another_seed_is_another_run(uninterrupted: RunFiles, tmp_path: Path):
 
 
 def test_killed_and_resumed_is_the_uninterrupted_run_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
-    """Also where the same prompts come from parquet shards, of several row groups each: every one once."""
-    files = two_samplers(tmp_path, task={"file": "shards"})
+    """Also where the same prompts come from parquet shards, of several row groups each: every one once; and where learners
+    write a checkpoint while the next step runs."""
+    written = {"everySteps": 2, "asynchronous": "always"}
+    files = two_samplers(tmp_path, task={"file": "shards"}, checkpoint=written)
     files.shards()
     files.feel(delay=0.05)
     with files.start(**ray_here()) as process:
-        process.wait_for(lambda: len(files.steps) >= 5)
+        process.wait_for(lambda: len(files.steps) >= 5 and files.checkpoints[-1:] >= [4])
         process.kill()
     assert files.checkpoints[-1] in (4, 6)
     files.feel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,15 +15,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from kept_blocks import KeptBlocks
-from safetensors.torch import save_file
 from trajectories import sampled
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
+from rl_trainer.checkpoint.shards import shards_of
+from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, SavedFiles
+from rl_trainer.checkpoint.tensor_file import ShardWriter
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, offer, sources
-from rl_trainer.model import export
+from rl_trainer.learner.saving import Save, contents
+from rl_trainer.learner.sources import offer
+from rl_trainer.model.export import describe_weights
 from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.rows import whole
 from rl_trainer.trajectory import Trajectory
@@ -156,24 +158,27 @@ def pieces(case: Case, rank: int, ranks: int) -> int:
 
 
 def save(learner: Learner, base: Path, folder: Path) -> None:
-    """What a checkpoint holds, from rank 0, with the others' help."""
-    for name, source in sources(learner).items():
-        tensors = {key: value.cpu().clone() for key, value in source().items()}
-        if learner.rank == 0:
-            folder.mkdir(exist_ok=True)
-            save_file(tensors, folder / (export.WEIGHTS if name == WEIGHTS else f"{name}.safetensors"))
+    """What a checkpoint holds: this rank's part of it; the limits are small beside the weights, of 40 to 200 kB."""
+    parts = {part: "model" if part == WEIGHTS else part for part in contents(learner)}
+    save = Save(learner, parts, limit=30_000, piece=5_000)
+    with ShardWriter(folder, save.heads) as writer:
+        for found in save.rounds():
+            for name, data in found:
+                writer.write(name, data)
+        digests = writer.finish()
     if learner.rank == 0:
-        shutil.copyfile(base / "config.json", folder / "config.json")
+        describe_weights(base, folder, SavedFiles(digests, save.weight_map, save.weight_bytes))
         (folder / "steps").write_text(str(learner.training.steps))
 
 
 def resume(learner: Learner, initial: Path, folder: Path) -> None:
     """Takes up what `save` wrote, as `LearnerActor.restore` does."""
     with ExitStack() as stack:
+        there = [path.name for path in folder.iterdir()]
         files = {
-            name: stack.enter_context(opened_tensors(folder, f"{name}.safetensors"))
-            for name in (OPTIMIZER, ADAPTER, CRITIC)
-            if (folder / f"{name}.safetensors").is_file()
+            part: stack.enter_context(opened_tensors(folder, names))
+            for part in (OPTIMIZER, ADAPTER, CRITIC)
+            if (names := shards_of(part, there))
         }
         learner.resume(initial, files.get(ADAPTER))
         learner.training.optimizer.load(files[OPTIMIZER])

@@ -10,9 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rl_api.sizes.checkpoint import checkpoint_bytes
 from rl_api.sizes.fit import fewest_shards, smallest_change, wider_sampler
-from rl_api.sizes.learner import LearnerLayout, kept_bytes, layer_bytes_per_token, learner_parts
+from rl_api.sizes.learner import (
+    LearnerLayout,
+    checkpoint_bytes,
+    kept_bytes,
+    layer_bytes_per_token,
+    learner_parts,
+)
 from rl_api.sizes.memory import GB, Device, gigabytes
 from rl_api.sizes.sampler import SamplerLayout, block_bytes, kv_blocks, sampler_memory, swap_blocks
 from rl_api.sizes.shape import ModelShape, model_shape

@@ -37,6 +37,7 @@ class LearnerLayout:
         trained: parameters that learn beside frozen weights (LoRA); None: all weights do.
         reference: a frozen copy is kept for a KL penalty; with LoRA it costs nothing.
         critic: a value model of the policy's size learns too.
+        copied: a checkpoint is copied into the same memory before it is written, each rank's part of it.
     """
 
     ranks: int = 1
@@ -48,6 +49,7 @@ class LearnerLayout:
     trained: int | None = None
     reference: bool = False
     critic: bool = False
+    copied: bool = False
 
     @property
     def copies(self) -> int:
@@ -75,6 +77,7 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
         critic=_share(critic, shard) if layout.critic else 0,
         gathered=gathered_bytes(shape, layout),
         activations=activation_bytes(shape, layout),
+        checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0,
         overhead=device.overhead,
     )
 
@@ -92,6 +95,25 @@ def critic_parameters(shape: ModelShape, layout: LearnerLayout) -> tuple[int, in
     weights, trained = policy_parameters(shape, layout)
     value = weights - (0 if shape.tied else shape.vocab * shape.hidden) + shape.hidden
     return value, value if layout.trained is None else trained + shape.hidden
+
+
+def checkpoint_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+    """Bytes of one checkpoint: weights 4 per parameter (float32, LoRA's merged), AdamW's moments 8 per one that learns;
+    with LoRA the adapters 4; with a critic its weights and moments.
+
+    Groups that wait for training are left out: their size is the task's.
+    """
+    weights, trained = policy_parameters(shape, layout)
+    size = WEIGHT * weights + MOMENTS * trained
+    if layout.critic:
+        weights, trained = critic_parameters(shape, layout)
+        size += WEIGHT * weights + MOMENTS * trained
+    return size
+
+
+def checkpoint_seconds(size: int, bandwidth: float) -> float:
+    """Seconds to write `size` bytes at `bandwidth` bytes/s, of all who write together; `bandwidth` > 0."""
+    return size / bandwidth
 
 
 def kept_bytes(parts: Parts) -> int:

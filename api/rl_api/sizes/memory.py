@@ -44,6 +44,7 @@ class Parts:
     critic: int = 0
     gathered: int = 0
     activations: int = 0
+    checkpoint: int = 0
     caches: int = 0
     overhead: int = 0
 

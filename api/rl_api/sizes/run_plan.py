@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
-from rl_api.sizes.checkpoint import checkpoint_bytes
 from rl_api.sizes.fit import DEVICES_PER_POD, learner_misfit, sampler_misfit
 from rl_api.sizes.layout import Group, Node, nodes_of
-from rl_api.sizes.learner import LearnerLayout, learner_parts
+from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes, learner_parts
 from rl_api.sizes.memory import Device, Parts
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
 from rl_api.sizes.shape import ModelShape
@@ -141,6 +140,10 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
         trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),
         reference=bool(algorithm.kl.coefficient),
         critic=algorithm.value_model is not None,
+        # From GPUs it is copied into the memory of the node.
+        copied=not place.accelerators
+        and spec.checkpoint is not None
+        and spec.checkpoint.asynchronous == "always",
     )
 
 

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl_api.run import RunSpec
-from rl_api.sizes.checkpoint import checkpoint_bytes
-from rl_api.sizes.learner import LearnerLayout
+from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes
 from rl_api.sizes.run_plan import RunPlan
 from rl_api.sizes.shape import ModelShape
 

@@ -157,6 +157,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     ("learner",): {"topology": None, "fsdpSize": None, "resources": None},
     ("weightSync",): {"maxMismatch": 1.5},
     ("retry",): {"livenessTimeout": "2m"},
+    ("checkpoint",): {"asynchronous": "auto"},
     ("sampler", "resources"): {"ephemeralStorage": None},
     ("trainer", "resources"): {"ephemeralStorage": None},
     ("scheduling",): {"encryption": False, "integration": "workload", "workloadPriorityClass": None},

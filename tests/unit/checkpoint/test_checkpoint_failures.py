@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import resource
 import signal
@@ -257,3 +258,63 @@ def test_pruning_that_fails_does_not_fail_the_save(tmp_path: Path, monkeypatch: 
     assert [info.step for info in store.list()] == [10, 20]
     store.save(30, content(30), {"cursor": 30})
     assert [info.step for info in store.list()] == [30]
+
+
+def written_elsewhere(folder: Path) -> dict[str, tuple[int, str]]:
+    """As another process writes a file, and says what it is."""
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_bytes(b"weights")
+    return {"model/weights": (7, hashlib.sha256(b"weights").hexdigest())}
+
+
+def test_what_others_wrote_is_known_by_what_they_say_of_it(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path).begin(10) as draft:
+        said = written_elsewhere(draft.folder)
+        draft.write({"other": b"ours"})
+        info = draft.finish(said)
+    assert sorted(info.files) == ["model/weights", "other"]
+    assert verify(info.path) == info
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"model/weights": (8, "0" * 64)}, "weights has 7 bytes here instead of the 8 that were written"),
+        ({"model/more": (1, "0" * 64)}, "model/more, which a learner wrote, is not there"),
+    ],
+)
+def test_what_others_wrote_elsewhere_or_by_half_makes_no_checkpoint(
+    tmp_path: Path, said: dict[str, tuple[int, str]], sentence: str
+) -> None:
+    store = saved(tmp_path, [10])
+    with store.begin(20) as draft, pytest.raises(CheckpointError, match=sentence):
+        draft.finish(written_elsewhere(draft.folder) | said)
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def test_the_sentence_of_who_wrote_elsewhere_is_told_with_what_to_do(tmp_path: Path) -> None:
+    store = saved(tmp_path, [10])
+    sentence = r"checkpoint of step 20 .*: model/weights: No space left on device \([\d,]+ MB free\)\. .*10 is untouched"
+    with pytest.raises(CheckpointError, match=sentence), store.saying(20, ""):
+        raise CheckpointError("model/weights: No space left on device")
+
+
+def test_killed_before_it_is_finished_a_checkpoint_is_none_and_the_one_before_is_as_it_was(
+    tmp_path: Path,
+) -> None:
+    store = saved(tmp_path, [10])
+
+    def killed() -> None:
+        draft = store.begin(20, {"cursor": 20})
+        draft.write(content(20))
+        written_elsewhere(draft.folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(killed) == KILLED
+    assert len(names(tmp_path)) == 2
+    again = CheckpointStore(tmp_path)
+    check(again.load_latest(), 10)
+    assert names(tmp_path) == ["step-00000010"], "and nothing is left of it"
+    with again.begin(20) as given_up:
+        given_up.write(content(20))
+    assert names(tmp_path) == ["step-00000010"]

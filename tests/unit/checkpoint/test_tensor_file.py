@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from dataclasses import replace
+import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from model_folders import stream_of
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from rl_trainer.checkpoint.tensor_file import TensorStream, byte_count, write_tensors
+from rl_api.errors import CheckpointError, ModelError
+from rl_trainer.checkpoint.manifest import sha256_of
+from rl_trainer.checkpoint.tensor_file import ROWS, ShardWriter, byte_count, file_head
 from rl_trainer.model.folder import opened_tensors
-from rl_trainer.weights.source import LazyTensor
+from rl_trainer.weights.source import LazyTensor, source_of
+from rl_trainer.weights.stream import byte_rounds, file_shapes
 
 torch.set_num_threads(1)
 TENSORS = {
@@ -28,10 +27,20 @@ TENSORS = {
     'name with " and ü': torch.ones(3, 2, dtype=torch.bool),
     "matrix": torch.arange(12.0).view(3, 4).T,
 }
+FLOATS = {"a": ("F32", (8,))}
 
 
-def stream(tensors: dict[str, torch.Tensor]) -> TensorStream:
-    return stream_of({name: LazyTensor.of(value) for name, value in tensors.items()})
+def saved(tensors: dict[str, torch.Tensor], folder: Path, name: str = "file", **rows: list[int]) -> str:
+    """The name of the file; `rows`: of those tensors of which it holds some only, see ROWS."""
+    source = source_of({key: LazyTensor.of(value) for key, value in tensors.items()})
+    metadata = {"format": "pt", **({ROWS: json.dumps(rows)} if rows else {})}
+    with ShardWriter(folder, [file_head(name, file_shapes(source), metadata)]) as writer:
+        for pieces in byte_rounds(source, tensors, limit=10):
+            for _, data in pieces:
+                writer.write(name, data)
+        digests = writer.finish()
+    assert digests == {name: ((folder / name).stat().st_size, sha256_of(folder / name))}
+    return name
 
 
 def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -43,19 +52,15 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> N
 
 @pytest.mark.parametrize("tensors", [TENSORS, {}, {"only": torch.ones(1)}], ids=["many", "none", "one"])
 def test_the_library_reads_the_file(tensors: dict[str, torch.Tensor], tmp_path: Path):
-    write_tensors(stream(tensors), tmp_path / "file", {"format": "pt"})
+    saved(tensors, tmp_path)
     same(load_file(tmp_path / "file"), tensors)
     with safe_open(tmp_path / "file", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-    write_tensors(stream(tensors), tmp_path / "file")
-    same(load_file(tmp_path / "file"), tensors)
-    with safe_open(tmp_path / "file", framework="pt") as file:
-        assert not file.metadata()
 
 
 def test_tensors_are_read_one_by_one_and_row_by_row(tmp_path: Path):
-    write_tensors(stream(TENSORS), tmp_path / "file")
-    with opened_tensors(tmp_path, "file") as tensors:
+    saved(TENSORS, tmp_path)
+    with opened_tensors(tmp_path, ["file"]) as tensors:
         # One that has no rows is read as it is.
         same({name: rows[:] if len(rows.shape) else rows for name, rows in tensors.items()}, TENSORS)
         for name, tensor in TENSORS.items():
@@ -67,39 +72,47 @@ def test_tensors_are_read_one_by_one_and_row_by_row(tmp_path: Path):
             tensors["other"]
 
 
-def test_one_piece_is_held_at_a_time(tmp_path: Path):
-    pieces: list[weakref.ref[Any]] = []
+def test_rows_that_several_files_hold_are_read_as_one_tensor(tmp_path: Path):
+    matrix = torch.arange(28.0).view(7, 4)
+    names = [
+        saved({"m": matrix[4:], "all": torch.ones(3)}, tmp_path, "b", m=[4, 7]),
+        saved({"m": matrix[:4], "other": torch.tensor(2)}, tmp_path, "a", m=[0, 7]),
+    ]
+    with opened_tensors(tmp_path, names) as tensors:
+        assert set(tensors) == {"m", "all", "other"}
+        assert tensors["m"].shape == (7, 4)
+        for start in range(8):
+            for stop in range(start, 8):
+                assert torch.equal(tensors["m"][start:stop], matrix[start:stop]), (start, stop)
+        assert torch.equal(tensors["m"][:], matrix)
+        assert torch.equal(tensors["all"][0:3], torch.ones(3))
 
-    def chunks() -> Iterator[np.ndarray]:
-        for _ in range(4):
-            assert not any(piece() is not None for piece in pieces)
-            piece = np.zeros(8, np.uint8)
-            pieces.append(weakref.ref(piece))
-            yield piece
-            del piece
 
-    write_tensors(TensorStream({"a": ("F32", (8,))}, chunks), tmp_path / "file")
-    assert len(pieces) == 4
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (3, 7)])
+def test_rows_that_no_file_holds_are_a_sentence(first: int, last: int, tmp_path: Path):
+    saved({"m": torch.ones(last - first, 2)}, tmp_path, "part", m=[first, 7])
+    with (
+        pytest.raises(ModelError, match="part: some of the 7 rows of m are in none of the files"),
+        opened_tensors(tmp_path, ["part"]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("count", [0, 31, 33])
-def test_other_bytes_than_the_shapes_say_are_refused(count: int, tmp_path: Path):
-    made = replace(stream({"a": torch.ones(8)}), chunks=lambda: iter([np.zeros(count, np.uint8)]))
-    assert byte_count(made.shapes) == 32
-    with pytest.raises(ValueError, match=f"{count} bytes came instead of 32"):
-        write_tensors(made, tmp_path / "file")
+def test_other_bytes_than_the_head_says_are_refused(count: int, tmp_path: Path):
+    assert byte_count(FLOATS) == 32
+    with ShardWriter(tmp_path, [file_head("part/file", FLOATS)]) as writer:
+        writer.write("part/file", np.zeros(count, np.uint8))
+        with pytest.raises(CheckpointError, match=r"^part/file: .* bytes came instead of"):
+            writer.finish()
 
 
-def test_tensors_that_readers_could_not_map_are_refused(tmp_path: Path):
-    made = TensorStream({"a": ("BF16", (1,)), "b": ("F32", (1,))}, lambda: iter(()))
+def test_tensors_that_readers_could_not_map_are_refused():
     with pytest.raises(ValueError, match="b \\(F32\\) begins at byte 2"):
-        write_tensors(made, tmp_path / "file")
+        file_head("file", {"a": ("BF16", (1,)), "b": ("F32", (1,))})
 
 
-def test_what_the_stream_raises_comes_through(tmp_path: Path):
-    def chunks() -> Iterator[np.ndarray]:
-        yield np.zeros(4, np.uint8)
-        raise RuntimeError("gone")
-
-    with pytest.raises(RuntimeError, match="gone"):
-        write_tensors(TensorStream({"a": ("F32", (8,))}, chunks), tmp_path / "file")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "model").write_text("no folder")
+    with pytest.raises(CheckpointError, match=r"^model/model\.safetensors: File exists$"):
+        ShardWriter(tmp_path, [file_head("model/model.safetensors", FLOATS)])

@@ -41,8 +41,8 @@ def learners() -> Learners:
 
 def test_a_large_folder_may_take_longer_to_load(learners: Learners, waits: list[tuple[str, float]]):
     learners.start(shared(100 * GB))
-    saved = SavedLearners(Path("folder"), "moments", 3, None, None)
-    learners.restore(saved, {"moments": shared(200 * GB)}, shared(100 * GB), [None])
+    saved = SavedLearners(Path("folder"), ("moments",), 3)
+    learners.restore(saved, {"optimizer": shared(200 * GB)}, shared(100 * GB), [None])
     assert waits == [("loading the model", 300 + 2000), ("restoring the optimizer", 3600 + 6000)]
 
 

@@ -20,7 +20,7 @@ from rl_trainer.learner.batch import idle_batch
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.layout import DividedLayout, WholeLayout, layout_of
 from rl_trainer.learner.rank import Learner
-from rl_trainer.learner.sources import sources
+from rl_trainer.learner.saving import Save, contents
 from rl_trainer.model.library_model import LibraryModel
 
 LORA = {"lora": {"rank": 3, "targetModules": ["q_proj", "o_proj"]}}
@@ -92,11 +92,9 @@ def test_an_idle_batch_changes_nothing_but_that_gradients_are_there(
     assert learner._cut([])[0].idle
     result = learner.update([rank.MiniBatch([], rank.LossDenominators.from_lengths([]))])
     assert result.grad_norm == 0.0
-    assert {key: len(source().shapes) > 0 for key, source in sources(learner).items()} == {
-        "weights": True,
-        "optimizer": True,
-        "critic": True,
-    }
+    assert contents(learner) == ("weights", "optimizer", "critic")
+    names = [head.name for head in Save(learner, {part: part for part in contents(learner)}).heads]
+    assert names == ["weights.safetensors", "optimizer.safetensors", "critic.safetensors"]
 
 
 def test_what_the_run_asks_for_is_chosen(alone: None):

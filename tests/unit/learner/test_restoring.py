@@ -45,9 +45,9 @@ def test_the_parts_of_a_checkpoint_are_copied_to_a_node_one_after_the_other(tmp_
             optimizer=SimpleNamespace(load=lambda moments: read.append(sorted(moments))), steps=0
         ),
     )
-    saved = SavedLearners(tmp_path, "moments", 3, "adapter", "critic")
-    shared = {name: disk.shared(name) for name in saved.files}
+    saved = SavedLearners(tmp_path, ("moments",), 3, ("adapter",), ("critic",))
+    shared = {name: disk.shared(name) for name in saved.parts}
     actor.restore(saved, shared, disk.shared("initial"), None)  # type: ignore[arg-type]
     assert read == [(tmp_path, ["adapter"]), ["moments"], ["critic"]]
     assert actor.learner.training.steps == 3
-    assert disk.seen == [{"initial"}, {"initial", "adapter"}, {"moments"}, {"critic"}]
+    assert disk.seen == [{"initial"}, {"initial", "adapter"}, {"optimizer"}, {"critic"}]

@@ -268,7 +268,7 @@ def test_saving_replaces_a_folder_only_when_the_new_one_is_complete(folder, tmp_
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rl_trainer.model.export.write_tensors", full)
+        patch.setattr("rl_trainer.model.export._record_dtype", full)
         with pytest.raises(OSError, match="No space left"):
             save_model(model, folder, target)
     assert (target / "model.safetensors").read_bytes() == before

@@ -31,7 +31,7 @@ class Trains(Attempt):
     def _open(self) -> None:
         self.counters.step = 4
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
         self.counters.step = 9
 
 

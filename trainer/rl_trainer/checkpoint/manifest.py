@@ -181,10 +181,20 @@ def _canonical(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
 
 
-def settle(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file, after making sure that it is on disk."""
+def settle(path: Path, known: tuple[int, str] | None = None) -> tuple[int, str]:
+    """Size and SHA-256 of a file, after making sure that it is on disk; both are `known` to who has seen to that already.
+
+    Raises OSError; also where the file has another size than is known.
+    """
+    size = path.stat().st_size
+    if known is not None:
+        if known[0] != size:
+            raise OSError(
+                f"{path.name} has {size:,} bytes here instead of the {known[0]:,} that were written"
+            )
+        return known
     fsync(path)
-    return path.stat().st_size, sha256_of(path)
+    return size, sha256_of(path)
 
 
 def sha256_of(path: Path) -> str:

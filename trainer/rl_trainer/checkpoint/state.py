@@ -3,58 +3,100 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from rl_api.errors import CheckpointError
-from rl_trainer.checkpoint.tensor_file import TensorStream
+from rl_trainer.checkpoint.tensor_file import Digests
+
+WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
+"""What there is to be saved of learners, each in files of its own."""
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """What learners wrote.
+
+    Attributes:
+        digests: size and SHA-256 of each file, by its path within the folder.
+        weight_map: of the weights: file by tensor, in the order of the files.
+        weight_bytes: of all weights.
+    """
+
+    digests: Digests
+    weight_map: Mapping[str, str]
+    weight_bytes: int
+
+
+class Unfinished(Protocol):
+    """Files of which everything is known, and that learners are writing while they go on, or have written."""
+
+    def finished(self) -> SavedFiles | None:
+        """What was written; None: they are still at it. Raises CheckpointError when a file cannot be written."""
+        ...
+
+    def wait(self) -> SavedFiles:
+        """What was written, once it is. Raises DeadlineExceeded when nothing moves for too long, else as `finished`."""
+        ...
+
+    def drop(self) -> None:
+        """Nobody wants them any more."""
+        ...
+
+
+class WriteLearners(Protocol):
+    """See `Learners.write`."""
+
+    def __call__(self, folder: Path, parts: Mapping[str, str], *, background: bool = False) -> Unfinished:
+        """Begins to write."""
+        ...
 
 
 @dataclass(frozen=True)
 class LearnerState:
-    """What a checkpoint holds of the learners, which send it when it is written.
+    """What a checkpoint holds of the learners, which write it themselves.
 
     Attributes:
-        weights: fp32, by Hugging Face name; LoRA's merged.
-        optimizer: moments by parameter.
         optimizer_steps: taken since reinforcement learning began.
-        adapter: of LoRA, under the names of the `peft` library; None where all weights learn.
-        critic: see `Critic.state`; None without one.
+        contents: what there is: always WEIGHTS (fp32, by Hugging Face name; LoRA's merged) and OPTIMIZER (moments by
+            parameter); ADAPTER with LoRA (under the names of the `peft` library); CRITIC where there is one.
+        on_gpus: whether copies of it lie in another memory than it does itself.
+        write: see `Learners.write`.
     """
 
-    weights: TensorStream
-    optimizer: TensorStream
     optimizer_steps: int
-    adapter: TensorStream | None
-    critic: TensorStream | None
+    contents: Collection[str]
+    on_gpus: bool
+    write: WriteLearners
 
 
 @dataclass(frozen=True)
 class SavedLearners:
-    """Where a checkpoint on disk holds what `LearnerState` says, but for the weights, which its model folder holds.
+    """Where a checkpoint on disk holds what learners wrote, but for the weights, which its model folder holds.
 
     Attributes:
         folder: of the checkpoint.
-        optimizer: file within it, as are `adapter` and `critic`.
+        optimizer: files within it, as are `adapter` and `critic`; the ranks that wrote them need not be those that read.
         optimizer_steps: see `LearnerState`.
-        adapter: None where all weights learn.
-        critic: None where there was none.
+        adapter: none where all weights learn.
+        critic: none where there was none.
     """
 
     folder: Path
-    optimizer: str
+    optimizer: tuple[str, ...]
     optimizer_steps: int
-    adapter: str | None
-    critic: str | None
+    adapter: tuple[str, ...] = ()
+    critic: tuple[str, ...] = ()
 
     @property
-    def files(self) -> list[str]:
-        """Those that there are."""
-        return [name for name in (self.optimizer, self.adapter, self.critic) if name is not None]
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """Those that there are, by what they are."""
+        found = {OPTIMIZER: self.optimizer, ADAPTER: self.adapter, CRITIC: self.critic}
+        return {content: names for content, names in found.items() if names}
 
 
 Learned = TypeVar("Learned", LearnerState, SavedLearners)

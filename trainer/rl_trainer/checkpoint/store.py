@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, RLTrainError
 from rl_trainer.checkpoint.manifest import (
     MANIFEST,
     REPLACEMENT,
@@ -50,7 +50,9 @@ from rl_trainer.checkpoint.manifest import (
     wrong_name,
 )
 from rl_trainer.checkpoint.pins import LocalPins, pinned
+from rl_trainer.checkpoint.tensor_file import Digests
 from rl_trainer.error_text import reason
+from rl_trainer.storage.files import Closes
 
 # A file's content: the bytes, or a function that writes the file (or a folder of files) at a path.
 Writer = Callable[[Path], None] | bytes
@@ -116,35 +118,19 @@ class CheckpointStore:
             ActorDied, DeadlineExceeded: a writer waited for an actor in vain. The same.
             ValueError, TypeError: a misuse (a path outside the checkpoint, metadata JSON cannot hold).
         """
+        with self.begin(step, metadata) as begun:
+            begun.write(writers)
+            return begun.finish({})
+
+    def begin(self, step: int, metadata: Mapping[str, Any] | None = None) -> Draft:
+        """A checkpoint that is none before `Draft.finish`. Arguments and what is raised: see `save`."""
         if self.read_only:
             raise ValueError("this store was opened read_only")
         if step < 0:
             raise ValueError(f"step is {step}, must be at least 0")
-        for name in writers:
-            if why := wrong_name(name):
-                raise ValueError(f"{name!r} {why}")
         text = json.dumps(dict(metadata or {}))
-        current = MANIFEST
-        try:
-            with self.incoming(step) as folder:
-                for current, writer in writers.items():
-                    target = folder / current
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    if callable(writer):
-                        writer(target)
-                    else:
-                        target.write_bytes(writer)
-                    if not target.exists():
-                        raise OSError(errno.ENOENT, "its writer wrote nothing")
-                current = MANIFEST
-                files = {name: settle(folder / name) for name in files_in(folder)}
-                (folder / MANIFEST).write_bytes(build_manifest(step, json.loads(text), files))
-        except (ActorDied, DeadlineExceeded):  # of who writes: not the disk's fault
-            raise
-        except Exception as error:
-            raise CheckpointError(self._failure(step, current, error)) from error
-        self._prune(step)
-        return read_manifest(self._path(step))
+        with self.saying(step, ""):
+            return Draft(self, step, text)
 
     def tell(self, sentence: str) -> None:
         """Say something of the pins of this run, here or in the copy, unless it was said before."""
@@ -157,7 +143,7 @@ class CheckpointStore:
         found = []
         for step in self._steps():
             with contextlib.suppress(DamagedError):
-                found.append(check_sizes(self._path(step)))
+                found.append(check_sizes(self.path(step)))
         return tuple(found)
 
     def load_latest(self) -> Checkpoint | None:
@@ -172,7 +158,7 @@ class CheckpointStore:
         skipped: list[str] = []
         for step in reversed(self._steps()):
             try:
-                return replace(verify(self._path(step)), skipped=tuple(skipped))
+                return replace(verify(self.path(step)), skipped=tuple(skipped))
             except DamagedError as error:
                 skipped.append(f"The checkpoint of step {step} was skipped: {error}.")
         if skipped:
@@ -228,7 +214,8 @@ class CheckpointStore:
             elif path.name.endswith(REPLACEMENT) and (step := step_of(path.name)) is not None:
                 self._finish_replacement(step)
 
-    def _prune(self, saved: int) -> None:
+    def prune(self, saved: int) -> None:
+        """Deletes what is not kept beside the checkpoint of step `saved`."""
         older = [info for info in reversed(self.list()) if info.step < saved]
         needed = pinned(LocalPins(self.folder), time.time(), self.tell)
         kept = {saved, *(info.step for info in older[: self.keep - 1])}
@@ -238,7 +225,7 @@ class CheckpointStore:
             if step not in kept:
                 # Not worth stopping a run for: the next save tries again.
                 with contextlib.suppress(OSError):
-                    self._delete(self._path(step))
+                    self._delete(self.path(step))
 
     def _delete(self, path: Path) -> None:
         """Gone at once under its name: a process killed while deleting leaves no half checkpoint."""
@@ -253,12 +240,23 @@ class CheckpointStore:
             sorted({step for path in self.folder.iterdir() if (step := step_of(path.name)) is not None})
         )
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """The folder of a finished checkpoint."""
         replacement = self.folder / (step_name(step) + REPLACEMENT)
         return replacement if replacement.exists() else self.folder / step_name(step)
 
     def _temporary(self, name: str) -> Path:
         return self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
+
+    @contextlib.contextmanager
+    def saying(self, step: int, name: str) -> Iterator[None]:
+        """What keeps the file `name` of the checkpoint of `step` from being written, as a sentence."""
+        try:
+            yield
+        except (ActorDied, DeadlineExceeded):  # of who writes: not the disk's fault
+            raise
+        except Exception as error:
+            raise CheckpointError(self._failure(step, name, error)) from error
 
     def _failure(self, step: int, name: str, error: Exception) -> str:
         full = (isinstance(error, OSError) and error.errno in _DISK_FULL) or any(
@@ -272,7 +270,68 @@ class CheckpointStore:
             f"The checkpoint of step {earlier[-1]} is untouched" if earlier else "There is none before it"
         )
         advice = "free some space or choose another checkpoint.storage" if full else "remove the cause"
+        said = str(error).rstrip(".") if isinstance(error, RLTrainError) else reason(error)
+        said = f"{name}: {said}" if name else said
         return (
             f"The checkpoint of step {step} could not be written to {self.folder}: "
-            f"{name}: {reason(error)}{free}. {untouched}: {advice}, then resume."
+            f"{said}{free}. {untouched}: {advice}, then resume."
         )
+
+
+class Draft(Closes):
+    """A checkpoint that is being written: files in a folder that becomes one by `finish`, or is nothing once it is closed.
+
+    Attributes:
+        folder: where others may write files too.
+    """
+
+    def __init__(self, store: CheckpointStore, step: int, metadata: str):
+        self._store, self._step, self._metadata = store, step, metadata
+        self._stack = contextlib.ExitStack()
+        self.folder = self._stack.enter_context(store.incoming(step))
+
+    def write(self, writers: Mapping[str, Writer]) -> None:
+        """Writes files; see `CheckpointStore.save`, also for what is raised."""
+        for name in writers:
+            if why := wrong_name(name):
+                raise ValueError(f"{name!r} {why}")
+        for name, writer in writers.items():
+            with self._store.saying(self._step, name):
+                target = self.folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if callable(writer):
+                    writer(target)
+                else:
+                    target.write_bytes(writer)
+                if not target.exists():
+                    raise OSError(errno.ENOENT, "its writer wrote nothing")
+
+    def finish(self, written: Digests) -> Checkpoint:
+        """Makes it a checkpoint, and deletes older ones beyond the store's `keep`.
+
+        Args:
+            written: size and SHA-256 of files that other processes have written and that are on disk: only their sizes are
+                looked at.
+
+        Raises:
+            CheckpointError: as `CheckpointStore.save`.
+        """
+        with self._store.saying(self._step, MANIFEST):
+            files = {name: settle(self.folder / name, written.get(name)) for name in files_in(self.folder)}
+            if missing := sorted(written.keys() - files.keys()):
+                raise OSError(errno.ENOENT, f"{missing[0]}, which a learner wrote, is not there")
+            (self.folder / MANIFEST).write_bytes(
+                build_manifest(self._step, json.loads(self._metadata), files)
+            )
+            self._stack.close()  # publishes it
+        self._store.prune(self._step)
+        return read_manifest(self._store.path(self._step))
+
+    def close(self) -> None:
+        """Removes it, unless it is finished."""
+        with contextlib.suppress(_GivenUp):
+            self._stack.__exit__(_GivenUp, _GivenUp(), None)
+
+
+class _GivenUp(Exception):
+    """A checkpoint that was begun is not finished."""

@@ -6,32 +6,29 @@ tensor), then the tensors one after the other.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
+from rl_api.errors import CheckpointError
+from rl_trainer.error_text import reason
+from rl_trainer.storage.files import Closes
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Number format, as safetensors files name it, and shape by name, in the order of the bytes."""
+Digests = dict[str, tuple[int, str]]
+"""Size in bytes and SHA-256 in hex by the name of a file."""
+
+ROWS = "rows"
+"""In a file's metadata: of which tensors it has some rows only, as JSON: name -> [the first, how many the whole has]."""
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-
-
-@dataclass(frozen=True)
-class TensorStream:
-    """Tensors whose bytes come in pieces.
-
-    Attributes:
-        shapes: of all of them.
-        chunks: their bytes, one tensor after the other in the order of `shapes`; pieces end anywhere.
-    """
-
-    shapes: Shapes
-    chunks: Callable[[], Iterator[npt.NDArray[Any]]]
 
 
 def byte_count(shapes: Shapes) -> int:
@@ -39,29 +36,91 @@ def byte_count(shapes: Shapes) -> int:
     return sum(_BYTES[kind] * math.prod(shape) for kind, shape in shapes.values())
 
 
-def write_tensors(stream: TensorStream, target: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes the file; holds one piece at a time.
+@dataclass(frozen=True)
+class FileHead:
+    """How a file of tensors begins: its name, the bytes before the first tensor, and the size of all of it."""
 
-    Raises:
-        OSError: it cannot be written. What the stream raises comes through.
-        ValueError: the bytes are more or fewer than the shapes say, or a tensor would not begin at a multiple of its width.
-    """
+    name: str
+    content: bytes
+    size: int
+
+
+def file_head(name: str, shapes: Shapes, metadata: Mapping[str, str] | None = None) -> FileHead:
+    """The head of the file `name`. Raises ValueError when a tensor would not begin at a multiple of its width."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, (kind, shape) in stream.shapes.items():
+    for tensor, (kind, shape) in shapes.items():
         start, end = end, end + _BYTES[kind] * math.prod(shape)
         if start % _BYTES[kind]:
             raise ValueError(
-                f"{name} ({kind}) begins at byte {start}: tensors of wide numbers must come first"
+                f"{tensor} ({kind}) begins at byte {start}: tensors of wide numbers must come first"
             )
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+        header[tensor] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with target.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        chunks: Iterator[Any] = stream.chunks()
-        # Not a loop, whose variable would keep a piece while the next one is on its way.
-        file.writelines(chunks)
-        found = file.tell() - 8 - len(text)
-    if found != end:
-        raise ValueError(f"{target.name}: {found:,} bytes came instead of {end:,}")
+    return FileHead(name, len(text).to_bytes(8, "little") + text, 8 + len(text) + end)
+
+
+class ShardWriter(Closes):
+    """Files below `folder` that are written piece by piece, and their checksums with them: nothing is read again for these.
+
+    Raises CheckpointError when one cannot be written.
+    """
+
+    def __init__(self, folder: Path, heads: Iterable[FileHead]):
+        self._files: dict[str, _PieceFile] = {}
+        for head in heads:
+            with _said(head.name):
+                self._files[head.name] = _PieceFile(folder / head.name, head)
+
+    def write(self, name: str, piece: Any) -> None:
+        """Adds bytes, or a contiguous array of them, to the file `name`."""
+        with _said(name):
+            self._files[name].write(piece)
+
+    def finish(self) -> Digests:
+        """Size and SHA-256 of every file; all of them are on disk then."""
+        found: Digests = {}
+        for name, file in self._files.items():
+            with _said(name):
+                found[name] = file.finish()
+        return found
+
+    def close(self) -> None:
+        """Nobody writes the rest."""
+        for file in self._files.values():
+            file.close()
+
+
+class _PieceFile:
+    def __init__(self, path: Path, head: FileHead):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._expected, self._size, self._digest = head.size, 0, hashlib.sha256()
+        self._file = path.open("wb")
+        self.write(head.content)
+
+    def write(self, piece: Any) -> None:
+        self._size += len(piece)
+        self._digest.update(piece)
+        self._file.write(piece)
+
+    def finish(self) -> tuple[int, str]:
+        if self._size != self._expected:
+            raise OSError(f"{self._size:,} bytes came instead of {self._expected:,}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._size, self._digest.hexdigest()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of bytes that are of no use any more
+            self._file.close()
+
+
+@contextlib.contextmanager
+def _said(name: str) -> Iterator[None]:
+    """What the system says of the file `name`, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{name}: {reason(error)}") from error

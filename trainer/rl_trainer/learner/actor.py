@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import ray
 import torch
 import torch.distributed as dist
@@ -22,22 +21,23 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
-from rl_trainer.checkpoint.state import SavedLearners
-from rl_trainer.checkpoint.tensor_file import Shapes
+from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearners
+from rl_trainer.checkpoint.tensor_file import FileHead
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.saving import Save, Writing, Written, contents
 from rl_trainer.learner.share import Share
-from rl_trainer.learner.sources import offer, sources
+from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
-from rl_trainer.weights.stream import byte_chunks, file_shapes
+from rl_trainer.weights.stream import Piece
 from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher
 from rl_trainer.weights.transports.group import Invitation
@@ -59,7 +59,8 @@ class LearnerActor:
         self.learner: Learner
         self.publisher = create_publisher(spec.weight_sync.transport, RayStore(), rank=rank)
         self._broadcaster: Broadcaster | None = None
-        self._chunks: Iterator[npt.NDArray[np.uint8] | None] = iter(())
+        self._rounds: Iterator[list[Piece]] = iter(())
+        self._writing: Writing | None = None
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
@@ -108,22 +109,20 @@ class LearnerActor:
     ) -> None:
         """What a checkpoint holds, but for the weights, which came with `start`; and the random generators of this process.
 
-        `shared`: each file of `saved` for itself; they are read tensor by tensor, and one is gone from this node before the
-        next is copied to it. `initial`: see `Learner.resume`.
+        `shared`: the files of each part of `saved`; they are read tensor by tensor, and those of one part are gone from this
+        node before the next are copied to it. `initial`: see `Learner.resume`.
         """
         learner = self.learner
         with (
             nullcontext() if initial is None else initial.opened() as base,
-            _opened(shared, saved.adapter) as adapter,
+            _opened(shared, saved, ADAPTER) as adapter,
         ):
             learner.resume(base, adapter)
-        with (
-            shared[saved.optimizer].opened() as folder,
-            opened_tensors(folder, saved.optimizer) as moments,
-        ):
+        with _opened(shared, saved, OPTIMIZER) as moments:
+            assert moments is not None, "every checkpoint has them"
             learner.training.optimizer.load(moments)
         learner.training.steps = saved.optimizer_steps
-        with _opened(shared, saved.critic) as critic:
+        with _opened(shared, saved, CRITIC) as critic:
             learner.load_critic(critic)
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
@@ -185,25 +184,67 @@ class LearnerActor:
 
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 
-    def saved(self) -> tuple[int, dict[str, Shapes]]:
-        """Optimizer steps, and the tensors of everything that a checkpoint holds of the learners."""
-        shapes: dict[str, Shapes] = {
-            name: file_shapes(source()) for name, source in sources(self.learner).items()
-        }
-        return self.learner.training.steps, shapes
+    def saved(self) -> tuple[int, tuple[str, ...], bool]:
+        """Optimizer steps, what there is to be saved, and whether it is on a GPU."""
+        learner = self.learner
+        return learner.training.steps, contents(learner), learner.device.type == "cuda"
 
-    def open_stream(self, name: str) -> None:
-        """From now on `next_chunk` gives the bytes of one of `saved`; what was sent before is forgotten."""
-        self._chunks = byte_chunks(sources(self.learner)[name](), used=self.rank == 0)
+    def begin_save(self, folder: Path, parts: Mapping[str, str], limit: int, background: bool) -> Begun:
+        """From now on `save_round` makes this rank's files of `parts` (see `saving.Save`); what was begun is forgotten.
 
-    def next_chunk(self) -> npt.NDArray[np.uint8] | None:
-        """The next bytes; None from every rank but the first."""
+        They are written below `folder` where it is a folder of this node too. `background`: rounds are copied, and written
+        by a thread after the last one.
+        """
+        self.drop_save()
+        save = Save(self.learner, parts, limit=limit, copied=background)
+        reached = _reached(folder)
+        self._rounds = save.rounds()
+        self._writing = Writing(folder, save.heads, background=background) if reached else None
+        heads = () if reached else tuple(save.heads)
+        return Begun(heads, save.weight_map if self.rank == 0 else {}, save.weight_bytes)
+
+    def save_round(self) -> list[Piece] | None:
+        """Writes or copies the next bytes, or returns them where this rank cannot write; None: these were all."""
         forget_store_pages()  # of the ones before
-        return next(self._chunks)
+        found = next(self._rounds, None)
+        if self._writing is None:
+            return found
+        if found is None:
+            self._rounds = iter(())  # it refers to what the optimizer has now
+            self._writing.start()
+            return None
+        self._writing.add(found)
+        return []
 
-    def close_stream(self) -> None:
-        """Nobody asks for the rest."""
-        self._chunks = iter(())
+    def save_written(self) -> Written:
+        """How far the files are that this rank writes itself. Raises CheckpointError when one cannot be written."""
+        return self._writing.look() if self._writing is not None else Written(0, {})
+
+    def drop_save(self) -> None:
+        """Nobody wants what was begun any more."""
+        if self._writing is not None:
+            self._writing.close()
+        self._rounds, self._writing = iter(()), None
+
+
+def _reached(folder: Path) -> bool:
+    """Whether a folder that the driver has just made, under a name that nobody else has, is one of this node too."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a rank says of its part of what is saved.
+
+    Attributes:
+        heads: of the files that it cannot write itself.
+        weight_map: of rank 0: file by tensor of all weights.
+        weight_bytes: of all weights.
+    """
+
+    heads: tuple[FileHead, ...]
+    weight_map: Mapping[str, str]
+    weight_bytes: int
 
 
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
@@ -244,10 +285,12 @@ def _trajectories(share: Share) -> list[list[Trajectory]]:
 
 
 @contextmanager
-def _opened(shared: Mapping[str, SharedFolder], name: str | None) -> Iterator[TensorFile | None]:
-    """The file `name`, within the block; None where there is none."""
-    if name is None:
+def _opened(
+    shared: Mapping[str, SharedFolder], saved: SavedLearners, part: str
+) -> Iterator[TensorFile | None]:
+    """The tensors of a part of `saved`, within the block; None where there is none."""
+    if part not in saved.parts:
         yield None
         return
-    with shared[name].opened() as folder, opened_tensors(folder, name) as tensors:
+    with shared[part].opened() as folder, opened_tensors(folder, saved.parts[part]) as tensors:
         yield tensors

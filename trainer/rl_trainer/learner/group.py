@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,24 +14,26 @@ import numpy.typing as npt
 import ray
 
 from rl_api import RunSpec
+from rl_api.errors import DeadlineExceeded
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
-from rl_trainer.checkpoint.state import LearnerState, SavedLearners
-from rl_trainer.checkpoint.tensor_file import Shapes, TensorStream, byte_count
+from rl_trainer.checkpoint.shards import SHARD_BYTES
+from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
+from rl_trainer.checkpoint.tensor_file import ShardWriter
+from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer, answers
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
-from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.learner.actor import Begun, LearnerActor
 from rl_trainer.learner.packing import split_groups
 from rl_trainer.learner.plan import Member, plan_update
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.learner.saving import Written
 from rl_trainer.learner.share import Share, deal
-from rl_trainer.learner.sources import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.stream import CHUNK_BYTES
 from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
@@ -38,8 +41,10 @@ from rl_trainer.weights.transports.publication import Publication
 START_TIMEOUT = 300.0
 # Bytes/s at which weights are gathered, checked and put into the object store at least.
 PUBLISH_RATE = 200e6
-# For the next piece of what learners send to be written: below a hung collective's own limit.
-CHUNK_TIMEOUT = 300.0
+# For the next bytes of what learners write: below a hung collective's own limit.
+ROUND_TIMEOUT = 300.0
+# Between two looks at what learners write in the background.
+LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -179,30 +184,55 @@ class Learners:
         self.actors[0].broadcast.remote(published, invitation)
 
     def state(self) -> LearnerState:
-        """What a checkpoint holds of them; the tensors come when they are written, as they are then."""
+        """What a checkpoint holds of them; the tensors are written as they are then."""
         none = [()] * len(self.actors)
-        steps, shapes = self._all("saved", none, "reading the shapes of a checkpoint")[0]
-        streams = {
-            name: TensorStream(theirs, partial(self._chunks, name, theirs)) for name, theirs in shapes.items()
-        }
-        return LearnerState(
-            streams[WEIGHTS], streams[OPTIMIZER], steps, streams.get(ADAPTER), streams.get(CRITIC)
-        )
+        steps, contents, on_gpus = self._all("saved", none, "reading what a checkpoint holds")[0]
+        return LearnerState(steps, contents, on_gpus, self.write)
 
-    def _chunks(self, name: str, shapes: Shapes) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of one part of a checkpoint, a piece at a time; every rank takes part in each, by a deadline.
+    def write(
+        self, folder: Path, parts: Mapping[str, str], *, limit: int = SHARD_BYTES, background: bool = False
+    ) -> LearnersWriting:
+        """Every rank writes its part of the tensors below `folder`, in rounds, each by a deadline.
 
-        Raises as `answers` does.
+        What a rank cannot write, as the folder is not one of its node, it sends: here one piece of it is held at a time.
+
+        Args:
+            folder: empty, of a name that is used once.
+            parts: see `saving.Save`.
+            limit: bytes in one file of weights at most.
+            background: on return all is copied, and learners may go on while they write it; else it is written then.
+
+        Raises as `answers` does; CheckpointError: a file cannot be written.
         """
-        phase, none = f"sending its {name} to be written", [()] * len(self.actors)
-        self._all("open_stream", [(name,)] * len(self.actors), phase, CHUNK_TIMEOUT)
+        phase, none = f"writing {', '.join(parts)}", [()] * len(self.actors)
+        begun: list[Begun] = self._all(
+            "begin_save", [(folder, parts, limit, background)] * len(self.actors), phase, ROUND_TIMEOUT
+        )
         try:
-            for _ in range(-(-byte_count(shapes) // CHUNK_BYTES)):
-                yield self._all("next_chunk", none, phase, CHUNK_TIMEOUT)[0]
-                forget_store_pages()
-        finally:
-            for actor in self.actors:  # nobody waits: after an error one of them may be gone
-                actor.close_stream.remote()
+            with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
+                while self._write_round(writer, phase):
+                    pass
+                sent = writer.finish()
+        except BaseException:
+            self._drop_save()
+            raise
+        looks = partial(self._all, "save_written", none, phase, ROUND_TIMEOUT)
+        files = SavedFiles(sent, begun[0].weight_map, begun[0].weight_bytes)
+        return LearnersWriting(files, looks, self._drop_save)
+
+    def _write_round(self, writer: ShardWriter, phase: str) -> bool:
+        """One round of all ranks; whether there may be another."""
+        rounds = self._all("save_round", [()] * len(self.actors), phase, ROUND_TIMEOUT)
+        for name, data in (piece for one in rounds for piece in one or ()):
+            writer.write(name, data)
+        going = any(one is not None for one in rounds)
+        del rounds
+        forget_store_pages()
+        return going
+
+    def _drop_save(self) -> None:
+        for actor in self.actors:  # nobody waits: after an error one of them may be gone
+            actor.drop_save.remote()
 
     def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
@@ -215,6 +245,45 @@ class Learners:
             getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
         ]
         return answers(calls, "learner", phase, timeout or self.timeout, self.watch)
+
+
+class LearnersWriting:
+    """What learners have copied and are writing; see `state.Unfinished`."""
+
+    def __init__(
+        self, files: SavedFiles, look: Callable[[], Sequence[Written]], drop: Callable[[], None]
+    ) -> None:
+        self._files, self._look, self._drop = files, look, drop
+
+    def finished(self) -> SavedFiles | None:
+        """See `state.Unfinished`."""
+        found = self._look()
+        digests = dict(self._files.digests)
+        for one in found:
+            if one.digests is None:
+                return None
+            digests |= one.digests
+        self._drop()
+        return replace(self._files, digests=digests)
+
+    def drop(self) -> None:
+        """See `state.Unfinished`."""
+        self._drop()
+
+    def wait(self) -> SavedFiles:
+        """See `state.Unfinished`."""
+        done, moved = -1, time.monotonic()
+        while (files := self.finished()) is None:
+            now = sum(one.done for one in self._look())
+            if now != done:
+                done, moved = now, time.monotonic()
+            elif time.monotonic() - moved > ROUND_TIMEOUT:
+                raise DeadlineExceeded(
+                    f"learners: nothing of a checkpoint was written for {ROUND_TIMEOUT:.0f} s; look at the disk or volume "
+                    f"that it goes to, then {RESUME_HINT}"
+                )
+            time.sleep(LOOK_SECONDS)
+        return files
 
 
 def constant_length(spec: RunSpec) -> int | None:

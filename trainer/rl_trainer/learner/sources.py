@@ -1,8 +1,8 @@
-"""What a learner publishes and what a checkpoint holds of it, one tensor at a time. No Ray here."""
+"""What a learner publishes, one tensor at a time; `saving` is what a checkpoint has of it. No Ray here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -13,8 +13,6 @@ from rl_trainer.model.rows import whole
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 from rl_trainer.weights.transports.base import AdapterOffer, Offer
-
-WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
 
 
 def weight_source(learner: Learner, dtype: torch.dtype = torch.float32) -> TensorSource:
@@ -52,31 +50,10 @@ def _holds(dtype: torch.dtype, tensor: LazyTensor) -> bool:
     return torch.equal(value.to(dtype).to(value.dtype), value)
 
 
-def optimizer_source(learner: Learner) -> TensorSource:
-    """See `AdamW.state`."""
-    return _on_rank_0(learner, _there(learner.training.optimizer.state()))
-
-
 def adapter_source(learner: Learner) -> TensorSource:
     """LoRA's state under the names of the `peft` library: copies, of little beside the model."""
     state: dict[str, Tensor] = learner.model.adapter_state()  # type: ignore[operator]
     return _on_rank_0(learner, _there(state))
-
-
-def critic_source(learner: Learner) -> TensorSource:
-    """See `Critic.state`."""
-    assert learner.critic is not None, "only runs with a critic ask for its state"
-    return _on_rank_0(learner, _there(learner.critic.state()))
-
-
-def sources(learner: Learner) -> dict[str, Callable[[], TensorSource]]:
-    """What a checkpoint holds of this learner; the adapter of runs with LoRA, the critic of those with one."""
-    found = {WEIGHTS: lambda: weight_source(learner), OPTIMIZER: lambda: optimizer_source(learner)}
-    if learner.spec.learner.lora is not None:
-        found[ADAPTER] = lambda: adapter_source(learner)
-    if learner.critic is not None:
-        found[CRITIC] = lambda: critic_source(learner)
-    return found
 
 
 def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:

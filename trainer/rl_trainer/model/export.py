@@ -1,6 +1,4 @@
-"""Writing what other tools open: Hugging Face model folders and `peft` adapters, from tensors that come piece by piece and
-without torch, so that the driver can.
-"""
+"""What makes files of tensors, which learners write, folders that other tools open: Hugging Face models, `peft` adapters."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl_api import LoraSpec
-from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_trainer.checkpoint.state import SavedFiles
 from rl_trainer.model.config import read_json
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What other tools look for in a file of weights.
-_METADATA = {"format": "pt"}
+WEIGHTS_METADATA = {"format": "pt"}
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Everything of a model folder that is not weights and that other tools need to open it.
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -35,22 +33,21 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
+def describe_weights(source: Path, target: Path, weights: SavedFiles) -> None:
+    """Makes `target`, which has the files of `weights`, a model folder: with configuration and tokenizer of the folder
+    `source`, and an index where there are several files.
 
-def write_folder(weights: TensorStream, source: Path, target: Path) -> None:
-    """Write a model folder with these weights (by Hugging Face name) and `source`'s configuration and tokenizer; it
-    appears complete or not at all.
-
-    Raises OSError (disk full, no permission) after removing what was written so far; a `target` that was
-    there before is replaced only once its successor is complete.
+    Raises OSError (disk full, no permission).
     """
-    with appearing(target) as temporary:
-        for name in (*CONFIG_FILES, *TOKENIZER_FILES):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, temporary / name)
-        _record_dtype(temporary / "config.json", weights)
-        write_tensors(weights, temporary / WEIGHTS, metadata=_METADATA)
+    for name in (*CONFIG_FILES, *TOKENIZER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    _record_dtype(target / "config.json")
+    files = {tensor: file.rpartition("/")[2] for tensor, file in weights.weight_map.items()}
+    if len(set(files.values())) > 1:
+        index = {"metadata": {"total_size": weights.weight_bytes}, "weight_map": files}
+        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -86,16 +83,16 @@ def _publish(temporary: Path, target: Path) -> None:
         os.close(descriptor)
 
 
-def _record_dtype(path: Path, weights: TensorStream) -> None:
-    """Say in config.json what the weights are stored in: the library opens the folder in that dtype."""
+def _record_dtype(path: Path) -> None:
+    """Say in config.json what learners keep weights in: the library opens the folder in that dtype."""
     config = read_json(path)
     config.pop("torch_dtype", None)
-    config["dtype"] = next(_DTYPES[kind] for kind, _ in weights.shapes.values() if kind in _DTYPES)
+    config["dtype"] = "float32"
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def write_adapter(tensors: TensorStream, options: LoraSpec, base: str, target: Path) -> None:
-    """Writes a folder that `peft.PeftModel.from_pretrained` opens; `base`: the model that it changes."""
+def describe_adapter(options: LoraSpec, base: str, target: Path) -> None:
+    """Makes a folder of adapters one that `peft.PeftModel.from_pretrained` opens; `base`: the model that they change."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -108,6 +105,4 @@ def write_adapter(tensors: TensorStream, options: LoraSpec, base: str, target: P
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    target.mkdir(parents=True)
     (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_tensors(tensors, target / ADAPTER_WEIGHTS, metadata=_METADATA)

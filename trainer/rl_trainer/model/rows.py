@@ -96,3 +96,16 @@ def fill_part(tensor: Tensor, start: int, stop: int, read: Callable[[int, int], 
     first, last = max(start, offset), min(stop, offset + len(here))
     if first < last:
         here[first - offset : last - offset].copy_(read(first - start, last - start))
+
+
+def copies(tensor: Tensor, rank: int, ranks: int) -> tuple[int, int]:
+    """How many processes hold the rows of `local`, and which of them this one is, counted from 0.
+
+    `rank` of `ranks`: this process's, all of which hold what is not divided.
+    """
+    if not is_divided(tensor):
+        return rank, ranks
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    if mesh.ndim == 1:
+        return 0, 1
+    return int(mesh.get_local_rank(0)), int(mesh.size(0))

@@ -60,7 +60,7 @@ class ProgramRun(Attempt):
         self._asked = False
         self._reason: str | None = None  # why we stopped the program
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
         self.program.close()
         self.folder.check_owner()  # or what is written here would be another process's
         if self._first:

@@ -175,7 +175,7 @@ class Actors:
     def restore(self, state: RunState[SavedLearners], initial: Path | None) -> None:
         """The inverse of `state`; the weights came with the model folder. `initial`: see `Learner.resume`."""
         saved = state.learners
-        shared = {name: share_folder(saved.folder, [name]) for name in saved.files}
+        shared = {part: share_folder(saved.folder, names) for part, names in saved.parts.items()}
         base = None if initial is None else share_folder(initial)
         self.learners.restore(saved, shared, base, state.random_states)
         self.buffer.restore(state.buffer, state.payloads)

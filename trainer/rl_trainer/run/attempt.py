@@ -57,7 +57,7 @@ class Attempt:
     ) -> None:
         with closing(self._stack):
             try:
-                self._close()
+                self._close(error)
                 if not isinstance(error, RunFolderBusy):
                     reason = "done" if error is None else type(error).__name__
                     self._note("ended", reason=reason, **self._held())
@@ -83,8 +83,8 @@ class Attempt:
     def _open(self) -> None:
         raise NotImplementedError
 
-    def _close(self) -> None:
-        """What is written last, before the report."""
+    def _close(self, error: BaseException | None) -> None:
+        """What is written last, before the report; `error`: what ended the attempt."""
         raise NotImplementedError
 
     def _keep_outside(self, error: BaseException | None) -> None:

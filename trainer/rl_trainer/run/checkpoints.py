@@ -6,9 +6,9 @@ every prompt that was ready, running or waiting comes again under its own index,
 are cut off.
 
     model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
-    optimizer.safetensors    AdamW moments by parameter
+    optimizer.safetensors    AdamW moments by parameter; of several ranks optimizer-00001-of-00004.safetensors ...
     adapter/                 with LoRA: the adapters, opened by `peft.PeftModel.from_pretrained`
-    critic.safetensors       weights, AdamW moments and steps of the critic, where there is one
+    critic.safetensors       weights, AdamW moments and steps of the critic, where there is one; as of the optimizer
     groups.npz               payloads of the groups that were ready
     rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
     initial/, metrics.jsonl, examples.json
@@ -21,26 +21,34 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rl_api import CheckpointStatus, RunSpec
-from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.checkpoint.manifest import Checkpoint
 from rl_trainer.checkpoint.remote import fetch, mirror
+from rl_trainer.checkpoint.shards import SUFFIX, shards_of
 from rl_trainer.checkpoint.state import (
+    ADAPTER,
+    CRITIC,
+    OPTIMIZER,
+    WEIGHTS,
     LearnerState,
     RunState,
     SavedLearners,
+    Unfinished,
     pack_payloads,
     unpack_payloads,
 )
-from rl_trainer.checkpoint.store import CheckpointStore, Writer
-from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_trainer.checkpoint.store import CheckpointStore, Draft, Writer
 from rl_trainer.error_text import RESUME_HINT, reason
-from rl_trainer.model.export import ADAPTER_WEIGHTS, write_adapter, write_folder
+from rl_trainer.model.export import ADAPTER_WEIGHTS, appearing, describe_adapter, describe_weights
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run.counters import Counters
@@ -49,7 +57,26 @@ from rl_trainer.run.lineage import parent_of
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder
 
-OPTIMIZER, CRITIC, ADAPTER = "optimizer.safetensors", "critic.safetensors", "adapter"
+MODEL, ADAPTER_FOLDER = "model", "adapter"
+# Path and beginning of the names of the files that learners write.
+_FILES = {
+    WEIGHTS: f"{MODEL}/{MODEL}",
+    OPTIMIZER: "optimizer",
+    ADAPTER: f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS.removesuffix(SUFFIX)}",
+    CRITIC: "critic",
+}
+
+
+@dataclass
+class _Unfinished:
+    """A checkpoint whose tensors learners are writing, or that is being copied to the object store (`copy`)."""
+
+    step: int
+    draft: Draft
+    writing: Unfinished
+    model_folder: Path
+    background: bool
+    copy: Future[str] | None = None
 
 
 class Checkpoints:
@@ -67,6 +94,7 @@ class Checkpoints:
         self.outside = self.remote is not None or not place.resolve().is_relative_to(folder.path)
         self.lineage: Mapping[str, Any] = {}
         self._parent: Checkpoint | None = None
+        self._unfinished: _Unfinished | None = None
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -101,15 +129,32 @@ class Checkpoints:
         metrics: MetricsWriter,
         model_folder: Path,
     ) -> CheckpointStatus:
-        """Writes the checkpoint of `counters.step`, in which the actors were as `state` says.
+        """Writes the checkpoint of `counters.step`, in which the actors were as `state` says; see `begin` for errors."""
+        self.begin(counters, state, metrics, model_folder)
+        return self.wait()
+
+    def begin(
+        self,
+        counters: Counters,
+        state: RunState[LearnerState],
+        metrics: MetricsWriter,
+        model_folder: Path,
+        *,
+        background: bool = False,
+    ) -> None:
+        """Begins the checkpoint of `counters.step`, in which the actors were as `state` says; `wait` or `finished` ends it.
+
+        `background`: where the run wants that (`checkpoint.asynchronous`), learners may go on as soon as this returns: they
+        have copied what they write.
 
         Raises:
             CheckpointError: it cannot be written; the one before is untouched.
-            ActorDied, DeadlineExceeded: a learner did not send what it holds; the one before is untouched.
+            ActorDied, DeadlineExceeded: a learner did not write what it holds; the one before is untouched.
             RunFolderBusy: a later attempt has taken the run folder over, or the one in the object store.
         """
+        assert self._unfinished is None, "a second checkpoint waits for the first"
         self.folder.check_owner()
-        learned = state.learners
+        learned, step = state.learners, counters.step
         generators = {
             f"rng/rank-{rank}.json": data for rank, data in enumerate(state.random_states) if data is not None
         }
@@ -121,27 +166,88 @@ class Checkpoints:
             "fixed": fixed_of(self.spec),
             "lineage": {**self.lineage, "parent": parent_of(self._parent)},
         }
-        info = self.store.save(
-            counters.step,
-            {
-                "model": lambda target: write_folder(learned.weights, model_folder, target),
-                OPTIMIZER: lambda target: write_tensors(learned.optimizer, target),
-                **self._optional(learned),
-                "groups.npz": pack_payloads(state.payloads),
-                **generators,
-                **self._lost_with_a_disk(metrics),
-            },
-            metadata,
-        )
-        self._parent = info
-        place = str(info.path)
-        if self.remote is not None:
-            # First: who finds the checkpoint finds which prompts were held out. Where the store is away, the copy of the
-            # checkpoint says so, and where that is safe.
-            with contextlib.suppress(CheckpointError):
-                self.remote.put(RUN_FILE)
-            place = mirror(self.store, self.remote.remote, self.remote.check_owner)
-        return CheckpointStatus(step=info.step, uri=place, time=datetime.now(UTC))
+        draft = self.store.begin(step, metadata)
+        try:
+            with self.store.saying(step, ""):
+                parts = {part: _FILES[part] for part in learned.contents}
+                background = background and self._asynchronous(learned)
+                writing = learned.write(draft.folder, parts, background=background)
+            draft.write(
+                {"groups.npz": pack_payloads(state.payloads), **generators, **self._lost_with_a_disk(metrics)}
+            )
+        except BaseException:
+            draft.close()
+            raise
+        self._unfinished = _Unfinished(step, draft, writing, model_folder, background)
+
+    @property
+    def unfinished_step(self) -> int | None:
+        """Of the checkpoint that learners are writing; None: of none."""
+        return self._unfinished.step if self._unfinished is not None else None
+
+    @property
+    def in_background(self) -> bool:
+        """Whether learners go on while they write one."""
+        return self._unfinished is not None and self._unfinished.background
+
+    def finished(self) -> CheckpointStatus | None:
+        """The checkpoint that was begun, where it is written and copied by now; None: it is not. Raises as `begin`."""
+        return self._end(wait=False)
+
+    def wait(self) -> CheckpointStatus:
+        """The checkpoint that was begun, once it is there. Raises as `begin`."""
+        found = self._end(wait=True)
+        assert found is not None, "it was waited for"
+        return found
+
+    def give_up(self) -> None:
+        """Nothing is left of a checkpoint that is not finished."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.writing.drop()
+            unfinished.draft.close()
+
+    def _end(self, *, wait: bool) -> CheckpointStatus | None:
+        unfinished = self._unfinished
+        assert unfinished is not None, "one was begun"
+        try:
+            if unfinished.copy is None:
+                info = self._finish(unfinished, wait=wait)
+                if info is None:
+                    return None
+                self._parent = info
+                unfinished.copy = _on_a_thread(lambda: self._copy_away(info))
+            if not wait and not unfinished.copy.done():
+                return None
+            place = unfinished.copy.result()
+        except BaseException:
+            self.give_up()
+            raise
+        self._unfinished = None
+        return CheckpointStatus(step=unfinished.step, uri=place, time=datetime.now(UTC))
+
+    def _finish(self, unfinished: _Unfinished, *, wait: bool) -> Checkpoint | None:
+        """The checkpoint in the store, once learners have written their files; None: they are still at it."""
+        with self.store.saying(unfinished.step, ""):
+            files = unfinished.writing.wait() if wait else unfinished.writing.finished()
+            if files is None:
+                return None
+            folder, lora = unfinished.draft.folder, self.spec.learner.lora
+            describe_weights(unfinished.model_folder, folder / MODEL, files)
+            if lora is not None:
+                describe_adapter(lora, str(self.folder.initial), folder / ADAPTER_FOLDER)
+        self.folder.check_owner()
+        return unfinished.draft.finish(files.digests)
+
+    def _copy_away(self, info: Checkpoint) -> str:
+        """Copies a finished checkpoint to the object store, where there is one; returns where it is to be found."""
+        if self.remote is None:
+            return str(info.path)
+        # First: who finds the checkpoint finds which prompts were held out. Where the store is away, the copy of the
+        # checkpoint says so, and where that is safe.
+        with contextlib.suppress(CheckpointError):
+            self.remote.put(RUN_FILE)
+        return mirror(self.store, self.remote.remote, self.remote.check_owner)
 
     def unpack(self, checkpoint: Checkpoint) -> Path:
         """Puts into the run folder what a resumed run needs there; returns a model folder that outlives the checkpoint.
@@ -152,7 +258,7 @@ class Checkpoints:
         folder, model = self.folder, self.folder.path / "model" / "resumed"
         try:
             shutil.rmtree(model, ignore_errors=True)
-            shutil.copytree(checkpoint.file("model"), model, copy_function=_link)
+            shutil.copytree(checkpoint.file(MODEL), model, copy_function=_link)
             for name in ("initial", EXAMPLES_FILE):
                 if not (folder.path / name).exists() and (checkpoint.path / name).exists():
                     _copy(checkpoint.path / name, folder.path / name)
@@ -175,13 +281,12 @@ class Checkpoints:
     def read(self, checkpoint: Checkpoint) -> RunState[SavedLearners]:
         """What `save` was given of the actors; of the learners, where it lies."""
         state, files = checkpoint.metadata, checkpoint.files
-        adapter = f"{ADAPTER}/{ADAPTER_WEIGHTS}"
         learned = SavedLearners(
             folder=checkpoint.path,
-            optimizer=OPTIMIZER,
+            optimizer=shards_of(_FILES[OPTIMIZER], files),
             optimizer_steps=state["optimizer_steps"],
-            adapter=adapter if adapter in files else None,
-            critic=CRITIC if CRITIC in files else None,
+            adapter=shards_of(_FILES[ADAPTER], files),
+            critic=shards_of(_FILES[CRITIC], files),
         )
         ranks = range(self.spec.learner.ranks)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
@@ -195,21 +300,27 @@ class Checkpoints:
         needed = self.spec.algorithm.kl.coefficient > 0 or self.spec.learner.lora is not None
         return self.folder.initial if needed else None
 
-    def export(self, weights: TensorStream, model_folder: Path, target: Path) -> None:
-        """Writes these weights as a Hugging Face folder.
+    def export(self, learned: LearnerState, model_folder: Path, target: Path) -> None:
+        """Writes the weights as a Hugging Face folder, in files of `SHARD_BYTES` at most.
 
         Raises:
             CheckpointError: it cannot be written.
-            ActorDied, DeadlineExceeded: a learner did not send them.
+            ActorDied, DeadlineExceeded: a learner did not write its part.
         """
         try:
-            write_folder(weights, model_folder, target)
+            with appearing(target) as folder:
+                describe_weights(model_folder, folder, learned.write(folder, {WEIGHTS: MODEL}).wait())
         except (ActorDied, DeadlineExceeded):
             raise
         except Exception as error:
+            said = str(error).rstrip(".") if isinstance(error, RLTrainError) else reason(error)
             raise CheckpointError(
-                f"the policy cannot be written to {target}: {reason(error)}; mend that, then {RESUME_HINT}"
+                f"the policy cannot be written to {target}: {said}; mend that, then {RESUME_HINT}"
             ) from error
+
+    def _asynchronous(self, learned: LearnerState) -> bool:
+        wanted = self.spec.checkpoint.asynchronous if self.spec.checkpoint is not None else "never"
+        return wanted == "always" or (wanted == "auto" and learned.on_gpus)
 
     def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
         if not self.outside:
@@ -222,15 +333,19 @@ class Checkpoints:
             files["initial"] = lambda target: _copy(self.folder.initial, target)
         return files
 
-    def _optional(self, learned: LearnerState) -> dict[str, Writer]:
-        """The files that not every run has."""
-        files: dict[str, Writer] = {}
-        lora, adapter, critic = self.spec.learner.lora, learned.adapter, learned.critic
-        if lora is not None and adapter is not None:
-            files[ADAPTER] = lambda target: write_adapter(adapter, lora, str(self.folder.initial), target)
-        if critic is not None:
-            files[CRITIC] = lambda target: write_tensors(critic, target)
-        return files
+
+def _on_a_thread(work: Callable[[], str]) -> Future[str]:
+    """What `work` gives, in the end; its thread keeps no process that ends."""
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # for who asks
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint copy", daemon=True).start()
+    return future
 
 
 def _link(source: str, target: str) -> None:

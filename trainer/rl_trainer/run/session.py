@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_api import RLTrainingRun
+from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.progress import Progress
 from rl_trainer.algorithms.advantages import AdvantageStats
@@ -60,7 +61,15 @@ class Session(Attempt):
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
+        if not isinstance(error, Exception):  # the run has ended, or is to end at once
+            self.checkpoints.give_up()
+        elif self.checkpoints.unfinished_step is not None:
+            # What ended the run came after what learners have copied: that is still good.
+            try:
+                self._end_checkpoint(self.checkpoints.wait)
+            except RLTrainError as problem:
+                self.console.warning(str(problem))
         self.recorder.timeline.write(self.actors.drain_spans())
 
     def _open(self) -> None:
@@ -195,26 +204,59 @@ class Session(Attempt):
             self.held.look()
 
     def checkpoint_if_due(self) -> None:
-        """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one."""
+        """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one.
+
+        The first kind may be written while the next steps run (`checkpoint.asynchronous`).
+        """
+        if self.checkpoints.unfinished_step is not None:
+            self._end_checkpoint(self.checkpoints.finished)
         every = self.spec.checkpoint.every_steps if self.spec.checkpoint else None
-        if (every and self.counters.step % every == 0) or self._checkpoint_wanted.is_set():
+        if self._checkpoint_wanted.is_set():
             self._checkpoint_wanted.clear()
             self.checkpoint()
+        elif every and self.counters.step % every == 0:
+            self._begin_checkpoint(background=True)
+            if not self.checkpoints.in_background:
+                self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Writes everything that a resumed run needs, unless this step's checkpoint is there already."""
-        if self.counters.checkpointed_step != self.counters.step:
-            try:
-                with self.actors.spans.span("checkpoint"):
-                    self._checkpoint = self.checkpoints.save(
-                        self.counters, self.actors.state(), self.recorder.metrics, self.inputs.model
-                    )
-            except RLTrainError as error:
-                self.server.checkpoint_failed(str(error))
-                raise
-            self.counters.checkpointed_step = self.counters.step
+        """Writes everything that a resumed run needs, unless this step's checkpoint is there already; returns when it is."""
+        self._begin_checkpoint(background=False)
+        if self.checkpoints.unfinished_step is not None:
+            self._end_checkpoint(self.checkpoints.wait)
         if self._checkpoint is not None:
             self.server.checkpointed(self._checkpoint)
+
+    def _begin_checkpoint(self, *, background: bool) -> None:
+        step = self.counters.step
+        if step in (self.counters.checkpointed_step, self.checkpoints.unfinished_step):
+            return
+        if self.checkpoints.unfinished_step is not None:
+            self._end_checkpoint(self.checkpoints.wait)
+        with self._checkpointing():
+            self.checkpoints.begin(
+                self.counters,
+                self.actors.state(),
+                self.recorder.metrics,
+                self.inputs.model,
+                background=background,
+            )
+
+    def _end_checkpoint(self, end: Callable[[], CheckpointStatus | None]) -> None:
+        with self._checkpointing():
+            found = end()
+        if found is not None:
+            self._checkpoint, self.counters.checkpointed_step = found, found.step
+            self.server.show_checkpoint(found)
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        try:
+            with self.actors.spans.span("checkpoint"):
+                yield
+        except RLTrainError as error:
+            self.server.checkpoint_failed(str(error))
+            raise
 
     def stop_reason(self) -> str | None:
         """Why the run ends now, or None."""
@@ -238,7 +280,7 @@ class Session(Attempt):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _export(self, target: Path) -> None:
-        self.checkpoints.export(self.actors.learners.state().weights, self.inputs.model, target)
+        self.checkpoints.export(self.actors.learners.state(), self.inputs.model, target)
 
     def _evaluate(self) -> None:
         evaluation = self.spec.task.evaluation

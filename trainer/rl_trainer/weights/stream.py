@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from rl_trainer.weights.source import TensorSource
 
-# Bytes of one piece at most.
+# Bytes of one round at most.
 CHUNK_BYTES = 32 << 20
+
+Piece = tuple[str, npt.NDArray[np.uint8]]
+"""The name of a tensor and the next bytes of it, which may share memory with the model."""
 
 # Number formats as safetensors files name them.
 _FORMATS = {
@@ -34,50 +37,38 @@ def file_shapes(source: TensorSource) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (_FORMATS[dtype], tuple(shape)) for name, (dtype, shape) in source.shapes.items()}
 
 
-def byte_chunks(
-    source: TensorSource, *, used: bool = True, limit: int = CHUNK_BYTES
-) -> Iterator[npt.NDArray[np.uint8] | None]:
-    """The bytes of all tensors, one after the other, `limit` at a time; the last piece is what remains.
+def byte_rounds(
+    source: TensorSource, wanted: Collection[str], *, limit: int = CHUNK_BYTES, copied: bool = False
+) -> Iterator[list[Piece]]:
+    """The bytes of those tensors that are `wanted`, in rounds that cover `limit` bytes of all tensors each.
 
-    Several ranks that iterate the same source by this make the same tensors for the same piece. `used` False: of a rank
-    whose bytes nobody wants; its pieces are None.
+    Several ranks that iterate the same source make the same tensors in the same round, whatever each of them wants. With the
+    last round the source is at its end. `copied`: bytes never share memory with the model.
     """
-    total = sum(source.sizes().values())
-    taken = _Bytes(source, used)
-    for start in range(0, total, limit):
-        size = min(limit, total - start)
-        yield taken.next(size, last=start + size == total)
+    sizes, found, room = source.sizes(), list[Piece](), limit
+    for name, tensor in source.items():
+        size, at = tensor.nbytes or sizes[name], 0  # what stands for a whole tensor on ranks that make none has no bytes
+        data = (host_copy if copied else host_bytes)(tensor) if name in wanted else None
+        while at < size:
+            count = min(room, size - at)
+            if data is not None:
+                found.append((name, data[at : at + count]))
+            at, room = at + count, room - count
+            if not room:
+                yield found
+                found, room = [], limit
+        del data, tensor  # before the next one is made
+    yield found
 
 
-class _Bytes:
-    def __init__(self, source: TensorSource, used: bool):
-        self._sizes, self._items, self._used = source.sizes(), source.items(), used
-        self._rest: Tensor | None = None  # uint8, the end of what was made last
-        self._left = 0  # bytes of it
+def host_bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor in this process's memory: the tensor's own, where they lie so."""
+    found: npt.NDArray[np.uint8] = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    return found
 
-    def next(self, size: int, *, last: bool) -> npt.NDArray[np.uint8] | None:
-        """The next `size` bytes; with the `last` ones the source is run to its end."""
-        chunk = torch.empty(size, dtype=torch.uint8) if self._used else None
-        filled = 0
-        while filled < size:
-            if not self._left:
-                self._make()
-                continue
-            count = min(self._left, size - filled)
-            if chunk is not None and self._rest is not None:
-                chunk[filled : filled + count] = self._rest[:count]
-                self._rest = self._rest[count:]
-            filled, self._left = filled + count, self._left - count
-            if not self._left:
-                self._rest = None  # before the next one is made
-        if last:
-            for _ in self._items:
-                pass
-        return None if chunk is None else chunk.numpy()
 
-    def _make(self) -> None:
-        name, tensor = next(self._items)
-        if self._used:
-            self._rest = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-        # What stands for a whole tensor on ranks that make none has no bytes.
-        self._left = tensor.nbytes or self._sizes[name]
+def host_copy(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """A copy of them: of a GPU's in pinned memory, into which it copies at the speed of the bus."""
+    found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    made: npt.NDArray[np.uint8] = found.copy_(tensor.detach()).reshape(-1).view(torch.uint8).numpy()
+    return made

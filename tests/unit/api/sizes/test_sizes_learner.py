@@ -10,10 +10,11 @@ import torch
 from scale_page import MODELS
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl_api.sizes.checkpoint import checkpoint_bytes, checkpoint_seconds
 from rl_api.sizes.learner import (
     LearnerLayout,
     activation_bytes,
+    checkpoint_bytes,
+    checkpoint_seconds,
     gathered_bytes,
     kept_bytes,
     layer_bytes_per_token,
@@ -166,3 +167,13 @@ def test_how_sizes_are_said() -> None:
     ]
     said = [parameters(count) for count in (7_615_616_512, 494_032_768, 999_600_000, 66_000)]
     assert said == ["7.6 B parameters", "494 M parameters", "1.0 B parameters", "66 k parameters"]
+
+
+def test_a_checkpoint_that_is_copied_on_cpus_takes_each_rank_its_part():
+    apart = replace(PLAIN, ranks=4, shard=2, critic=True)
+    before, after = (
+        learner_parts(QWEN, one, Device(1, accelerator=False)) for one in (apart, replace(apart, copied=True))
+    )
+    assert before.checkpoint == 0
+    assert after.checkpoint == -(-checkpoint_bytes(QWEN, apart) // 4)
+    assert after.total == before.total + after.checkpoint

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from rl_api.errors import DeadlineExceeded, EndpointError, InvalidConfig, ModelError
-from rl_trainer.checkpoint.tensor_file import TensorStream, write_tensors
+from rl_api.errors import CheckpointError, DeadlineExceeded, EndpointError, InvalidConfig, ModelError
 from rl_trainer.error_text import reason
 from rl_trainer.model.config import read_json
+from rl_trainer.model.folder import write_weights
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
@@ -45,7 +45,6 @@ from rl_trainer.rollout.engines.endpoint_requests import (
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.weight_check import Check, check_of
 from rl_trainer.weights.source import LazyTensor, source_of
-from rl_trainer.weights.stream import byte_chunks, file_shapes
 
 # A step ends at the first answer, or after this long.
 STEP_SECONDS = 0.05
@@ -214,18 +213,16 @@ class EndpointEngine(Engine):
     def _write(self, tensors: Mapping[str, torch.Tensor], name: str, where: str) -> None:
         """A folder of the weights, complete or not there; holds one piece of them at a time."""
         source = source_of({key: LazyTensor.of(value) for key, value in tensors.items()})
-        stream = TensorStream(
-            file_shapes(source), lambda: (one for one in byte_chunks(source) if one is not None)
-        )
         part = self._options.folder / f".{name}"
         try:
             part.mkdir(exist_ok=True)
-            write_tensors(stream, part / "model.safetensors")
+            write_weights(source, part)
             os.rename(part, self._options.folder / name)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             shutil.rmtree(part, ignore_errors=True)
+            said = str(error) if isinstance(error, CheckpointError) else reason(error)
             raise EndpointError(
-                f"{FIELD}.folder: {where} cannot be written into {str(self._options.folder)!r} ({reason(error)})"
+                f"{FIELD}.folder: {where} cannot be written into {str(self._options.folder)!r} ({said})"
             ) from None
 
     def _confirm(self) -> None:

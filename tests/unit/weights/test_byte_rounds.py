@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
-from rl_trainer.weights.stream import byte_chunks, file_shapes
+from rl_trainer.weights.stream import byte_rounds, file_shapes
 
 torch.set_num_threads(1)
 TENSORS = {
@@ -47,29 +47,37 @@ def test_wide_numbers_come_first_and_every_tensor_after_its_order():
 
 
 @pytest.mark.parametrize("limit", [1, 5, 16, 64, 106, 1000])
-def test_the_bytes_are_all_there_and_ranks_make_the_same_for_each_piece(limit: int):
+def test_the_bytes_are_all_there_and_ranks_make_the_same_in_each_round(limit: int):
     first: list[str] = []
     other: list[str] = []
-    expected = b"".join(
-        TENSORS[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name in recorded([]).shapes
+    expected = {
+        name: value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for name, value in TENSORS.items()
+    }
+    ours, theirs = {"a", "turned"}, TENSORS.keys() - {"a", "turned"}
+    found = dict.fromkeys(TENSORS, b"")
+    rounds = zip(
+        byte_rounds(recorded(first), ours, limit=limit),
+        byte_rounds(recorded(other), theirs, limit=limit),
+        strict=True,
     )
-    used, unused = (
-        byte_chunks(recorded(first), limit=limit),
-        byte_chunks(recorded(other), used=False, limit=limit),
-    )
-    found = b""
-    for chunk, nothing in zip(used, unused, strict=True):
-        assert chunk is not None
-        assert nothing is None
+    for mine, rest in rounds:
         assert first == other
-        assert chunk.dtype == np.uint8
-        assert len(chunk) == min(limit, len(expected) - len(found))
-        found += chunk.tobytes()
-        if len(found) == len(expected):
-            assert first[-1] == "the end", "known with the last piece: nobody asks again"
+        assert {name for name, _ in mine} <= ours
+        assert {name for name, _ in rest} <= theirs
+        assert sum(len(data) for _, data in (*mine, *rest)) <= limit
+        for name, data in (*mine, *rest):
+            assert data.dtype == np.uint8
+            found[name] += data.tobytes()
     assert found == expected
+    assert first[-1] == "the end"
 
 
-def test_nothing_has_no_pieces():
-    assert list(byte_chunks(source_of({}))) == []
+def test_nothing_is_one_round_in_which_there_is_nothing():
+    assert list(byte_rounds(source_of({}), ())) == [[]]
+
+
+def test_bytes_are_not_copied_where_they_lie_as_a_file_wants_them():
+    tensor = torch.arange(6.0)
+    ((_, data),) = next(byte_rounds(source_of({"a": LazyTensor.of(tensor)}), {"a"}))
+    assert data.__array_interface__["data"][0] == tensor.data_ptr()
