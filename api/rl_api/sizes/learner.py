@@ -20,7 +20,7 @@ WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per parameter."""
 
 _CHUNK: Final = 2**24
-"""fp32 numbers of logits that exist at once, on an accelerator."""
+"""fp32 numbers of logits that exist at once; of their softmax as many on an accelerator, and few on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
         if layout.reference and layout.trained is None
         else 0,
         critic=_share(critic, shard) if layout.critic else 0,
-        gathered=gathered_bytes(shape, layout),
-        activations=activation_bytes(shape, layout),
+        gathered=gathered_bytes(shape, layout, accelerator=device.accelerator),
+        activations=activation_bytes(shape, layout, accelerator=device.accelerator),
         checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0,
         overhead=device.overhead,
     )
@@ -121,25 +121,29 @@ def kept_bytes(parts: Parts) -> int:
     return parts.weights + parts.gradients + parts.moments + parts.reference + parts.critic
 
 
-def gathered_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def gathered_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """Copies of weights in the type of the products, and gradients that are not yet shared out.
 
     Divided between ranks (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 4): two layers at once, the one that
     computes and the one that is fetched ahead; of one layer the gradient, in the products' type and, for its sum over
-    ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. Whole on each rank: in
-    float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one layer
-    only.
+    ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. On CPUs nothing is fetched
+    ahead in the backward pass, so that there are two layers in the forward pass, or one and its gradient. Whole on each
+    rank: in float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one
+    layer only.
     """
     width, layer = layout.width, shape.largest_layer
     if layout.shard > 1:
         gradient = (width + GRADIENT) * layer if layout.trained is None else 0
-        return WEIGHT * shape.outside_parameters + 2 * width * layer + gradient
+        layers = 2 * width * layer + gradient
+        if not accelerator:
+            layers = max(2 * width * layer, width * layer + gradient)
+        return WEIGHT * shape.outside_parameters + layers
     if not layout.half:
         return 0
     return width * (layer if layout.trained is not None and layout.checkpointing else shape.parameters)
 
 
-def activation_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def activation_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """What a micro-batch's forward pass keeps for its backward pass, at most.
 
     Without checkpointing that of all layers; with it, the input of each (Chen et al. 2016, arXiv 1604.06174), in
@@ -147,7 +151,8 @@ def activation_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
     """
     layer = layout.tokens * layer_bytes_per_token(shape, layout.width)
     inputs = layout.tokens * shape.layers * shape.hidden * 4
-    return (inputs + layer if layout.checkpointing else shape.layers * layer) + logits_bytes(shape, layout)
+    kept = inputs + layer if layout.checkpointing else shape.layers * layer
+    return kept + logits_bytes(shape, layout, accelerator=accelerator)
 
 
 def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
@@ -191,14 +196,22 @@ def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
     return norms + width * kept + inner + 4 * (shape.heads + shape.norms)
 
 
-def logits_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def logits_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """Of the output head: a chunk of logits with its log-softmax and probabilities in float32, a copy of the head where
-    products
-    are in bfloat16, and the head's gradient in float32 before it is added to the others."""
+    products are in bfloat16, and the head's gradient in float32 before it is added to the others.
+
+    On a CPU the softmax is taken of so few rows at a time that it does not count. What is no more than a chunk is computed
+    once: its logits stay until their gradient is there, which makes room before that of the head is made.
+    """
     head = shape.vocab * shape.hidden
     rows = min(layout.tokens, max(1, _CHUNK // shape.vocab))
     copies = (layout.width if layout.half else 0) + (GRADIENT if layout.trained is None else 0)
-    return rows * shape.vocab * (layout.width + 8) + copies * head
+    logits = layout.width * rows * shape.vocab
+    if accelerator:
+        return logits + 8 * rows * shape.vocab + copies * head
+    if rows == layout.tokens:
+        return logits + max(logits, copies * head)
+    return logits + copies * head
 
 
 def _share(size: int, shard: int) -> int:
