@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rl_api.sizes.memory import Device, Parts
+from rl_api.sizes.memory import PROCESS_OVERHEAD, Device, Parts
 from rl_api.sizes.shape import ModelShape
 
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per parameter."""
+MOVED: Final = 2**25
+"""Parameters whose moments are on an accelerator at once, where they are kept in main memory."""
 
 _CHUNK: Final = 2**24
 """fp32 numbers of logits that exist at once; of their softmax as many on an accelerator, and few on a CPU."""
@@ -38,6 +40,7 @@ class LearnerLayout:
         reference: a frozen copy is kept for a KL penalty; with LoRA it costs nothing.
         critic: a value model of the policy's size learns too.
         copied: a checkpoint is copied into the same memory before it is written, each rank's part of it.
+        offload: an accelerator's moments are kept in the main memory of its pod.
     """
 
     ranks: int = 1
@@ -50,6 +53,7 @@ class LearnerLayout:
     reference: bool = False
     critic: bool = False
     copied: bool = False
+    offload: bool = False
 
     @property
     def copies(self) -> int:
@@ -66,11 +70,13 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
     """Bytes on each device of the learner, at the highest point of a step."""
     shard, (weights, trained) = layout.shard, policy_parameters(shape, layout)
     value_weights, value_trained = critic_parameters(shape, layout)
-    critic = WEIGHT * value_weights + (GRADIENT + MOMENTS) * value_trained
+    offloaded = layout.offload and device.accelerator
+    critic = WEIGHT * value_weights + (GRADIENT + (0 if offloaded else MOMENTS)) * value_trained
+    moments = _share(MOMENTS * trained, shard)
     return Parts(
         weights=_share(WEIGHT * weights, shard),
         gradients=_share(GRADIENT * trained, shard),
-        moments=_share(MOMENTS * trained, shard),
+        moments=min(moments, MOMENTS * MOVED) if offloaded else moments,
         reference=_share(WEIGHT * shape.parameters, shard)
         if layout.reference and layout.trained is None
         else 0,
@@ -80,6 +86,14 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
         checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0,
         overhead=device.overhead,
     )
+
+
+def main_memory_bytes(shape: ModelShape, layout: LearnerLayout, ranks: int) -> int:
+    """Bytes of the main memory of a pod whose `ranks` have accelerators and keep their moments there, of the critic too."""
+    trained = policy_parameters(shape, layout)[1] + (
+        critic_parameters(shape, layout)[1] if layout.critic else 0
+    )
+    return ranks * (_share(MOMENTS * trained, layout.shard) + PROCESS_OVERHEAD) if layout.offload else 0
 
 
 def policy_parameters(shape: ModelShape, layout: LearnerLayout) -> tuple[int, int]:
@@ -127,7 +141,7 @@ def gathered_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: boo
     Divided between ranks (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 4): two layers at once, the one that
     computes and the one that is fetched ahead; of one layer the gradient, in the products' type and, for its sum over
     ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. On CPUs nothing is fetched
-    ahead in the backward pass, so that there are two layers in the forward pass, or one and its gradient. Whole on each
+    ahead in the backward pass, so that there are two layers in the forward pass, or a gradient in both types. Whole on each
     rank: in float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one
     layer only.
     """
@@ -136,7 +150,7 @@ def gathered_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: boo
         gradient = (width + GRADIENT) * layer if layout.trained is None else 0
         layers = 2 * width * layer + gradient
         if not accelerator:
-            layers = max(2 * width * layer, width * layer + gradient)
+            layers = max(2 * width * layer, gradient)
         return WEIGHT * shape.outside_parameters + layers
     if not layout.half:
         return 0

@@ -16,6 +16,7 @@ from rl_api import LoraSpec
 from rl_api.roles import LearnerSpec
 from rl_trainer.learner.critic import ValueModel
 from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradients
+from rl_trainer.learner.host_memory import FreeingReduceScatter
 from rl_trainer.learner.packing_check import packing_is_exact
 from rl_trainer.learner.policy import Policy, Precision
 from rl_trainer.model.loader import empty_model, load_model
@@ -160,7 +161,8 @@ class DividedLayout:
         self._empty = model
         policy = self._policy()
         policy.model.load_folder(folder)  # type: ignore[operator]
-        policy.model.packs = model.packs = packing_is_exact(policy, self._device)
+        model.packs = packing_is_exact(policy, self._device)
+        policy.model.packs = model.packs
         return policy
 
     def copy(self, policy: Policy) -> Policy:
@@ -236,6 +238,7 @@ class DividedLayout:
                     # Collectives of CPUs wait for each other, so fetching the next layer ahead would cost its memory and
                     # gain nothing. What is gathered already is not gathered again.
                     module.set_modules_to_backward_prefetch([module])
+                    module.set_custom_reduce_scatter(FreeingReduceScatter())  # type: ignore[arg-type]
         _give_memory(root, self._device)
 
 
