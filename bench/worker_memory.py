@@ -31,7 +31,8 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     from rl_trainer.weights.payload import pack_weights
 
     torch.set_num_threads(int(sys.argv[1]))
-    give_back_freed_memory()  # as the learner's actor does
+    # As learners do that divide a model; of whole ones too, so that what is resident is what is in use.
+    give_back_freed_memory()
 
     def specification(request: dict[str, Any]) -> RunSpec:
         return RunSpec.model_validate(

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 _M_MMAP_THRESHOLD = -3  # of glibc's <malloc.h>
-_BLOCK = 1 << 20
+_BLOCK = 1 << 17
 
 
 def give_back_freed_memory() -> None:
-    """From now on what is freed in blocks of a MiB or more goes back to the system at once.
+    """From now on what is freed in blocks of 128 KiB or more goes back to the system at once.
 
     By itself glibc raises that limit with every large block that is freed, up to 32 MiB, and keeps smaller ones: layers
     that are gathered and freed in turn would stay in memory. Without glibc nothing changes.
