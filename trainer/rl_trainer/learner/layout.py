@@ -162,7 +162,7 @@ class DividedLayout:
         policy = self._policy()
         policy.model.load_folder(folder)  # type: ignore[operator]
         model.packs = packing_is_exact(policy, self._device)
-        policy.model.packs = model.packs
+        policy.model.packs = model.packs  # type: ignore[assignment]
         return policy
 
     def copy(self, policy: Policy) -> Policy:
