@@ -77,7 +77,6 @@ LAZY: dict[str, dict[str, set[str]]] = {
     "a library that takes long to import and that few runs need": {
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},
         "rl_trainer.learner.layout": {"torch"},
-        "rl_trainer.model.rows": {"torch"},
         "rl_trainer.model.library_model": {"accelerate", "peft", "transformers"},
         "rl_trainer.model.library_names": {"transformers"},
         "rl_trainer.model.source": {"rl_trainer.model.download"},

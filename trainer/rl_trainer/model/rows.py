@@ -52,20 +52,7 @@ def first_row(tensor: Tensor) -> int:
 def whole(tensor: Tensor) -> Tensor:
     """All of `tensor`, detached. Of a divided one a copy, which all processes that hold rows of it must ask for together."""
     found: Any = tensor.detach()
-    if not is_divided(found):
-        return found  # type: ignore[no-any-return]
-    from torch.distributed.tensor import DTensor
-
-    # Rows that are kept in main memory go to the device where ranks exchange them.
-    there: Any = DTensor.from_local(
-        found.to_local(),
-        found.device_mesh,
-        found.placements,
-        run_check=False,
-        shape=found.shape,
-        stride=found.stride(),
-    )
-    made: Tensor = there.full_tensor()
+    made: Tensor = found.full_tensor() if is_divided(found) else found
     return made
 
 
