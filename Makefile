@@ -106,7 +106,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights bench-memory docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok
@@ -122,3 +122,6 @@ bench-top: $(INSTALLED) ## `rltrain top` where 1,000 runs of 50 namespaces are, 
 
 bench-weights: $(INSTALLED) ## weights by each transport against torch.save through Ray, 10 and 100 MB to one and two samplers (ARGS="--megabytes 500 2000 --samplers 1 8" for more)
 	@$(BIN)/python bench/weights.py $(ARGS)
+
+bench-memory: $(INSTALLED) ## resident memory of learner ranks against what `rltrain plan` reckons (ARGS="--quick --ranks 2" for a small one)
+	@$(BIN)/python bench/memory.py $(ARGS)

@@ -170,6 +170,9 @@ class LearnerSpec(Model):
     activation_checkpointing: bool = False
     """Compute the activations of each layer again in the backward pass instead of keeping them: less memory, about a
     third more time, the same gradients."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's moments in the pod's main memory; each step moves them to the accelerator and back, a few at a
+    time: 8 bytes per parameter less there, the same numbers, a slower step. Without accelerators it changes nothing."""
     lora: LoraSpec | None = None
     """Learn low-rank adapters instead of all weights: less memory for gradients and optimizer. Samplers and
     checkpoints get the merged weights; checkpoints hold the adapters too. null: learn all weights."""

@@ -293,7 +293,7 @@ def _actor(spec: RunSpec) -> dict[str, Any]:
             "min_lr_ratio": optimizer.min_ratio,
             "override_optimizer_config": {"eps": optimizer.epsilon},
         },
-        "fsdp_config": _fsdp(spec),
+        "fsdp_config": _fsdp(spec) | {"optimizer_offload": spec.learner.optimizer_offload},
     }
 
 

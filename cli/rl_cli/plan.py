@@ -147,7 +147,15 @@ def _of_role(role: Role, memory: int | None) -> Place:
     size = memory if memory is not None else accelerator_memory(pool)
     device = None if size is None else Device(size)
     per_node = pool.accelerators_per_node
-    return Place(role.replicas, role.accelerators, device, pool.name, per_node, per_pod=per_node)
+    return Place(
+        role.replicas,
+        role.accelerators,
+        device,
+        pool.name,
+        per_node,
+        per_pod=per_node,
+        main_memory=int(amount(role.memory)),
+    )
 
 
 def _quantity(text: str) -> int:

@@ -35,6 +35,7 @@ def as_lines(plan: RunPlan, bandwidth: int | None, measured: Profile | None = No
         *_table(plan),
         "",
         *_cache(plan),
+        *_main_memory(plan),
         _checkpoint(plan, bandwidth),
         *_step(measured),
         "",
@@ -113,6 +114,14 @@ def _cache(plan: RunPlan) -> list[str]:
     return [
         f"left for keys and values: {gigabytes(max(0, cache.left))} per device: {cache.blocks:,} blocks of {BLOCK} tokens, "
         f"{cache.tokens // layout.length:,} sequences of {layout.length:,} tokens at once"
+    ]
+
+
+def _main_memory(plan: RunPlan) -> list[str]:
+    return [
+        f"a {role.name} pod's main memory: {gigabytes(role.main_memory)} for optimizer moments and libraries"
+        for role in plan.roles
+        if role.main_memory
     ]
 
 
@@ -201,6 +210,8 @@ def _role(role: RolePlan) -> dict[str, Any]:
         "parts": dict(role.parts.items()),
         "total": role.parts.total,
     }
+    if role.main_memory:
+        found["mainMemory"] = role.main_memory
     if cache is not None and device is not None:
         found |= {"kvBytes": max(0, cache.left), "kvBlocks": cache.blocks, "kvTokens": cache.tokens}
     return found

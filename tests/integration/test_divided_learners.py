@@ -49,7 +49,7 @@ CASES = [
     ("llama", 4, 2, LORA, KL, 3),
     ("llama", 3, 1, {}, {}, None),
     ("llama", 3, None, AGAIN, {**PPO, **IN_REWARD}, 1),
-    ("qwen3", 4, None, {}, KL, None),
+    ("qwen3", 4, None, {"optimizerOffload": True}, KL, None),
     ("qwen3", 2, None, {**LORA, **AGAIN}, {**PPO, **IN_REWARD}, None),
     ("gemma", 2, None, {}, KL, 1),
     ("gemma", 2, None, AGAIN, PPO, None),
@@ -83,7 +83,7 @@ def test_every_family_learns_divided_as_it_does_whole(
     ("name", "learner", "algorithm", "count", "others"),
     [
         ("llama", LORA, KL, 2, [4]),
-        ("qwen3", {}, {**PPO, **IN_REWARD}, 4, [2, 3]),
+        ("qwen3", {"optimizerOffload": True}, {**PPO, **IN_REWARD}, 4, [2, 3]),
         ("qwen3-moe", {**LORA, "fsdpSize": 2}, KL, 4, []),
     ],
 )

@@ -109,16 +109,20 @@ def test_the_batch() -> None:
 
 
 def test_lora_and_activations() -> None:
-    model = composed(
+    found = composed(
         learner={
             "lora": {"rank": 8, "alpha": 24, "targetModules": ["q_proj", "v_proj"]},
             "activationCheckpointing": True,
+            "optimizerOffload": True,
         }
-    ).actor_rollout_ref.model
+    ).actor_rollout_ref
+    model = found.model
+    assert found.actor.fsdp_config.optimizer_offload is True
     assert (model.lora_rank, model.lora_alpha, list(model.target_modules)) == (8, 24, ["q_proj", "v_proj"])
     assert model.enable_gradient_checkpointing is True
-    plain = composed().actor_rollout_ref.model
-    assert (plain.lora_rank, plain.enable_gradient_checkpointing) == (0, False)
+    plain = composed().actor_rollout_ref
+    assert (plain.model.lora_rank, plain.model.enable_gradient_checkpointing) == (0, False)
+    assert plain.actor.fsdp_config.optimizer_offload is False
 
 
 def test_model_task_and_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

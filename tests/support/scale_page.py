@@ -110,13 +110,18 @@ _LETTERS = (
 _OF_LEARNERS = (
     ("weights", "4 P / f", "float32 masters: ZeRO (arXiv 1910.02054), 3.1"),
     ("gradients", "4 T / f", "float32"),
-    ("optimizer moments", "8 T / f", "AdamW, two in float32"),
+    (
+        "optimizer moments",
+        "8 T / f, with `learner.optimizerOffload` 2^28 at most",
+        "AdamW, two in float32; offloaded they are in the pod's main memory, 8 T / f of each device, and the critic's too",
+    ),
     ("KL reference", "4 P / f, with LoRA 0", "a frozen copy; with LoRA the base itself"),
     ("critic", "16 P / f", "a second model that learns"),
     (
         "working copies, f > 1",
         "4 R + (3 w + 4) x layer",
-        "FSDP (arXiv 2304.11277), 4: two layers gathered at once, the gradient of one, and what is in no layer",
+        "FSDP (arXiv 2304.11277), 4: two layers gathered at once, the gradient of one, and what is in no layer; "
+        "on CPUs, where nothing is fetched ahead, 4 R + (w + 4) x layer",
     ),
     ("working copies, f = 1", "in bfloat16 2 P", "autocast's"),
     (
@@ -129,7 +134,8 @@ _OF_LEARNERS = (
     (
         "logits",
         "2^24 (w + 8) + V H (w + 4)",
-        "a chunk of 64 MiB in float32 whatever t and V are; head and its gradient",
+        "a chunk of 64 MiB in float32 whatever t and V are; head and its gradient; on CPUs without softmax: "
+        "2^24 w + V H (w + 4), a single chunk with its gradient or the head's",
     ),
     ("libraries", "1 GiB, without accelerator 0.6 GiB", "assumed: CUDA context, NCCL, cuBLAS"),
 )
@@ -168,9 +174,12 @@ model and devices, and a few steps.
 
 - How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
 - Samples, and what Ray's object store holds, which are in main memory.
+- How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
+- How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
 - Seconds, but for [those scaled from another run's](#seconds-of-a-step). Nothing on this page is measured on GPUs yet:
   activations of a layer are held against what autograd keeps on a CPU, and parameter counts against the library's models
-  (`tests/unit/api/sizes`).
+  (`tests/unit/api/sizes`); on CPUs `make bench-memory` holds whole learners against it, see
+  [bench/README.md](../bench/README.md#what-was-seen).
 """
 
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rl_api.sizes.memory import Device, Parts
+from rl_api.sizes.memory import PROCESS_OVERHEAD, Device, Parts
 from rl_api.sizes.shape import ModelShape
 
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes per parameter."""
+MOVED: Final = 2**25
+"""Parameters whose moments are on an accelerator at once, where they are kept in main memory."""
 
 _CHUNK: Final = 2**24
-"""fp32 numbers of logits that exist at once, on an accelerator."""
+"""fp32 numbers of logits that exist at once; of their softmax as many on an accelerator, and few on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LearnerLayout:
         reference: a frozen copy is kept for a KL penalty; with LoRA it costs nothing.
         critic: a value model of the policy's size learns too.
         copied: a checkpoint is copied into the same memory before it is written, each rank's part of it.
+        offload: an accelerator's moments are kept in the main memory of its pod.
     """
 
     ranks: int = 1
@@ -50,6 +53,7 @@ class LearnerLayout:
     reference: bool = False
     critic: bool = False
     copied: bool = False
+    offload: bool = False
 
     @property
     def copies(self) -> int:
@@ -66,20 +70,30 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
     """Bytes on each device of the learner, at the highest point of a step."""
     shard, (weights, trained) = layout.shard, policy_parameters(shape, layout)
     value_weights, value_trained = critic_parameters(shape, layout)
-    critic = WEIGHT * value_weights + (GRADIENT + MOMENTS) * value_trained
+    offloaded = layout.offload and device.accelerator
+    critic = WEIGHT * value_weights + (GRADIENT + (0 if offloaded else MOMENTS)) * value_trained
+    moments = _share(MOMENTS * trained, shard)
     return Parts(
         weights=_share(WEIGHT * weights, shard),
         gradients=_share(GRADIENT * trained, shard),
-        moments=_share(MOMENTS * trained, shard),
+        moments=min(moments, MOMENTS * MOVED) if offloaded else moments,
         reference=_share(WEIGHT * shape.parameters, shard)
         if layout.reference and layout.trained is None
         else 0,
         critic=_share(critic, shard) if layout.critic else 0,
-        gathered=gathered_bytes(shape, layout),
-        activations=activation_bytes(shape, layout),
+        gathered=gathered_bytes(shape, layout, accelerator=device.accelerator),
+        activations=activation_bytes(shape, layout, accelerator=device.accelerator),
         checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0,
         overhead=device.overhead,
     )
+
+
+def main_memory_bytes(shape: ModelShape, layout: LearnerLayout, ranks: int) -> int:
+    """Bytes of the main memory of a pod whose `ranks` have accelerators and keep their moments there, of the critic too."""
+    trained = policy_parameters(shape, layout)[1] + (
+        critic_parameters(shape, layout)[1] if layout.critic else 0
+    )
+    return ranks * (_share(MOMENTS * trained, layout.shard) + PROCESS_OVERHEAD) if layout.offload else 0
 
 
 def policy_parameters(shape: ModelShape, layout: LearnerLayout) -> tuple[int, int]:
@@ -121,25 +135,29 @@ def kept_bytes(parts: Parts) -> int:
     return parts.weights + parts.gradients + parts.moments + parts.reference + parts.critic
 
 
-def gathered_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def gathered_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """Copies of weights in the type of the products, and gradients that are not yet shared out.
 
     Divided between ranks (Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277, section 4): two layers at once, the one that
     computes and the one that is fetched ahead; of one layer the gradient, in the products' type and, for its sum over
-    ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. Whole on each rank: in
-    float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one layer
-    only.
+    ranks, in float32; and in float32 what is in no layer, which is gathered for the whole pass. On CPUs nothing is fetched
+    ahead in the backward pass, so that there are two layers in the forward pass, or a gradient in both types. Whole on each
+    rank: in float32 nothing; in bfloat16 autocast's copy of every matrix, but with frozen weights and checkpointing of one
+    layer only.
     """
     width, layer = layout.width, shape.largest_layer
     if layout.shard > 1:
         gradient = (width + GRADIENT) * layer if layout.trained is None else 0
-        return WEIGHT * shape.outside_parameters + 2 * width * layer + gradient
+        layers = 2 * width * layer + gradient
+        if not accelerator:
+            layers = max(2 * width * layer, gradient)
+        return WEIGHT * shape.outside_parameters + layers
     if not layout.half:
         return 0
     return width * (layer if layout.trained is not None and layout.checkpointing else shape.parameters)
 
 
-def activation_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def activation_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """What a micro-batch's forward pass keeps for its backward pass, at most.
 
     Without checkpointing that of all layers; with it, the input of each (Chen et al. 2016, arXiv 1604.06174), in
@@ -147,7 +165,8 @@ def activation_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
     """
     layer = layout.tokens * layer_bytes_per_token(shape, layout.width)
     inputs = layout.tokens * shape.layers * shape.hidden * 4
-    return (inputs + layer if layout.checkpointing else shape.layers * layer) + logits_bytes(shape, layout)
+    kept = inputs + layer if layout.checkpointing else shape.layers * layer
+    return kept + logits_bytes(shape, layout, accelerator=accelerator)
 
 
 def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
@@ -191,14 +210,22 @@ def layer_bytes_per_token(shape: ModelShape, width: int) -> int:
     return norms + width * kept + inner + 4 * (shape.heads + shape.norms)
 
 
-def logits_bytes(shape: ModelShape, layout: LearnerLayout) -> int:
+def logits_bytes(shape: ModelShape, layout: LearnerLayout, *, accelerator: bool = True) -> int:
     """Of the output head: a chunk of logits with its log-softmax and probabilities in float32, a copy of the head where
-    products
-    are in bfloat16, and the head's gradient in float32 before it is added to the others."""
+    products are in bfloat16, and the head's gradient in float32 before it is added to the others.
+
+    On a CPU the softmax is taken of so few rows at a time that it does not count. What is no more than a chunk is computed
+    once: its logits stay until their gradient is there, which makes room before that of the head is made.
+    """
     head = shape.vocab * shape.hidden
     rows = min(layout.tokens, max(1, _CHUNK // shape.vocab))
     copies = (layout.width if layout.half else 0) + (GRADIENT if layout.trained is None else 0)
-    return rows * shape.vocab * (layout.width + 8) + copies * head
+    logits = layout.width * rows * shape.vocab
+    if accelerator:
+        return logits + 8 * rows * shape.vocab + copies * head
+    if rows == layout.tokens:
+        return logits + max(logits, copies * head)
+    return logits + copies * head
 
 
 def _share(size: int, shard: int) -> int:

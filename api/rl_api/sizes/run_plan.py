@@ -8,8 +8,8 @@ from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
 from rl_api.sizes.fit import DEVICES_PER_POD, learner_misfit, sampler_misfit
 from rl_api.sizes.layout import Group, Node, nodes_of
-from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes, learner_parts
-from rl_api.sizes.memory import Device, Parts
+from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes, learner_parts, main_memory_bytes
+from rl_api.sizes.memory import Device, Parts, gigabytes
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
 from rl_api.sizes.shape import ModelShape
 
@@ -26,6 +26,7 @@ class Place:
         device: None: its size is not known, and nothing is held against it.
         per_node: devices of a node, None: not known.
         per_pod: devices that a pod can have at most, None: nobody says.
+        main_memory: bytes of each pod with accelerators, None: not known.
     """
 
     pods: int
@@ -34,13 +35,15 @@ class Place:
     pool: str = "this machine"
     per_node: int | None = None
     per_pod: int | None = None
+    main_memory: int | None = None
 
 
 @dataclass(frozen=True)
 class RolePlan:
     """One role: bytes of one of its devices (the fullest), and what is wrong with that, as a sentence; None: it fits.
 
-    `cache`: of a sampler, its room for keys and values; None: a server outside the run has them."""
+    `cache`: of a sampler, its room for keys and values; None: a server outside the run has them. `main_memory`: bytes of
+    each pod's, for moments that no device keeps."""
 
     name: str
     place: Place
@@ -48,6 +51,7 @@ class RolePlan:
     parts: Parts
     misfit: str | None
     cache: SamplerMemory | None = None
+    main_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             learner,
             learning.ranks,
             learner_parts(shape, learning, of_learner),
-            learner_misfit(shape, learning, of_learner) if learner.device else None,
+            _learner_misfit(shape, learning, learner),
+            main_memory=_main_memory(shape, learning, learner),
         ),
         RolePlan(
             "sampler",
@@ -107,6 +112,21 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
     return RunPlan(shape, learning, sampling, roles, size, keep, tuple(nodes_of(groups)))
+
+
+def _learner_misfit(shape: ModelShape, layout: LearnerLayout, place: Place) -> str | None:
+    found = learner_misfit(shape, layout, place.device) if place.device else None
+    need, there = _main_memory(shape, layout, place), place.main_memory
+    if found is not None or there is None or need <= there:
+        return found
+    return (
+        f"learner: optimizer moments and libraries need {gigabytes(need)} of the main memory of each pod, which has "
+        f"{gigabytes(there)}; set learner.resources.memory: {-(-need // 2**30)}Gi, or more"
+    )
+
+
+def _main_memory(shape: ModelShape, layout: LearnerLayout, place: Place) -> int:
+    return main_memory_bytes(shape, layout, place.accelerators)
 
 
 def refuse_others(spec: RunSpec) -> None:
@@ -144,6 +164,7 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
         copied=not place.accelerators
         and spec.checkpoint is not None
         and spec.checkpoint.asynchronous == "always",
+        offload=learner.optimizer_offload,
     )
 
 

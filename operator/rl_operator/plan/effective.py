@@ -154,7 +154,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
         **{"quantization": "none", "endpoint": None},
     },
-    ("learner",): {"topology": None, "fsdpSize": None, "resources": None},
+    ("learner",): {"topology": None, "fsdpSize": None, "resources": None, "optimizerOffload": False},
     ("weightSync",): {"maxMismatch": 1.5},
     ("retry",): {"livenessTimeout": "2m"},
     ("checkpoint",): {"asynchronous": "auto"},

@@ -141,6 +141,23 @@ def test_pools_of_a_profile(command: Command, capsys: pytest.CaptureFixture[str]
     assert plan["fits"] is True
 
 
+def test_moments_in_main_memory(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))
+    offload = ("activationCheckpointing: true", "resources: {memory: 100Gi}, optimizerOffload: true")
+    options = {"model": "Qwen2.5-0.5B", "change": offload}
+    assert command(*profile, **options) == 0
+    assert (
+        "a learner pod's main memory: 4.6 GB for optimizer moments and libraries\n" in capsys.readouterr().out
+    )
+    assert command(*profile, "--json", "--set", "learner.resources.memory=4Gi", **options) == 2
+    output = capsys.readouterr()
+    assert json.loads(output.out)["roles"]["learner"]["mainMemory"] == 8 * 494_032_768 + 600 * 2**20
+    assert (
+        "need 4.6 GB of the main memory of each pod, which has 4.3 GB; set learner.resources.memory: 5Gi"
+        in output.err
+    )
+
+
 def test_what_a_profile_refuses_is_not_planned(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         command("--profile", str(ROOT / "examples" / "profile-gpu.yaml"), "--set", "sampler.replicas=40") == 2

@@ -17,7 +17,7 @@ from small_families import save_small
 from rl_api.errors import ModelError
 from rl_trainer.learner import rank
 from rl_trainer.learner.batch import idle_batch
-from rl_trainer.learner.host_memory import give_back_freed_memory
+from rl_trainer.learner.host_memory import FreeingReduceScatter, give_back_freed_memory
 from rl_trainer.learner.layout import DividedLayout, WholeLayout, layout_of
 from rl_trainer.learner.rank import Learner
 from rl_trainer.learner.saving import Save, contents
@@ -110,6 +110,15 @@ def test_a_family_without_a_list_of_layers_is_refused(family: Any, monkeypatch: 
     monkeypatch.setattr(model.model, "_no_split_modules", None)
     with pytest.raises(ModelError, match=r"learner\.parallelism: found fsdp2, .* GPT2LMHeadModel belong"):
         model.parts()
+
+
+def test_a_sum_over_ranks_frees_what_was_summed_up(alone: None):
+    scatter = FreeingReduceScatter()
+    given = scatter.allocate((6,), dtype=torch.float32, device=torch.device("cpu")).copy_(torch.arange(6.0))
+    found = scatter.allocate((6,), dtype=torch.float32, device=torch.device("cpu"))
+    scatter(found, given, dist.group.WORLD, dist.ReduceOp.SUM)
+    assert found.tolist() == [0, 1, 2, 3, 4, 5]
+    assert given.untyped_storage().nbytes() == 0
 
 
 def test_freed_memory_is_given_back_where_the_library_can():

@@ -11,6 +11,7 @@ from torch import nn
 
 from rl_api.algorithm import OptimizerSpec
 from rl_trainer.learner.optimizer import AdamW
+from rl_trainer.learner.optimizer import _parts as optimizer_parts
 
 OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 
@@ -39,6 +40,35 @@ def test_steps_are_those_of_torch_bit_by_bit():
         optimizer.step(rate)
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(mine, other)
+
+
+def test_moments_in_main_memory_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    """Also where a parameter is moved in parts, the last of which has an odd number of rows."""
+    monkeypatch.setattr("rl_trainer.learner.optimizer.MOVED", 1000)
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 331), nn.Linear(331, 67), nn.Linear(67, 67, bias=False))
+        model.register_parameter("scale", nn.Parameter(torch.tensor(0.5)))
+        return model
+
+    models = made(), made()
+    optimizers = [
+        AdamW(dict(model.named_parameters()), OptimizerSpec(**OPTIONS), offload=offload)
+        for model, offload in zip(models, (False, True), strict=True)
+    ]
+    assert len(list(optimizer_parts([models[1][0].weight]))) == 2  # 331 rows of 5: 192 and 139
+    for step in range(4):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            fill_gradients(model, step)
+            optimizer.step(1e-2)
+    states = [
+        {**optimizer.state(), **dict(model.named_parameters())}
+        for model, optimizer in zip(models, optimizers, strict=True)
+    ]
+    for name, value in states[0].items():
+        assert torch.equal(states[1][name], value), name
+    assert states[1]["step/scale"] == 4
 
 
 def test_its_state_goes_on_where_it_was():

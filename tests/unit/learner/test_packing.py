@@ -12,9 +12,11 @@ from rl_trainer.learner.packing import (
     MOST_OF_EVEN_SHARE,
     micro_batches,
     mini_batches,
+    packed_micro_batches,
     split_groups,
     split_over_ranks,
 )
+from rl_trainer.model.row_packing import first_fit
 
 lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
 
@@ -46,6 +48,37 @@ def test_a_long_tail_is_not_padded_to_its_longest() -> None:
 
 def test_a_sequence_over_the_budget_is_alone() -> None:
     assert micro_batches([5, 50, 7, 60], 14, overhead_tokens=100) == [[3], [1], [2, 0]]
+
+
+def test_packed_micro_batches_by_hand() -> None:
+    """Budget 12: 6 and 5, which cannot share a row, by themselves; the rest in three rows of 2 and one of 1 and 1."""
+    lengths = [2, 6, 1, 2, 5, 1, 2]
+    assert packed_micro_batches(lengths, 12, overhead_tokens=0) == [[1], [4], [0, 3, 6, 2, 5]]
+    # Beside 5 there is room for 1; and 2, 2, 2 are a row of 6.
+    assert packed_micro_batches(lengths, 18, overhead_tokens=100) == [[1, 4, 0, 3, 6, 2], [5]]
+    assert packed_micro_batches(lengths, 19, overhead_tokens=100, one_row=True) == [[1, 4, 0, 3, 6, 2, 5]]
+    # Where attention over wide rows is dear, short sequences are by themselves.
+    tail = [100] + [10] * 10
+    assert len(packed_micro_batches(tail, 1000, overhead_tokens=5)) == 1
+    assert len(packed_micro_batches(tail, 1000, overhead_tokens=5, attention_scale=100)) == 2
+
+
+@given(lengths=lengths_strategy, budget=st.integers(1, 200), overhead=st.sampled_from([0, 5, 50]))
+def test_packed_micro_batches_are_a_partition_within_the_budget(
+    lengths: list[int], budget: int, overhead: int
+) -> None:
+    batches = packed_micro_batches(lengths, budget, attention_scale=30, overhead_tokens=overhead)
+    assert flat(batches) == list(range(len(lengths)))
+    for batch in batches:
+        members = [lengths[index] for index in batch]
+        assert len(first_fit(members, max(members))) * max(members) <= budget or len(batch) == 1
+    row = packed_micro_batches(lengths, budget, one_row=True, overhead_tokens=overhead)
+    assert flat(row) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in batch) <= budget or len(batch) == 1 for batch in row)
+    # Sharing rows never needs more passes than padding does.
+    assert len(packed_micro_batches(lengths, budget, overhead_tokens=10**6)) <= len(
+        micro_batches(lengths, budget, overhead_tokens=10**6)
+    )
 
 
 @given(lengths=lengths_strategy, budget=st.integers(1, 200), overhead=st.sampled_from([0, 5, 50]))

@@ -16,6 +16,8 @@ from rl_api import LoraSpec
 from rl_api.roles import LearnerSpec
 from rl_trainer.learner.critic import ValueModel
 from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradients
+from rl_trainer.learner.host_memory import FreeingReduceScatter
+from rl_trainer.learner.packing_check import packing_is_exact
 from rl_trainer.learner.policy import Policy, Precision
 from rl_trainer.model.loader import empty_model, load_model
 from rl_trainer.model.rows import fill, local
@@ -94,7 +96,9 @@ class WholeLayout:
         model = load_model(folder, torch.float32, self._device)
         if self._checkpointing:
             model.checkpoint_activations()
-        return Policy(model, self._precision)
+        policy = Policy(model, self._precision)
+        model.packs = packing_is_exact(policy, self._device)
+        return policy
 
     def copy(self, policy: Policy) -> Policy:
         """See `Layout`."""
@@ -157,6 +161,8 @@ class DividedLayout:
         self._empty = model
         policy = self._policy()
         policy.model.load_folder(folder)  # type: ignore[operator]
+        model.packs = packing_is_exact(policy, self._device)
+        policy.model.packs = model.packs  # type: ignore[assignment]
         return policy
 
     def copy(self, policy: Policy) -> Policy:
@@ -228,6 +234,11 @@ class DividedLayout:
                 # without averages (gloo) is only asked for sums with both of these, on every module.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+                if self._device.type == "cpu":
+                    # Collectives of CPUs wait for each other, so fetching the next layer ahead would cost its memory and
+                    # gain nothing. What is gathered already is not gathered again.
+                    module.set_modules_to_backward_prefetch([module])
+                    module.set_custom_reduce_scatter(FreeingReduceScatter())  # type: ignore[arg-type]
         _give_memory(root, self._device)
 
 

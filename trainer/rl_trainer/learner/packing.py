@@ -3,24 +3,29 @@
 Pure and deterministic.
 
 Order of use in one training step: `mini_batches` (one optimizer step each), `split_groups` (data
-parallelism), `micro_batches` (what fits into memory at once). None of them changes the loss: its denominators
-are global (`algorithms.denominators`).
+parallelism), `micro_batches` or `packed_micro_batches` (what fits into memory at once). None of them changes the
+loss: its denominators are global (`algorithms.denominators`).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from rl_trainer.model.row_packing import Rooms
+
+# What one more micro-batch may cost, in tokens: the price of a forward and backward pass.
+OVERHEAD_TOKENS = 256
 # A rank may have so much of its even share of the tokens before a group is cut: each piece computes its prompt again.
 MOST_OF_EVEN_SHARE = 1.25
 
 
 def micro_batches(
-    lengths: Sequence[int], tokens_per_micro_batch: int, *, overhead_tokens: int = 256
+    lengths: Sequence[int], tokens_per_micro_batch: int, *, overhead_tokens: int = OVERHEAD_TOKENS
 ) -> list[list[int]]:
     """Cut sequences into micro-batches whose padded size, `members * longest`, is within a budget.
 
@@ -58,6 +63,50 @@ def micro_batches(
         end = int(next_cut[start])
         batches.append(order[start:end])
         start = end
+    return batches
+
+
+def packed_micro_batches(
+    lengths: Sequence[int],
+    tokens_per_micro_batch: int,
+    *,
+    attention_scale: float = math.inf,
+    one_row: bool = False,
+    overhead_tokens: int = OVERHEAD_TOKENS,
+) -> list[list[int]]:
+    """The same for models that pack several sequences into a row (`model.row_packing`), rows of the longest one's width.
+
+    A token costs `1 + width / attention_scale`: attention with a mask is computed over the whole width. The budget holds
+    for all places of the rows.
+
+    Args:
+        lengths, tokens_per_micro_batch, overhead_tokens, returns: as of `micro_batches`.
+        attention_scale: the width of a row at which attention costs as much as all other products.
+        one_row: all of a micro-batch is one row, whose attention is computed within each sequence.
+    """
+    order = _longest_first(lengths)
+    count = len(order)
+    best = [0.0] * (count + 1)
+    next_cut = [0] * count
+    for start in range(count - 1, -1, -1):
+        width = lengths[order[start]]
+        price = 1.0 if one_row else 1.0 + width / attention_scale
+        rooms, total = Rooms(width), 0
+        best[start] = math.inf
+        for end in range(start + 1, count + 1):
+            total += lengths[order[end - 1]]
+            rooms.add(lengths[order[end - 1]])
+            tokens = total if one_row else len(rooms) * width
+            if tokens > tokens_per_micro_batch and end > start + 1:
+                break
+            cost = tokens * price + overhead_tokens + best[end]
+            if cost <= best[start]:  # of equal ones the larger micro-batch
+                best[start], next_cut[start] = cost, end
+    batches: list[list[int]] = []
+    start = 0
+    while start < count:
+        batches.append(order[start : next_cut[start]])
+        start = next_cut[start]
     return batches
 
 

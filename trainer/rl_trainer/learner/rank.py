@@ -33,7 +33,7 @@ from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.layout import DividedLayout, layout_of
-from rl_trainer.learner.packing import micro_batches
+from rl_trainer.learner.packing import micro_batches, packed_micro_batches
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training
@@ -67,6 +67,10 @@ def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) ->
         proximal=algorithm.loss.proximal,
     )
 
+
+# Widths of the model at which attention over a row costs as much as the products of a layer: 4 W H against 24 H^2
+# operations for each token (Kaplan et al. 2020, arXiv 2001.08361, table 1).
+ATTENTION_SCALE = 6
 
 _NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
 
@@ -299,7 +303,13 @@ class Learner:
 
     def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         lengths = [len(sample.tokens) for sample in samples]
-        return micro_batches(lengths, self.spec.learner.tokens_per_micro_batch) if samples else []
+        if not samples:
+            return []
+        budget, model = self.spec.learner.tokens_per_micro_batch, self.model
+        if not model.packs:
+            return micro_batches(lengths, budget)
+        scale = ATTENTION_SCALE * model.hidden_size  # type: ignore[operator]
+        return packed_micro_batches(lengths, budget, attention_scale=scale, one_row=model.one_row)  # type: ignore[arg-type]
 
     def _backward(
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]

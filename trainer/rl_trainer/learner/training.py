@@ -45,7 +45,7 @@ class Training:
         model.zero_grad(set_to_none=True)
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
-        self.optimizer = AdamW(named, spec.algorithm.optimizer)
+        self.optimizer = AdamW(named, spec.algorithm.optimizer, offload=spec.learner.optimizer_offload)
         self.steps = 0
         self._spec, self._peak, self._limit, self._ranks = spec, peak, limit, ranks
         self._device = device

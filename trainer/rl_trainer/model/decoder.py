@@ -140,6 +140,8 @@ class Decoder(nn.Module):
 
     mixed_types = True
     """Whether layers take fp32 inputs where their own parameters are of another type, and autocast is on."""
+    packs = packable = False
+    """Sequences of a batch never share rows: padding costs attention only (`Packing`)."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ Importing the library takes seconds of CPU time, so this module is imported only
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from rl_trainer.model.library_names import (
 )
 from rl_trainer.model.lora import PEFT_PREFIX
 from rl_trainer.model.names import check_same
+from rl_trainer.model.row_packing import RowPacking
 from rl_trainer.model.rows import Rows, fill, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
@@ -47,10 +49,13 @@ class LibraryModel(nn.Module):
     head_weight = None
     mixed_types = False
     """See `Decoder`: families differ in this too."""
+    packs: bool
+    """Whether several sequences of a batch share a row (`RowPacking`); whoever sets it has seen that this is exact."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.packs = False
 
     @classmethod
     def open(
@@ -118,7 +123,32 @@ class LibraryModel(nn.Module):
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
-        return self.forward(input_ids, attention_mask).flatten(0, 1).index_select(0, places)
+        inputs, places = self._inputs(input_ids, attention_mask, places)
+        logits: torch.Tensor = self.model(**inputs).logits
+        return logits.flatten(0, 1).index_select(0, places)
+
+    @property
+    def packable(self) -> bool:
+        """Whether rows may hold several sequences as far as can be known without computing: the model takes positions, and
+        attention is not cut at certain columns of a row."""
+        chunked = getattr(self.model.config.get_text_config(), "attention_chunk_size", None)
+        return "position_ids" in inspect.signature(self.model.forward).parameters and not chunked
+
+    @property
+    def one_row(self) -> bool:
+        """Whether its attention takes any number of sequences in one row at the cost of each by itself."""
+        return str(self.model.config._attn_implementation).startswith("flash_attention")
+
+    def _inputs(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+    ) -> tuple[dict[str, Any], torch.Tensor]:
+        """Arguments of the library's model, and where the rows at `places` are in what it gives."""
+        packing = RowPacking.of(attention_mask, one_row=self.one_row) if self.packs else None
+        if packing is None:
+            return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}, places
+        ids = input_ids.flatten()[packing.source]
+        inputs = {"input_ids": ids, "position_ids": packing.position_ids, "use_cache": False}
+        return inputs, packing.place[places]
 
     @property
     def hidden_size(self) -> int:
@@ -133,9 +163,8 @@ class LibraryModel(nn.Module):
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` [M] of the flattened last hidden states, [M, H]: what a value head reads."""
-        states: torch.Tensor = self.model.get_decoder()(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
+        inputs, places = self._inputs(input_ids, attention_mask, places)
+        states: torch.Tensor = self.model.get_decoder()(**inputs).last_hidden_state
         return states.flatten(0, 1).index_select(0, places)
 
     def checkpoint_activations(self) -> None:

@@ -11,6 +11,7 @@ from scale_page import MODELS
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_api.sizes.learner import (
+    MOVED,
     LearnerLayout,
     activation_bytes,
     checkpoint_bytes,
@@ -19,6 +20,7 @@ from rl_api.sizes.learner import (
     kept_bytes,
     layer_bytes_per_token,
     learner_parts,
+    main_memory_bytes,
 )
 from rl_api.sizes.memory import ACCELERATOR_OVERHEAD, GB, PROCESS_OVERHEAD, Device, gigabytes, parameters
 from rl_api.sizes.shape import model_shape
@@ -48,6 +50,35 @@ def test_shards_divide_what_is_kept() -> None:
     # A row in place of the output head.
     assert whole.critic == 16 * (QWEN.parameters - QWEN.vocab * QWEN.hidden + QWEN.hidden)
     assert kept_bytes(eighth) == pytest.approx(kept_bytes(whole) / 8, abs=8)
+
+
+def test_offloaded_moments_are_in_the_pods_main_memory() -> None:
+    layout = replace(PLAIN, ranks=8, shard=8, critic=True)
+    kept, moved = (learner_parts(QWEN, replace(layout, offload=offload), H100) for offload in (False, True))
+    count = QWEN.parameters
+    value = count - QWEN.vocab * QWEN.hidden + QWEN.hidden
+    assert moved.moments == 8 * MOVED < kept.moments == count
+    assert kept.critic - moved.critic == pytest.approx(value, abs=8)
+    offloaded = replace(layout, offload=True)
+    assert main_memory_bytes(QWEN, offloaded, 4) == 4 * (-(-8 * (count + value) // 8) + PROCESS_OVERHEAD)
+    assert main_memory_bytes(QWEN, layout, 4) == main_memory_bytes(QWEN, offloaded, 0) == 0
+    pod = Device(64 * GB, accelerator=False)
+    assert learner_parts(QWEN, offloaded, pod) == learner_parts(QWEN, layout, pod), "it is there already"
+
+
+def test_of_a_processor_the_softmax_does_not_count() -> None:
+    """And nothing is fetched ahead there in the backward pass."""
+    layout, head = replace(PLAIN, tokens=64), 4 * QWEN.vocab * QWEN.hidden
+    logits = 4 * 64 * QWEN.vocab
+    assert activation_bytes(QWEN, layout) - activation_bytes(QWEN, layout, accelerator=False) == 2 * logits
+    large, rows = replace(layout, tokens=4096), 2**24 // QWEN.vocab
+    kept = activation_bytes(QWEN, large, accelerator=False) - 28 * 4096 * layer_bytes_per_token(QWEN, 4)
+    assert kept == 4 * rows * QWEN.vocab + head
+    divided = replace(layout, ranks=4, shard=4)
+    spared = gathered_bytes(QWEN, divided) - gathered_bytes(QWEN, divided, accelerator=False)
+    assert spared == 2 * 4 * QWEN.largest_layer
+    frozen = replace(divided, trained=1)
+    assert gathered_bytes(QWEN, frozen) == gathered_bytes(QWEN, frozen, accelerator=False)
 
 
 def test_adapters_alone_learn() -> None:
