@@ -25,6 +25,7 @@ class RayStore:
 
         Raises TimeoutError when not all of them are on this node after `timeout` seconds; Ray's own errors for lost ones.
         """
+        forget_store_pages()  # of what was read before
         try:
             found: list[Any] = ray.get(list(handles), timeout=timeout)
         except GetTimeoutError:

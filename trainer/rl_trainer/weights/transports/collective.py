@@ -15,7 +15,8 @@ import time
 import warnings
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -39,11 +40,21 @@ class Broadcaster:
         self._store = store
         self.point = MeetingPoint(host)
         self._seat = Seat()
-        self._thread = ThreadPoolExecutor(1, "broadcast")
+        self._asked: SimpleQueue[tuple[Publication, Invitation, Future[str | None]]] = SimpleQueue()
+        # Not a pool's: a process that ends would wait for it.
+        threading.Thread(target=self._work, name="broadcasts", daemon=True).start()
 
     def send(self, publication: Publication, invitation: Invitation) -> Future[str | None]:
         """Begins to send; returns at once. The result: why it has failed, None if it has not."""
-        return self._thread.submit(self._send, publication, invitation)
+        result: Future[str | None] = Future()
+        self._asked.put((publication, invitation, result))
+        return result
+
+    def _work(self) -> None:
+        while True:
+            publication, invitation, result = self._asked.get()
+            result.set_result(self._send(publication, invitation))
+            del publication, result  # or the store would keep the blocks until the next version
 
     def _send(self, publication: Publication, invitation: Invitation) -> str | None:
         try:
