@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kinds=args.kinds,
         targets=args.targets,
         phases=args.phases,
+        chapter=args.per_run,
     )
     done = {one.number for one in campaign.results}
     began = time.monotonic()
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [fault for fault in plan if fault.number not in done],
             args.out / f"from-{len(done) + 1}",
             args.set,
+            chapter=args.per_run,
             seconds=args.seconds,
             tell=lambda text: print(text, flush=True),
         )
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH=VALUE",
         help="a field of every run, as of rltrain run",
     )
+    parser.add_argument("--per-run", type=int, default=10, help="faults in a row of one run (default: 10)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no fault begins later than so")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder (default: runs/chaos)")
     return parser

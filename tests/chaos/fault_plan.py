@@ -21,8 +21,21 @@ WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "async": {**_TWO_SAMPLERS, "buffer": {"maxStaleness": 2}},
     "ranks": {**_TWO_RANKS, "buffer": {"maxStaleness": 0}},
     "ranks-async": {**_TWO_RANKS, "buffer": {"maxStaleness": 1}},
+    "collective": {
+        **_TWO_SAMPLERS,
+        "buffer": {"maxStaleness": 1},
+        "weightSync": {"transport": "collective"},
+    },
+    "delta": {**_TWO_RANKS, "buffer": {"maxStaleness": 0}, "weightSync": {"transport": "delta"}},
+    "adapter": {
+        **_TWO_SAMPLERS,
+        "learner": {"lora": {"rank": 4}},
+        "buffer": {"maxStaleness": 0},
+        "weightSync": {"transport": "adapter"},
+    },
 }
-"""Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not."""
+"""Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not, and
+how weights travel."""
 
 
 @dataclass(frozen=True)
