@@ -159,18 +159,6 @@ def test_weights_of_another_model_are_refused_before_the_server_hears_of_them(
     assert engine.version == version
 
 
-def test_weights_that_the_server_does_not_find(
-    engine: Engine, decoder: Decoder, model: Path, options: EndpointOptions
-):
-    blind = create_engine(
-        model, kind="endpoint", slots=SLOTS, endpoint=replace(options, server_folder=Path("/nowhere/weights"))
-    )
-    with pytest.raises(
-        ModelError, match=r"weights of version 3: server .* does not load weights from /nowhere"
-    ):
-        blind.load_weights(decoder.hf_state_dict(), 3)
-
-
 @pytest.mark.parametrize(("more", "words"), [(8, "no token id"), (-8, "a token id")])
 def test_a_server_of_another_vocabulary(
     more: int, words: str, model: Path, options: EndpointOptions, tmp_path: Path
@@ -226,3 +214,16 @@ def test_a_run_learns_with_a_server(staleness: int, server: VllmServer, model: P
         # Server and learner compute the same policy: only rounding is between them.
         assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
     assert json.loads((out / "summary.json").read_text())["steps"] == 8
+
+
+def test_weights_that_the_server_does_not_find(
+    engine: Engine, decoder: Decoder, model: Path, options: EndpointOptions
+):
+    """The last test: the server has none of either version then."""
+    blind = create_engine(
+        model, kind="endpoint", slots=SLOTS, endpoint=replace(options, server_folder=Path("/nowhere/weights"))
+    )
+    with pytest.raises(
+        ModelError, match=r"weights of version 3: server .* does not load weights from /nowhere"
+    ):
+        blind.load_weights(decoder.hf_state_dict(), 3)

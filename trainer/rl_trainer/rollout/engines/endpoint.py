@@ -255,7 +255,8 @@ class EndpointEngine(Engine):
                 self._losses += 1
                 if self._losses > MOST_LOSSES:
                     raise EndpointError(
-                        f"server {self._options.url}: it does not load weights from {self._weights} ({error})"
+                        f"server {self._options.url}: it does not load weights from {self._weights} ({error}); it may hold "
+                        "some of both versions now: start it anew"
                     ) from None
         if version is not None:
             self.version = version
