@@ -4,7 +4,7 @@ Ways of its weights:
 
     blocks       in host memory as the object store has them, made by `weights.payload`
     same device  by CUDA IPC: the engine reads the learner's own memory of the same GPU (on CPUs shared memory)
-    collective   broadcast tensor by tensor, NCCL between two GPUs (on CPUs gloo)
+    collective   broadcast of these blocks by `weights.transports.collective`, NCCL between two GPUs (on CPUs gloo)
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +47,7 @@ class LearnerProcess:
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        self._ask("shapes")  # it is there
+        self.peak()  # it is there
 
     def update(self, samples: Sequence[Trajectory]) -> float:
         """One optimizer step; its loss."""
@@ -75,32 +73,32 @@ class LearnerProcess:
         if way == "same device":
             tensors: Mapping[str, torch.Tensor] = self._ask("tensors")
             return tensors
-        return self._receive()
+        return self._receive(version)
 
     def done(self) -> None:
         """The weights that were sent have been taken over."""
         self._ask("forget")
 
-    def _receive(self) -> Mapping[str, torch.Tensor]:
-        import torch
+    def _receive(self, version: int) -> Mapping[str, torch.Tensor]:
+        from rl_trainer.weights.transports.collective import CollectiveReceiver
+        from rl_trainer.weights.transports.group import Invitation
+        from rl_trainer.weights.transports.publication import Publication
 
-        shapes = self._ask("shapes")
-        tensors = {
-            name: torch.empty(size, dtype=getattr(torch, dtype), device=self._job.device)
-            for name, (dtype, size) in shapes.items()
-        }
-        store = Path(self._job.scratch) / f"collective-{os.getpid()}"
-        store.unlink(missing_ok=True)
-        self._end.send(("broadcast", (str(store),)))
-        try:
-            group = _group(self._job, str(store), rank=1)
-            for tensor in tensors.values():
-                group.broadcast(tensor, 0).wait()
-            if self._job.device == "cuda":
-                torch.cuda.synchronize()
-        finally:
-            self._answer()
-        return tensors
+        invitation = Invitation(
+            version=version,
+            group=f"version {version}",
+            address=tuple(self._ask("meet")),
+            size=2,
+            seconds=self._job.deadline,
+            backend="nccl" if self._job.device == "cuda" else "gloo",
+        )
+        receiver = CollectiveReceiver(_Blocks(), "the engine")
+        self._end.send(("broadcast", (invitation,)))
+        failed = receiver.join(invitation, rank=1)
+        self._answer()
+        if failed is not None:
+            raise ChildFailed(failed)
+        return receiver.receive(Publication(version, "collective", []), self._job.deadline)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         self._end.send((what, arguments))
@@ -143,31 +141,14 @@ def sender_gpu(job: Job, way: Way) -> int:
     return 1 if way == "collective" and job.gpus > 1 else 0
 
 
-def _group(job: Job, store: str, rank: int) -> Any:
-    """A group of the two processes beside whatever others the engine has."""
-    import torch.distributed as dist
+class _Blocks:
+    """Implements `weights.transports.base.Store` where blocks are their own handles."""
 
-    limit = timedelta(seconds=job.deadline)
-    shared = dist.FileStore(store, 2)  # type: ignore[attr-defined]
-    shared.set_timeout(limit)
-    group: Any
-    if job.device == "cuda":
-        group = _Group(dist.ProcessGroupNCCL(shared, rank, 2, limit))  # type: ignore[arg-type]
-    else:
-        group = _Group(dist.ProcessGroupGloo(shared, rank, 2, limit))
-    return group
+    def put(self, block: Any) -> Any:
+        return block
 
-
-class _Group:
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        import torch.distributed as dist
-
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._group.broadcast([tensor], options)
+    def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:
+        return list(handles)
 
 
 def _serve(
@@ -207,6 +188,7 @@ class _Served:
         if learns:
             self._learner.start_reinforcement()
         self._kept: Any = None
+        self._broadcaster: Any = None
 
     def _source(self) -> Any:
         import torch
@@ -214,12 +196,6 @@ class _Served:
         from rl_trainer.learner.sources import weight_source
 
         return weight_source(self._learner, getattr(torch, self._job.dtype))
-
-    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {
-            name: (str(dtype).removeprefix("torch."), tuple(shape))
-            for name, (dtype, shape) in self._source().shapes.items()
-        }
 
     def peak(self) -> int:
         return self._peak.bytes()
@@ -268,11 +244,18 @@ class _Served:
 
             torch.cuda.empty_cache()
 
-    def broadcast(self, store: str) -> None:
-        group = _group(self._job, store, rank=0)
-        for _, tensor in self._source().items():
-            group.broadcast(tensor.detach().contiguous(), 0).wait()
-        if self._job.device == "cuda":
-            import torch
+    def meet(self) -> tuple[str, int]:
+        from rl_trainer.weights.transports.collective import Broadcaster
 
-            torch.cuda.synchronize()
+        if self._broadcaster is None:
+            self._broadcaster = Broadcaster(_Blocks(), "127.0.0.1")
+        address: tuple[str, int] = self._broadcaster.point.address
+        return address
+
+    def broadcast(self, invitation: Any) -> None:
+        from rl_trainer.weights.transports.publication import Publication
+
+        publication = Publication(invitation.version, "collective", self.blocks(invitation.version))
+        failed = self._broadcaster.send(publication, invitation).result()
+        if failed is not None:
+            raise ChildFailed(failed)
