@@ -12,7 +12,7 @@ import torch
 
 from rl_trainer.weights.payload import pack_weights, unpack_weights
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
-from rl_trainer.weights.stream import byte_chunks
+from rl_trainer.weights.stream import Piece, byte_rounds
 
 TENSORS = {
     "large": torch.arange(21 * 40.0).view(21, 40),
@@ -66,16 +66,27 @@ def test_blocks_of_pieces_are_blocks_of_whole_tensors(block: int, dtype: torch.d
 @pytest.mark.parametrize("limit", [50, 1000])
 def test_files_of_pieces_are_files_of_whole_tensors(limit: int):
     made = Made()
-    chunks = [chunk for chunk in byte_chunks(made.source(320), limit=limit) if chunk is not None]
-    whole = [TENSORS[name].contiguous().view(torch.uint8).flatten().numpy() for name in made.source(1).shapes]
-    assert np.array_equal(np.concatenate(chunks), np.concatenate(whole))
+
+    def copies(pieces: list[Piece]) -> list[Piece]:
+        return [(name, data.copy()) for name, data in pieces]
+
+    # Not the rounds themselves in a loop, whose variable would keep one while the next is made.
+    found = [
+        piece for one in map(copies, byte_rounds(made.source(320), TENSORS, limit=limit)) for piece in one
+    ]
+    assert list(dict.fromkeys(name for name, _ in found)) == ["large", "turned", "small"], "in their order"
+    for name, value in TENSORS.items():
+        whole = value.contiguous().view(torch.uint8).flatten().numpy()
+        theirs = [data for other, data in found if other == name]
+        assert np.array_equal(np.concatenate(theirs) if theirs else np.zeros(0), whole), name
     assert made.largest <= 320
+    assert made.most <= limit + 2 * 320
 
 
-def test_ranks_whose_bytes_nobody_wants_make_the_same_pieces_at_the_same_time():
-    made: dict[bool, list[tuple[int, str]]] = {}
-    for used in (True, False):
-        chunk, found = [0], made.setdefault(used, [])
+def test_ranks_that_want_other_tensors_make_the_same_pieces_in_the_same_round():
+    made: dict[str, list[tuple[int, str]]] = {}
+    for wanted in ("large", "turned"):
+        chunk, found = [0], made.setdefault(wanted, [])
 
         def items(
             chunk: list[int] = chunk, found: list[tuple[int, str]] = found
@@ -84,10 +95,10 @@ def test_ranks_whose_bytes_nobody_wants_make_the_same_pieces_at_the_same_time():
                 found.append((chunk[0], name))
                 yield name, value
 
-        for _ in byte_chunks(TensorSource(Made().source(320).shapes, items), used=used, limit=200):
+        for _ in byte_rounds(TensorSource(Made().source(320).shapes, items), {wanted}, limit=200):
             chunk[0] += 1
-    assert made[True] == made[False]
-    assert len(made[True]) > len(TENSORS)
+    assert made["large"] == made["turned"]
+    assert len(made["large"]) > len(TENSORS)
 
 
 def test_a_row_is_the_least():
