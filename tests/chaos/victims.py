@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 _TITLES: Final = {"sampler": "ray::SamplerActor", "rank": "ray::LearnerActor", "buffer": "ray::BufferActor"}
-_SENDS_A_CHECKPOINT: Final = (".saved", ".begin_save", ".save_round", ".save_written", ".random_state")
+_WRITES_A_CHECKPOINT: Final = (".saved", ".begin_save", ".save_round", ".save_written", ".random_state")
 _LOOK_SECONDS: Final = 0.001
 _STATUS_SECONDS: Final = 0.01
 """Between two questions to the status server: it must not be what the run is busy with."""
@@ -96,7 +96,7 @@ class Phases:
 
     def checkpoint(self) -> bool:
         """One is being written."""
-        if any(title.endswith(_SENDS_A_CHECKPOINT) for title in self._victims.learners()):
+        if any(title.endswith(_WRITES_A_CHECKPOINT) for title in self._victims.learners()):
             return True
         return any((self._out / "checkpoints").glob(".tmp-*"))
 

@@ -41,6 +41,10 @@ class _Files:
     file: Mapping[str, str]
     heads: tuple[FileHead, ...]
 
+    def named(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Pieces of tensors as pieces of files."""
+        return [(self.file[name], data) for name, data in pieces]
+
 
 class Save:
     """This rank's part of what is saved, as files that are made of pieces.
@@ -98,8 +102,10 @@ class Save:
         A round of weights is one of all ranks; of what follows each rank may have another number.
         """
         for files in self._files:
-            for found in byte_rounds(files.source, files.file, limit=self._piece, copied=self._copied):
-                yield [(files.file[name], data) for name, data in found]
+            rounds = byte_rounds(files.source, files.file, limit=self._piece, copied=self._copied)
+            yield from map(
+                files.named, rounds
+            )  # no loop, whose variable would keep a round while the next one is made
 
     def _whole(self, source: TensorSource, shards: list[Shard]) -> None:
         shapes = file_shapes(source)

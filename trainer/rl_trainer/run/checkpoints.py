@@ -122,17 +122,6 @@ class Checkpoints:
         self._parent = found
         return found
 
-    def save(
-        self,
-        counters: Counters,
-        state: RunState[LearnerState],
-        metrics: MetricsWriter,
-        model_folder: Path,
-    ) -> CheckpointStatus:
-        """Writes the checkpoint of `counters.step`, in which the actors were as `state` says; see `begin` for errors."""
-        self.begin(counters, state, metrics, model_folder)
-        return self.wait()
-
     def begin(
         self,
         counters: Counters,
@@ -172,13 +161,17 @@ class Checkpoints:
                 parts = {part: _FILES[part] for part in learned.contents}
                 background = background and self._asynchronous(learned)
                 writing = learned.write(draft.folder, parts, background=background)
-            draft.write(
-                {"groups.npz": pack_payloads(state.payloads), **generators, **self._lost_with_a_disk(metrics)}
-            )
         except BaseException:
             draft.close()
             raise
         self._unfinished = _Unfinished(step, draft, writing, model_folder, background)
+        try:
+            draft.write(
+                {"groups.npz": pack_payloads(state.payloads), **generators, **self._lost_with_a_disk(metrics)}
+            )
+        except BaseException:
+            self.give_up()
+            raise
 
     @property
     def unfinished_step(self) -> int | None:
@@ -279,7 +272,7 @@ class Checkpoints:
         return model
 
     def read(self, checkpoint: Checkpoint) -> RunState[SavedLearners]:
-        """What `save` was given of the actors; of the learners, where it lies."""
+        """What `begin` was given of the actors; of the learners, where it lies."""
         state, files = checkpoint.metadata, checkpoint.files
         learned = SavedLearners(
             folder=checkpoint.path,
