@@ -96,9 +96,10 @@ def test_learners_are_done_when_all_are_and_waited_for_while_something_moves(mon
         answers = iter(found)
         last = found[-1]
         files = SavedFiles({"sent": (1, "x")}, {"w": "sent"}, 4)
-        return LearnersWriting(files, lambda: next(answers, last), lambda: dropped.append(True))
+        return LearnersWriting(files, names, lambda: next(answers, last), lambda: dropped.append(True))
 
     dropped: list[bool] = []
+    names = {"sent", "b"}
     monkeypatch.setattr(group, "LOOK_SECONDS", 0.001)
     done, half = Written(9, {"b": (2, "y")}), Written(1, None)
     writing = looks([done, half], [done, Written(2, None)], [done, Written(3, {})])

@@ -69,9 +69,13 @@ class ShardWriter(Closes):
 
     def __init__(self, folder: Path, heads: Iterable[FileHead]):
         self._files: dict[str, _PieceFile] = {}
-        for head in heads:
-            with _said(head.name):
-                self._files[head.name] = _PieceFile(folder / head.name, head)
+        try:
+            for head in heads:
+                with _said(head.name):
+                    self._files[head.name] = _PieceFile(folder / head.name, head)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, name: str, piece: Any) -> None:
         """Adds bytes, or a contiguous array of them, to the file `name`."""

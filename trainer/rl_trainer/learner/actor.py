@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_api import RunSpec
-from rl_api.errors import ObjectiveError
+from rl_api.errors import CheckpointError, ObjectiveError
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
@@ -61,6 +61,7 @@ class LearnerActor:
         self._broadcaster: Broadcaster | None = None
         self._rounds: Iterator[list[Piece]] = iter(())
         self._writing: Writing | None = None
+        self._save = 0  # number of what is being saved, or was last
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
@@ -189,19 +190,21 @@ class LearnerActor:
         learner = self.learner
         return learner.training.steps, contents(learner), learner.device.type == "cuda"
 
-    def begin_save(self, folder: Path, parts: Mapping[str, str], limit: int, background: bool) -> Begun:
+    def begin_save(
+        self, number: int, folder: Path, parts: Mapping[str, str], limit: int, background: bool
+    ) -> Begun:
         """From now on `save_round` makes this rank's files of `parts` (see `saving.Save`); what was begun is forgotten.
 
         They are written below `folder` where it is a folder of this node too. `background`: rounds are copied, and written
-        by a thread after the last one.
+        by a thread after the last one. `number`: above 0, another one each time, by which `save_written` knows them.
         """
-        self.drop_save()
+        self.drop_save(self._save)
         save = Save(self.learner, parts, limit=limit, copied=background)
         reached = _reached(folder)
-        self._rounds = save.rounds()
         self._writing = Writing(folder, save.heads, background=background) if reached else None
-        heads = () if reached else tuple(save.heads)
-        return Begun(heads, save.weight_map if self.rank == 0 else {}, save.weight_bytes)
+        self._rounds, self._save = save.rounds(), number
+        heads, files = () if reached else tuple(save.heads), tuple(head.name for head in save.heads)
+        return Begun(files, heads, save.weight_map if self.rank == 0 else {}, save.weight_bytes)
 
     def save_round(self) -> list[Piece] | None:
         """Writes or copies the next bytes, or returns them where this rank cannot write; None: these were all."""
@@ -216,15 +219,24 @@ class LearnerActor:
         self._writing.add(found)
         return []
 
-    def save_written(self) -> Written:
-        """How far the files are that this rank writes itself. Raises CheckpointError when one cannot be written."""
+    def save_written(self, number: int) -> Written:
+        """How far the files are that this rank writes itself of what was begun as `number`.
+
+        Raises CheckpointError when one cannot be written, and when that was dropped.
+        """
+        if number != self._save:
+            raise CheckpointError(
+                f"learner {self.rank}: its files of save {number} were given up, the last one begun is {self._save}"
+            )
         return self._writing.look() if self._writing is not None else Written(0, {})
 
-    def drop_save(self) -> None:
-        """Nobody wants what was begun any more."""
+    def drop_save(self, number: int) -> None:
+        """Nobody wants what was begun as `number` any more; a later one goes on."""
+        if number != self._save:
+            return
         if self._writing is not None:
             self._writing.close()
-        self._rounds, self._writing = iter(()), None
+        self._rounds, self._writing, self._save = iter(()), None, 0
 
 
 def _reached(folder: Path) -> bool:
@@ -237,11 +249,13 @@ class Begun:
     """What a rank says of its part of what is saved.
 
     Attributes:
-        heads: of the files that it cannot write itself.
+        files: names of all its files, whoever writes them.
+        heads: of those that it cannot write itself.
         weight_map: of rank 0: file by tensor of all weights.
         weight_bytes: of all weights.
     """
 
+    files: tuple[str, ...]
     heads: tuple[FileHead, ...]
     weight_map: Mapping[str, str]
     weight_bytes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import ray
 
 from rl_api import RunSpec
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import CheckpointError, DeadlineExceeded
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.checkpoint.shards import SHARD_BYTES
@@ -56,6 +56,7 @@ class Learners:
     timeout: float = 3600.0
     size: int = 0  # bytes of the model folder
     watch: Watch | None = None
+    _saves: int = 0  # begun so far
 
     @classmethod
     def launch(
@@ -204,21 +205,23 @@ class Learners:
 
         Raises as `answers` does; CheckpointError: a file cannot be written.
         """
-        phase, none = f"writing {', '.join(parts)}", [()] * len(self.actors)
-        begun: list[Begun] = self._all(
-            "begin_save", [(folder, parts, limit, background)] * len(self.actors), phase, ROUND_TIMEOUT
-        )
+        self._saves += 1
+        number, phase, ranks = self._saves, f"writing {', '.join(parts)}", len(self.actors)
         try:
+            begun: list[Begun] = self._all(
+                "begin_save", [(number, folder, parts, limit, background)] * ranks, phase, ROUND_TIMEOUT
+            )
             with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
                 while self._write_round(writer, phase):
                     pass
                 sent = writer.finish()
         except BaseException:
-            self._drop_save()
+            self._drop_save(number)
             raise
-        looks = partial(self._all, "save_written", none, phase, ROUND_TIMEOUT)
+        looks = partial(self._all, "save_written", [(number,)] * ranks, phase, ROUND_TIMEOUT)
         files = SavedFiles(sent, begun[0].weight_map, begun[0].weight_bytes)
-        return LearnersWriting(files, looks, self._drop_save)
+        names = {name for one in begun for name in one.files}
+        return LearnersWriting(files, names, looks, partial(self._drop_save, number))
 
     def _write_round(self, writer: ShardWriter, phase: str) -> bool:
         """One round of all ranks; whether there may be another."""
@@ -230,9 +233,9 @@ class Learners:
         forget_store_pages()
         return going
 
-    def _drop_save(self) -> None:
+    def _drop_save(self, number: int) -> None:
         for actor in self.actors:  # nobody waits: after an error one of them may be gone
-            actor.drop_save.remote()
+            actor.drop_save.remote(number)
 
     def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
@@ -248,23 +251,21 @@ class Learners:
 
 
 class LearnersWriting:
-    """What learners have copied and are writing; see `state.Unfinished`."""
+    """What learners have copied and are writing; see `state.Unfinished`. `names`: of all files that they write or send."""
 
     def __init__(
-        self, files: SavedFiles, look: Callable[[], Sequence[Written]], drop: Callable[[], None]
+        self,
+        files: SavedFiles,
+        names: Collection[str],
+        look: Callable[[], Sequence[Written]],
+        drop: Callable[[], None],
     ) -> None:
         self._files, self._look, self._drop = files, look, drop
+        self._names = {*names, *files.weight_map.values()}
 
     def finished(self) -> SavedFiles | None:
         """See `state.Unfinished`."""
-        found = self._look()
-        digests = dict(self._files.digests)
-        for one in found:
-            if one.digests is None:
-                return None
-            digests |= one.digests
-        self._drop()
-        return replace(self._files, digests=digests)
+        return self._all_of(self._look())
 
     def drop(self) -> None:
         """See `state.Unfinished`."""
@@ -273,8 +274,8 @@ class LearnersWriting:
     def wait(self) -> SavedFiles:
         """See `state.Unfinished`."""
         done, moved = -1, time.monotonic()
-        while (files := self.finished()) is None:
-            now = sum(one.done for one in self._look())
+        while (files := self._all_of(found := self._look())) is None:
+            now = sum(one.done for one in found)
             if now != done:
                 done, moved = now, time.monotonic()
             elif time.monotonic() - moved > ROUND_TIMEOUT:
@@ -284,6 +285,18 @@ class LearnersWriting:
                 )
             time.sleep(LOOK_SECONDS)
         return files
+
+    def _all_of(self, found: Sequence[Written]) -> SavedFiles | None:
+        """All files, where every rank has written its own; None: one has not."""
+        digests = dict(self._files.digests)
+        for one in found:
+            if one.digests is None:
+                return None
+            digests |= one.digests
+        self._drop()
+        if missing := sorted(self._names - digests.keys()):
+            raise CheckpointError(f"{missing[0]}: no learner has written it")
+        return replace(self._files, digests=digests)
 
 
 def constant_length(spec: RunSpec) -> int | None:

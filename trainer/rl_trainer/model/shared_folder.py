@@ -37,7 +37,8 @@ _PIECE = 32 << 20
 class SharedFolder:
     """A folder at `path` on `node`; `files`: names and contents (uint8 arrays in pieces), none where there is one node only.
 
-    `key` names its copies: another one for other files. `size`: bytes of all its files.
+    `key` names its copies: another one for other files. `size`: bytes of all its files. `stamps`: size and time of the last
+    change (ns since 1970) of each of `files`, by which another node knows the folder where it has it too; none: it does not.
     """
 
     path: Path
@@ -45,14 +46,16 @@ class SharedFolder:
     key: str
     files: tuple[tuple[str, tuple[ray.ObjectRef[Any], ...]], ...]
     size: int
+    stamps: tuple[tuple[int, int], ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
-        """The folder on this node: the original, or a copy that the first makes who asks, and the last removes.
+        """The folder on this node: the original, also where this node has the same volume, or a copy that the first makes
+        who asks, and the last removes.
 
         Raises ModelError when the copy cannot be written.
         """
-        if not self.files or ray.get_runtime_context().get_node_id() == self.node:
+        if not self.files or ray.get_runtime_context().get_node_id() == self.node or self._is_here():
             yield self.path
             return
         copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.key
@@ -73,6 +76,20 @@ class SharedFolder:
         finally:
             os.close(lock)
             _remove_unused(copy)
+
+    def _is_here(self) -> bool:
+        """Whether `path` holds the same files on this node. A folder of this node alone can have the same path: every file
+        must be as old, too, to the nanosecond."""
+        if not self.stamps:
+            return False
+        try:
+            for (name, _), stamp in zip(self.files, self.stamps, strict=True):
+                file = self.path / name
+                if _stamp(file.stat()) != stamp or not os.access(file, os.R_OK):
+                    return False
+        except OSError:
+            return False
+        return True
 
     def _write(self, copy: Path) -> int | None:
         """Makes the copy, and removes what killed processes left beside it.
@@ -172,18 +189,22 @@ def put_folder(path: Path, node: str, names: Collection[str] | None = None) -> S
 
     Raises ModelError when one cannot be read.
     """
-    key, files, size = hashlib.sha256(f"{node}\0{path}\0".encode()), [], 0
+    key, files, stamps = hashlib.sha256(f"{node}\0{path}\0".encode()), [], list[tuple[int, int]]()
     try:
         for name, file in _files(path, names):
-            found = file.stat()
-            size += found.st_size
-            key.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+            stamps.append(_stamp(file.stat()))
+            key.update("".join(f"{part}\0" for part in (name, *stamps[-1])).encode())
             files.append((name, tuple(map(ray.put, _pieces(file)))))
     except OSError as error:
         raise ModelError(
             f"model folder {path}: {error.filename} cannot be read ({error.strerror})"
         ) from error
-    return SharedFolder(path, node, key.hexdigest()[:32], tuple(files), size)
+    size = sum(size for size, _ in stamps)
+    return SharedFolder(path, node, key.hexdigest()[:32], tuple(files), size, tuple(stamps))
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
 
 
 def _files(path: Path, names: Collection[str] | None) -> list[tuple[str, Path]]:

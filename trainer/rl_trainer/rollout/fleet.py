@@ -31,6 +31,8 @@ START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
+# How often it sees to something else while it waits.
+MEANWHILE_SECONDS = 1.0
 
 
 class SamplerSilent(ActorDied):
@@ -143,8 +145,18 @@ class Samplers:
             except ActorDied as error:
                 self._died(rank, error)
 
-    def wait_for(self, call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float) -> Any:
+    def wait_for(
+        self,
+        call: ray.ObjectRef[Any],
+        actor: str,
+        phase: str,
+        timeout: float,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """The result of `call`; meanwhile samplers that die are replaced, and others join where nodes come for them.
+
+        `meanwhile` is called at once, and every `MEANWHILE_SECONDS` for as long as it asks for that; what it raises ends the
+        wait.
 
         Raises:
             ActorDied: samplers died more than `retry.limit` times since the last call that was answered.
@@ -152,12 +164,15 @@ class Samplers:
             RLTrainError: a sampler or the actor itself gave up with this sentence.
         """
         deadline = time.monotonic() + timeout
+        again = True
         while True:
             self._look()
+            again = again and meanwhile()
+            patience = min(self._patience, MEANWHILE_SECONDS) if again else self._patience
             left = max(0.0, deadline - time.monotonic())
             alive = {rank: one for rank, one in self._samplers.items() if one.died is None and not one.ended}
             runs = {one.run: rank for rank, one in alive.items()}
-            done, _ = ray.wait([call, *runs], timeout=min(left, self._patience))
+            done, _ = ray.wait([call, *runs], timeout=min(left, patience))
             if call in done:
                 result = answer(call, actor, phase, 60.0)
                 self._restarts = 0

@@ -88,11 +88,13 @@ class Actors:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def next_batch(self) -> Batch:
-        """The next batch of scored groups, as the admission rule lets it be."""
+    def next_batch(self, meanwhile: Callable[[], bool]) -> Batch:
+        """The next batch of scored groups, as the admission rule lets it be. `meanwhile`: see `Samplers.wait_for`."""
         with self.spans.span("wait"):
             call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
-            batch: Batch = self.samplers.wait_for(call, "buffer", "waiting for groups", STALL_SECONDS + 60)
+            batch: Batch = self.samplers.wait_for(
+                call, "buffer", "waiting for groups", STALL_SECONDS + 60, meanwhile
+            )
         for group in batch.groups:
             self._theirs.extend(group.spans)
         return batch

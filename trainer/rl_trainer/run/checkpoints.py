@@ -294,12 +294,13 @@ class Checkpoints:
         return self.folder.initial if needed else None
 
     def export(self, learned: LearnerState, model_folder: Path, target: Path) -> None:
-        """Writes the weights as a Hugging Face folder, in files of `SHARD_BYTES` at most.
+        """Writes the weights as a Hugging Face folder, in files of `SHARD_BYTES` at most; no checkpoint may be unfinished.
 
         Raises:
             CheckpointError: it cannot be written.
             ActorDied, DeadlineExceeded: a learner did not write its part.
         """
+        assert self._unfinished is None, "learners would drop the checkpoint that they are writing"
         try:
             with appearing(target) as folder:
                 describe_weights(model_folder, folder, learned.write(folder, {WEIGHTS: MODEL}).wait())

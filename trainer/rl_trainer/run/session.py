@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +67,7 @@ class Session(Attempt):
         elif self.checkpoints.unfinished_step is not None:
             # What ended the run came after what learners have copied: that is still good.
             try:
-                self._end_checkpoint(self.checkpoints.wait)
+                self._wait_for_checkpoint()
             except RLTrainError as problem:
                 self.console.warning(str(problem))
         self.recorder.timeline.write(self.actors.drain_spans())
@@ -164,7 +164,7 @@ class Session(Attempt):
     def next_batch(self) -> Batch:
         """The next batch of scored groups, as the admission rule lets it be."""
         self.console.phase("training")
-        return self.actors.next_batch()
+        return self.actors.next_batch(self._look_at_checkpoint)
 
     def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:
         """Of every answer KL estimate and value of each token, where the advantages need them."""
@@ -178,6 +178,7 @@ class Session(Attempt):
     def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
         """One training step."""
         result = self.actors.update(batch, advantages, self.counters.step)
+        self._look_at_checkpoint()  # learners answer again
         check_agreement(self.spec, self.counters.step, batch.groups, result.metrics)
         if self._kl is not None:
             result.metrics["kl"] = self._kl
@@ -208,8 +209,7 @@ class Session(Attempt):
 
         The first kind may be written while the next steps run (`checkpoint.asynchronous`).
         """
-        if self.checkpoints.unfinished_step is not None:
-            self._end_checkpoint(self.checkpoints.finished)
+        self._look_at_checkpoint()
         every = self.spec.checkpoint.every_steps if self.spec.checkpoint else None
         if self._checkpoint_wanted.is_set():
             self._checkpoint_wanted.clear()
@@ -223,7 +223,7 @@ class Session(Attempt):
         """Writes everything that a resumed run needs, unless this step's checkpoint is there already; returns when it is."""
         self._begin_checkpoint(background=False)
         if self.checkpoints.unfinished_step is not None:
-            self._end_checkpoint(self.checkpoints.wait)
+            self._wait_for_checkpoint()
         if self._checkpoint is not None:
             self.server.checkpointed(self._checkpoint)
 
@@ -232,7 +232,7 @@ class Session(Attempt):
         if step in (self.counters.checkpointed_step, self.checkpoints.unfinished_step):
             return
         if self.checkpoints.unfinished_step is not None:
-            self._end_checkpoint(self.checkpoints.wait)
+            self._wait_for_checkpoint()
         with self._checkpointing():
             self.checkpoints.begin(
                 self.counters,
@@ -242,18 +242,31 @@ class Session(Attempt):
                 background=background,
             )
 
-    def _end_checkpoint(self, end: Callable[[], CheckpointStatus | None]) -> None:
+    def _look_at_checkpoint(self) -> bool:
+        """Ends a checkpoint that is written by now: it is none before. Returns whether one is still being written."""
+        if self.checkpoints.unfinished_step is not None:
+            with self._telling():
+                self._show(self.checkpoints.finished())
+        return self.checkpoints.unfinished_step is not None
+
+    def _wait_for_checkpoint(self) -> None:
         with self._checkpointing():
-            found = end()
+            self._show(self.checkpoints.wait())
+
+    def _show(self, found: CheckpointStatus | None) -> None:
         if found is not None:
             self._checkpoint, self.counters.checkpointed_step = found, found.step
             self.server.show_checkpoint(found)
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
+        with self._telling(), self.actors.spans.span("checkpoint"):
+            yield
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
         try:
-            with self.actors.spans.span("checkpoint"):
-                yield
+            yield
         except RLTrainError as error:
             self.server.checkpoint_failed(str(error))
             raise
@@ -280,6 +293,8 @@ class Session(Attempt):
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _export(self, target: Path) -> None:
+        if self.checkpoints.unfinished_step is not None:
+            self._wait_for_checkpoint()  # learners write one thing at a time
         self.checkpoints.export(self.actors.learners.state(), self.inputs.model, target)
 
     def _evaluate(self) -> None:

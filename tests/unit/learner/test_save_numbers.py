@@ -1,0 +1,139 @@
+"""Which of the saves that learners have begun they are asked about, and that no file of it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_api import RunSpec
+from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
+from rl_trainer.checkpoint.tensor_file import FileHead, ShardWriter, file_head
+from rl_trainer.learner import actor, group
+from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.learner.group import Learners, LearnersWriting
+from rl_trainer.learner.saving import Written
+from rl_trainer.weights.stream import Piece
+
+PARTS = {WEIGHTS: "model"}
+
+
+class OneFile:
+    """As `Save`: of rank N the file N, with one number."""
+
+    weight_bytes = 8
+
+    def __init__(self, learner: int, parts: Mapping[str, str], *, limit: int, copied: bool):
+        self._name = str(learner)
+        self.heads = [file_head(self._name, {"a": ("F32", (1,))})]
+        self.weight_map = {"a": "0", "b": "1"}
+
+    def rounds(self) -> Iterator[list[Piece]]:
+        """One."""
+        yield [(self._name, np.zeros(4, np.uint8))]
+
+
+class Here:
+    """The actor of a rank, in this process; a call that fails answers with its exception."""
+
+    def __init__(self, rank: int):
+        self.rank, self.learner, self._rounds, self._writing, self._save = rank, rank, iter(()), None, 0
+        self.dropped: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return Call(self, name)
+
+
+class Call:
+    """A method of `Here`."""
+
+    def __init__(self, here: Here, name: str):
+        self._here, self._name = here, name
+
+    def __call__(self, *arguments: Any) -> Any:
+        return getattr(LearnerActor, self._name)(self._here, *arguments)
+
+    def remote(self, *arguments: Any) -> Any:
+        """As Ray calls it."""
+        if self._name == "drop_save":
+            self._here.dropped.append(*arguments)
+        try:
+            return self(*arguments)
+        except CheckpointError as error:
+            return error
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    def answers(calls: Sequence[Any], *_: object) -> list[Any]:
+        for found in calls:
+            if isinstance(found, Exception):
+                raise found
+        return list(calls)
+
+    monkeypatch.setattr(group, "answers", answers)
+    monkeypatch.setattr(actor, "Save", OneFile)
+    return [Here(0), Here(1)]
+
+
+def test_a_save_that_a_later_one_has_dropped_is_never_finished(ranks: list[Any], tmp_path: Path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    learners = Learners(ranks, RunSpec())
+    first = learners.write(tmp_path / "first", PARTS)
+    second = learners.write(tmp_path / "second", PARTS)
+    with pytest.raises(CheckpointError, match=r"^learner 0: its files of save 1 were given up, .* is 2$"):
+        first.finished()
+    first.drop()
+    files = second.finished()
+    assert files is not None, "who gives the first up leaves the second alone"
+    assert sorted(files.digests) == ["0", "1"]
+    with pytest.raises(CheckpointError, match=r"^learner 0: its files of save 2 were given up"):
+        second.finished()
+
+
+@pytest.mark.parametrize("written", [{}, {"0": (84, "x")}, {"0": (84, "x"), "1": (84, "x")}])
+def test_files_that_nobody_has_written_are_missed(written: dict[str, tuple[int, str]]):
+    writing = LearnersWriting(
+        SavedFiles({}, {"a": "0", "b": "1"}, 8), ["0", "2"], lambda: [Written(0, written)], lambda: None
+    )
+    missing = next(name for name in ("0", "1", "2") if name not in written)
+    with pytest.raises(CheckpointError, match=f"^{missing}: no learner has written it$"):
+        writing.finished()
+
+
+def test_a_rank_that_cannot_begin_ends_what_the_others_began(
+    ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begin = ShardWriter.__init__
+
+    def full(self: ShardWriter, folder: Path, heads: Sequence[FileHead]) -> None:
+        begin(self, folder, heads)
+        if any(head.name == "1" for head in heads):
+            raise CheckpointError("1: No space left on device")
+
+    monkeypatch.setattr(ShardWriter, "__init__", full)
+    with pytest.raises(CheckpointError, match=r"^1: No space left on device$"):
+        Learners(ranks, RunSpec()).write(tmp_path, PARTS, background=True)
+    assert [one.dropped for one in ranks] == [[1], [1]]
+    assert all(one._writing is None and next(one._rounds, None) is None for one in ranks)
+
+
+def test_a_file_that_cannot_be_opened_leaves_no_other_one_open(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    heads = [file_head(name, {"a": ("F32", (1,))}) for name in ("a", "b")]
+    writer = ShardWriter.__new__(ShardWriter)
+    with pytest.raises(CheckpointError, match=r"^b: "):
+        writer.__init__(tmp_path, heads)  # type: ignore[misc]
+    assert [file._file.closed for file in writer._files.values()] == [True]
+
+
+def test_who_waits_asks_each_rank_once_a_look(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(group, "LOOK_SECONDS", 0.0)
+    looks = iter([[Written(0, None)], [Written(1, None)], [Written(2, {"0": (84, "x")})]])
+    assert LearnersWriting(SavedFiles({}, {}, 0), ["0"], lambda: next(looks), lambda: None).wait().digests
+    assert next(looks, None) is None
