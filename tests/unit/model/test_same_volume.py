@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 
-from rl_trainer.model import shared_folder
 from rl_trainer.model.shared_folder import SharedFolder, put_folder
 
 
@@ -17,7 +18,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedFolder:
     """Two files of three; Ray has a store that keeps nothing apart, and this is another node."""
     context = SimpleNamespace(get_node_id=lambda: "this")
     for name, fake in {"put": bytes, "get": bytes, "get_runtime_context": lambda: context}.items():
-        monkeypatch.setattr(shared_folder.ray, name, fake)
+        monkeypatch.setattr(ray, name, fake)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     folder = tmp_path / "step"
@@ -36,14 +37,14 @@ def opened(shared: SharedFolder) -> Path:
     return folder
 
 
-def test_a_node_with_the_same_volume_opens_the_folder_itself(shared: SharedFolder):
+def test_a_node_with_the_same_volume_opens_the_folder_itself(shared: SharedFolder) -> None:
     (shared.path / "unnamed").unlink()
     assert opened(shared) == shared.path
-    assert not (Path(shared_folder.tempfile.gettempdir()) / "rltrain-models").exists()
+    assert not (Path(tempfile.gettempdir()) / "rltrain-models").exists()
 
 
 @pytest.mark.parametrize("change", ["gone", "longer", "younger", "a folder"])
-def test_a_folder_of_the_same_path_with_another_file_is_not_opened(shared: SharedFolder, change: str):
+def test_a_folder_of_the_same_path_with_another_file_is_not_opened(shared: SharedFolder, change: str) -> None:
     file = shared.path / "model" / "part"
     before = file.stat()
     file.unlink()
