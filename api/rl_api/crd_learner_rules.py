@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rl_api.crd_places import cel_rule, or_value
+from rl_api.crd_places import loop_rule, or_value
 from rl_api.crd_schema import Rule
 
 _SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
@@ -18,18 +18,13 @@ _PRODUCT: Final = f"algorithm.promptsPerStep * algorithm.groupSize = {{{_SEQUENC
 _PROCESSES: Final = "learner.replicas * learner.resources.accelerators"
 
 
-def _loop_rule(rule: str, field: str, message: str) -> Rule:
-    """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
-    return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
-
-
 def _both(rule: str, field: str, message: str) -> list[Rule]:
     """The rule for learners of one process, and for those of several, whose sentence names both numbers.
 
     NAME in the message: their product; DIVISOR: the same to divide by; FOUND: the same before its value.
     """
     return [
-        _loop_rule(
+        loop_rule(
             f"{other} || ({rule})",
             field,
             message.replace("NAME", name).replace("DIVISOR", divisor).replace("FOUND", found),
@@ -53,7 +48,7 @@ LEARNER_RULES: Final[list[Rule]] = [
         "found {self.algorithm.miniBatches}, allowed: a divisor of algorithm.promptsPerStep * "
         f"algorithm.groupSize / DIVISOR = {{{_SEQUENCES} / {_RANKS}}}",
     ),
-    _loop_rule(
+    loop_rule(
         f"!self.?learner.?fsdpSize.hasValue() || {or_value('learner.parallelism', repr('ddp'))} == 'fsdp2'",
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: null with learner.parallelism ddp, as only fsdp2 divides a copy",
@@ -63,7 +58,7 @@ LEARNER_RULES: Final[list[Rule]] = [
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: a divisor of NAME = {{{_RANKS}}}",
     ),
-    _loop_rule(
+    loop_rule(
         f"{or_value('weightSync.transport', repr('auto'))} != 'adapter' || self.?learner.?lora.hasValue()",
         ".weightSync.transport",
         "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has an adapter",
