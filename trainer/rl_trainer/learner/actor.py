@@ -189,6 +189,10 @@ class LearnerActor:
         learner = self.learner
         return learner.training.steps, contents(learner), learner.device.type == "cuda"
 
+    def reaches(self, folder: Path) -> bool:
+        """See `_reached`."""
+        return _reached(folder)
+
     def begin_save(self, folder: Path, parts: Mapping[str, str], limit: int, background: bool) -> Begun:
         """From now on `save_round` makes this rank's files of `parts` (see `saving.Save`); what was begun is forgotten.
 
