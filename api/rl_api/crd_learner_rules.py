@@ -1,26 +1,29 @@
-"""`rl_api.learner_rules` in CEL. See `rl_api.crd_rules`."""
+"""`rl_api.learner_rules` in CEL. See `rl_api.crd_rules`.
+
+What a run does not say may be in its profile: then the operator compares. So it is always for an adapter without LoRA, as
+CEL takes null for what is not said.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rl_api.crd_places import cel_rule, or_value
+from rl_api.crd_places import loop_rule, or_value
 from rl_api.crd_schema import Rule
+from rl_api.learner_rules import SEALED_WAYS
 
 _SEQUENCES: Final = "self.algorithm.promptsPerStep * self.algorithm.groupSize"
 _REPLICAS: Final = or_value("learner.replicas", "1")
 _ACCELERATORS: Final = or_value("learner.resources.accelerators", "0")
 _RANKS: Final = f"({_REPLICAS} * ({_ACCELERATORS} > 1 ? {_ACCELERATORS} : 1))"
+_RANKS_SAID: Final = (
+    "(self.?learner.?replicas.hasValue() && self.?learner.?resources.?accelerators.hasValue())"
+)
 _SIZE: Final = or_value("learner.fsdpSize", "1")
 _ALONE: Final = f"{_ACCELERATORS} <= 1"
 _SEVERAL: Final = f"{_ACCELERATORS} > 1"
 _PRODUCT: Final = f"algorithm.promptsPerStep * algorithm.groupSize = {{{_SEQUENCES}}}"
 _PROCESSES: Final = "learner.replicas * learner.resources.accelerators"
-
-
-def _loop_rule(rule: str, field: str, message: str) -> Rule:
-    """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
-    return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
 
 
 def _both(rule: str, field: str, message: str) -> list[Rule]:
@@ -29,7 +32,7 @@ def _both(rule: str, field: str, message: str) -> list[Rule]:
     NAME in the message: their product; DIVISOR: the same to divide by; FOUND: the same before its value.
     """
     return [
-        _loop_rule(
+        loop_rule(
             f"{other} || ({rule})",
             field,
             message.replace("NAME", name).replace("DIVISOR", divisor).replace("FOUND", found),
@@ -53,19 +56,20 @@ LEARNER_RULES: Final[list[Rule]] = [
         "found {self.algorithm.miniBatches}, allowed: a divisor of algorithm.promptsPerStep * "
         f"algorithm.groupSize / DIVISOR = {{{_SEQUENCES} / {_RANKS}}}",
     ),
-    _loop_rule(
-        f"!self.?learner.?fsdpSize.hasValue() || {or_value('learner.parallelism', repr('ddp'))} == 'fsdp2'",
+    loop_rule(
+        f"!self.?learner.?fsdpSize.hasValue() || {or_value('learner.parallelism', repr('fsdp2'))} == 'fsdp2'",
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: null with learner.parallelism ddp, as only fsdp2 divides a copy",
     ),
     *_both(
-        f"{or_value('learner.parallelism', repr('ddp'))} != 'fsdp2' || {_RANKS} % {_SIZE} == 0",
+        f"{or_value('learner.parallelism', repr('ddp'))} != 'fsdp2' || !{_RANKS_SAID} || {_RANKS} % {_SIZE} == 0",
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: a divisor of NAME = {{{_RANKS}}}",
     ),
-    _loop_rule(
-        f"{or_value('weightSync.transport', repr('auto'))} != 'adapter' || self.?learner.?lora.hasValue()",
+    loop_rule(
+        f"{or_value('weightSync.transport', repr('auto'))} != 'collective' || self.trainer.kind != 'rltrain' || "
+        f"!{or_value('scheduling.encryption', 'false')}",
         ".weightSync.transport",
-        "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has an adapter",
+        f"found collective, {SEALED_WAYS}",
     ),
 ]

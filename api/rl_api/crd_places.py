@@ -34,6 +34,16 @@ def or_value(path: str, default: str) -> str:
     return "self.?" + path.replace(".", ".?") + f".orValue({default})"
 
 
+def size_of(field: str) -> str:
+    """How many a list, which may be absent, has."""
+    return f"(has(self.{field}) ? size(self.{field}) : 0)"
+
+
+def loop_rule(rule: str, field: str, message: str) -> Rule:
+    """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
+    return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
+
+
 def _is_s3_address(text: str) -> str:
     """Whether a text is a folder in a bucket."""
     return f"({text}.matches({cel_text(places.S3_ADDRESS)}) && !{text}.matches({cel_text(places.CLIMBS)}))"

@@ -20,17 +20,18 @@ from rl_api.crd_places import (
     SOURCE_RULES,
     STORAGE_RULES,
     cel_rule,
+    loop_rule,
     or_value,
+    size_of,
 )
 from rl_api.crd_sampler import SAMPLER_CEL_RULES
 from rl_api.crd_schema import Rule, cel_text
+from rl_api.crd_trainer_rules import TRAINER_CEL_RULES, TRAINER_SPEC_RULES
 from rl_api.describe import Type, fields_of
 from rl_api.place_rules import ONE_SOURCE
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
-from rl_api.trainer import OWN_VARIABLES
-from rl_api.trainer_rules import MODEL_NEEDED, TASK_NEEDED
 
 MUTABLE: Final = (
     *("suspend", "sampler.replicas", "stop", "cleanup"),
@@ -39,11 +40,6 @@ MUTABLE: Final = (
 """What may be changed on a run that exists; everything else belongs to a new run."""
 
 _POSITIONS: Final = TinyModelSpec().max_positions
-
-
-def _loop_rule(rule: str, field: str, message: str) -> Rule:
-    """A rule of a training loop that we know, see `rl_api.rules.LOOP_RULES`."""
-    return cel_rule(f"self.trainer.kind == 'command' || ({rule})", field, message)
 
 
 _SAMPLERS: Final = "self.sampler.replicas"
@@ -72,14 +68,14 @@ _KIND: Final = _chosen("loss", "kind")
 _BY_GROUP: Final = ", ".join(f"'{name}'" for name in GROUP_ESTIMATORS)
 
 SPEC_RULES: Final[list[Rule]] = [
-    _loop_rule(
+    loop_rule(
         f"!({_ESTIMATOR} in [{_BY_GROUP}]) || self.algorithm.groupSize >= 2",
         ".algorithm.groupSize",
         "found {self.algorithm.groupSize}, allowed: a whole number >= 2, as advantage.estimator "
         f"{{{_ESTIMATOR}}} compares the answers of a group",
     ),
     *LEARNER_RULES,
-    _loop_rule(
+    loop_rule(
         "self.buffer.capacity >= self.algorithm.promptsPerStep",
         ".buffer.capacity",
         "found {self.buffer.capacity}, allowed: a whole number >= algorithm.promptsPerStep = "
@@ -102,30 +98,30 @@ SPEC_RULES: Final[list[Rule]] = [
     ),
     *TOPOLOGY_RULES,
     *SAMPLER_CEL_RULES,
-    _loop_rule(
+    loop_rule(
         f"{_SOURCE} != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",
         ".sampler.maxNewTokens",
         _ROOM.replace("LENGTH", "self.sampler.maxNewTokens"),
     ),
-    _loop_rule(
+    loop_rule(
         f"{_SOURCE} != 'tiny' || !self.?task.?evaluation.?maxNewTokens.hasValue() || "
         f"self.task.evaluation.maxNewTokens < {_TINY_POSITIONS}",
         ".task.evaluation.maxNewTokens",
         _ROOM.replace("LENGTH", "self.task.evaluation.maxNewTokens"),
     ),
-    _loop_rule(
+    loop_rule(
         f"!has(self.algorithm.critic) || {_ESTIMATOR} == 'gae'",
         ".algorithm.critic",
         f"found an object, allowed: null with advantage.estimator {{{_ESTIMATOR}}}, as only gae has a critic",
     ),
-    _loop_rule(
+    loop_rule(
         f"!has(self.algorithm.loss.constantLength) || {_AGGREGATION} == 'constant'",
         ".algorithm.loss.constantLength",
         f"found {{self.algorithm.loss.constantLength}}, allowed: null with aggregation {{{_AGGREGATION}}}, as only "
         "constant uses it",
     ),
-    _loop_rule(
+    loop_rule(
         f"!has(self.algorithm.loss.dualClip) || {_KIND} == 'ppoClip'",
         ".algorithm.loss.dualClip",
         f"found {{self.algorithm.loss.dualClip}}, allowed: null with kind {{{_KIND}}}, as only ppoClip uses it",
@@ -137,37 +133,7 @@ SPEC_RULES: Final[list[Rule]] = [
         "allowed: exactly one of persistentVolumeClaim, s3 and path",
     ),
     PORT_RULE,
-    *(
-        cel_rule(
-            f"has(self.{name}) || self.trainer.kind == 'command'",
-            f".{name}",
-            f"missing, required with trainer.kind {{self.trainer.kind}}: {needed}",
-        )
-        for name, needed in (("model", MODEL_NEEDED), ("task", TASK_NEEDED))
-    ),
-    cel_rule(
-        "!has(self.warmStart) || self.trainer.kind == 'rltrain'",
-        ".warmStart",
-        "found an object, allowed: null with trainer.kind {self.trainer.kind}, as only rltrain has a warm start",
-    ),
-    cel_rule(
-        "self.trainer.kind == 'rltrain' || self.?task.?secrets.orValue([]).size() == 0",
-        ".task.secrets",
-        "found a list, allowed: an empty list with trainer.kind {self.trainer.kind}, whose program has spec.secrets "
-        "in all pods",
-    ),
-    cel_rule(
-        "self.trainer.kind == 'rltrain' || self.?task.?isolation.orValue('shared') == 'shared'",
-        ".task.isolation",
-        "found 'strict', allowed: 'shared' with trainer.kind {self.trainer.kind}, whose program runs the task's code "
-        "itself, beside the tokens of the run",
-    ),
-    cel_rule(
-        "self.?task.?isolation.orValue('shared') == 'shared' || !self.algorithm.name.contains(':')",
-        ".algorithm.name",
-        "found '{self.algorithm.name}', allowed with task.isolation strict: a named algorithm, as an objective of your own "
-        "runs in the learners, beside the tokens of the run",
-    ),
+    *TRAINER_SPEC_RULES,
     cel_rule(
         "self.workload != 'Service'",
         ".workload",
@@ -192,23 +158,6 @@ def _belongs_to(field: str, rule: str, what: str) -> list[Rule]:
             f"found '{{self.{name}}}', allowed: null with rule {{self.rule}}, as only rule {rule} uses it",
         ),
     ]
-
-
-# Where an object has a default, its rules look at that first, before its fields have theirs.
-_KIND_OF_TRAINER: Final = or_value("kind", "'rltrain'")
-
-
-def _size(field: str) -> str:
-    return f"(has(self.{field}) ? size(self.{field}) : 0)"
-
-
-def _only_command(field: str, given: str, found: str, none: str) -> Rule:
-    """`field` of `spec.trainer` is set with kind command only."""
-    return cel_rule(
-        f"{_KIND_OF_TRAINER} == 'command' || !({given})",
-        f".{field}",
-        f"found {found}, allowed: {none} with trainer.kind {{{_KIND_OF_TRAINER}}}, as only command uses it",
-    )
 
 
 _NAME: Final = Type(RunName)
@@ -325,53 +274,20 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
         *_belongs_to("pattern", "regex", "a regular expression"),
         *_belongs_to("function", "function", "module:function"),
     ],
-    "spec.trainer": [
-        cel_rule(
-            f"{_KIND_OF_TRAINER} != 'command' || {_size('command')} > 0",
-            ".command",
-            "missing, required with trainer.kind command: a program and its arguments, such as [python, train.py]",
-        ),
-        cel_rule(
-            f"{_KIND_OF_TRAINER} == 'command' || {_size('command')} == 0",
-            ".command",
-            f"found a list, allowed: an empty list with trainer.kind {{{_KIND_OF_TRAINER}}}, which has its own program",
-        ),
-        cel_rule(
-            f"{_KIND_OF_TRAINER} != 'rltrain' || {_size('env')} == 0",
-            ".env",
-            "found a list, allowed: an empty list with trainer.kind rltrain, as only command and verl use it",
-        ),
-        _only_command("config", "has(self.config)", "an object", "null"),
-        _only_command("workers", f"{_size('workers')} > 0", "a list", "an empty list"),
-        _only_command("pools", f"{_size('pools')} > 0", "a list", "an empty list"),
-        _only_command("resources", "has(self.resources)", "an object", "null"),
-        cel_rule(
-            "!has(self.workers) || self.workers.all(one, self.workers.exists_one(other, other == one))",
-            ".workers",
-            "found a role twice, allowed: each at most once",
-        ),
-    ],
-    "spec.trainer.env[]": [
-        cel_rule(
-            " && ".join(f"!self.name.startsWith('{prefix}')" for prefix in OWN_VARIABLES),
-            ".name",
-            f"found '{{self.name}}', allowed: a name that does not begin with {' or '.join(OWN_VARIABLES)}, as rltrain "
-            "sets those",
-        ),
-    ],
+    **TRAINER_CEL_RULES,
 }
 """Rules of an RLTrainingRun by the path of the object they look at."""
 
 SELECTOR_RULES: Final[list[Rule]] = [
     cel_rule(
-        f"!(self.operator in ['In', 'NotIn']) || {_size('values')} > 0",
+        f"!(self.operator in ['In', 'NotIn']) || {size_of('values')} > 0",
         ".values",
         "found 0, allowed: one or more with operator {self.operator}",
     ),
     cel_rule(
-        f"self.operator in ['In', 'NotIn'] || {_size('values')} == 0",
+        f"self.operator in ['In', 'NotIn'] || {size_of('values')} == 0",
         ".values",
-        f"found {{{_size('values')}}}, allowed: none with operator {{self.operator}}",
+        f"found {{{size_of('values')}}}, allowed: none with operator {{self.operator}}",
     ),
 ]
 """Rules of an expression of a label selector."""

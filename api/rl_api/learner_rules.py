@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec
+
+SEALED_WAYS: Final = (
+    "allowed with scheduling.encryption: auto, objectStore, delta or adapter, as a broadcast is not encrypted"
+)
 
 
 def even_shares(spec: RunSpec) -> Iterator[Problem]:
@@ -62,6 +67,18 @@ def adapter_of_lora(spec: RunSpec) -> Iterator[Problem]:
             "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has "
             "an adapter",
             "learner.lora",
+        )
+
+
+def sealed_weights(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `weightSync.transport` is not collective with `scheduling.encryption`: a broadcast is not encrypted."""
+    if (
+        spec.trainer.kind == "rltrain"
+        and spec.scheduling.encryption
+        and spec.weight_sync.transport == "collective"
+    ):
+        yield spec_problem(
+            "weightSync.transport", f"found collective, {SEALED_WAYS}", "scheduling.encryption"
         )
 
 

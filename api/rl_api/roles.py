@@ -216,13 +216,21 @@ class PlacementSpec(Model):
     """Deadline for reserving all actors together, all or nothing."""
 
 
+Way = Literal["objectStore", "collective", "delta", "adapter"]
+"""How a version of the weights travels."""
+
+Transport = Literal["auto", Way]
+"""What a run says of it."""
+
+
 class WeightSyncSpec(Model):
     """How new weights get from the learners to the samplers."""
 
-    transport: Literal["auto", "objectStore", "collective", "delta", "adapter"] = "auto"
+    transport: Transport = "auto"
     """How weights travel: objectStore (Ray's object store), collective (a broadcast to all samplers by NCCL or gloo), delta
     (the bytes that changed), adapter (LoRA's tensors alone, with learner.lora), or auto: collective where samplers with
-    accelerators are on several nodes and the model is large, else objectStore."""
+    accelerators are on several nodes and the model is large, else objectStore. A broadcast is not encrypted: on a cluster
+    collective is refused with scheduling.encryption."""
     every_steps: int = Field(default=1, ge=1, le=MOST)
     """Training steps between two publications; each gives the next weight version."""
     swap: Literal["betweenSteps", "betweenGroups"] = "betweenSteps"

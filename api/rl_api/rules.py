@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
-from rl_api.learner_rules import adapter_of_lora, even_shares, whole_copies
+from rl_api.learner_rules import adapter_of_lora, even_shares, sealed_weights, whole_copies
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
@@ -33,8 +33,8 @@ from rl_api.task import RewardRule
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
 
-Target = Literal["local", "cluster"]
-"""Where a run is checked for: this machine, or a Kubernetes cluster."""
+Target = Literal["local", "cluster", "profile"]
+"""Where a run is checked for: this machine, a Kubernetes cluster, or one whose profile is still to add its defaults."""
 
 TEMPLATE_KEYS: Final = ("question", "answer", "metadata")
 """What `task.promptTemplate` and `task.answerTemplate` may refer to."""
@@ -355,9 +355,16 @@ RULES: Final[tuple[Rule, ...]] = (
 """Rules that hold everywhere."""
 
 CLUSTER_RULES: Final[tuple[Rule, ...]] = (
-    *(storage_on_a_cluster, storage_folder, model_on_a_cluster, free_port, endpoint_here),
+    *(storage_on_a_cluster, storage_folder, model_on_a_cluster, free_port, endpoint_here, sealed_weights),
 )
 """Rules that hold only on a cluster."""
+
+
+FOR_A_PROFILE: Final[tuple[Rule, ...]] = (
+    *SAMPLER_RULES,
+    *(whole_copies, adapter_of_lora, without_counterpart),
+)
+"""Rules that a run may break which keeps them with the defaults of its profile: who merges the two looks then."""
 
 
 def check_rules(spec: RunSpec, target: Target = "local") -> list[Problem]:
@@ -365,4 +372,6 @@ def check_rules(spec: RunSpec, target: Target = "local") -> list[Problem]:
     rules = RULES + (CLUSTER_RULES if target == "cluster" else ())
     if spec.trainer.kind != "command" and spec.given_model is not None and spec.given_task is not None:
         rules += LOOP_RULES
+    if target == "profile":
+        rules = tuple(rule for rule in rules if rule not in FOR_A_PROFILE)
     return [problem for rule in rules for problem in rule(spec)]

@@ -83,7 +83,8 @@ class CheckpointSpec(Model):
     asynchronous: Literal["auto", "always", "never"] = "auto"
     """Whether learners train on while they write one, which they copy into the memory of their nodes first. auto: where
     they are on GPUs; on CPUs the copy would need 12 bytes per parameter beside the 16 that training has. The last one, and
-    one that is asked for, is waited for."""
+    one that is asked for, is waited for, and so is what learners send that do not see the folder: on a cluster with
+    trainer.kind rltrain all of it, also with always, as the head alone mounts the storage."""
 
 
 class StopSpec(Model):

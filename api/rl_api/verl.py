@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rl_api.paths import parse_path
 from rl_api.problems import Problem, spec_problem
-from rl_api.run import RunSpec
+from rl_api.run import RetrySpec, RunSpec
 
 _KINDS: Final = {"ppoClip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
 _AGGREGATIONS: Final = {
@@ -64,6 +64,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "weightSync.transport": ("auto", "objectStore"),
     "weightSync.everySteps": (1,),
     "weightSync.swap": ("betweenSteps",),
+    "retry.livenessTimeout": (RetrySpec().to_document()["livenessTimeout"],),
     "stop.targetReward": (None,),
 }
 
@@ -86,6 +87,8 @@ def without_counterpart(spec: RunSpec) -> Iterator[Problem]:
         yield _refusal("algorithm.miniBatches", parts, f"a divisor of algorithm.promptsPerStep = {prompts}")
     yield from _advantage(spec)
     yield from _rewards(spec)
+    if spec.checkpoint is not None and spec.checkpoint.asynchronous == "always":
+        yield _refusal("checkpoint.asynchronous", "always", "auto or never")
     storage = spec.checkpoint.storage if spec.checkpoint is not None else None
     if storage is not None and storage.s3 is not None:
         yield _refusal("checkpoint.storage.s3", storage.s3, "null: persistentVolumeClaim or path")

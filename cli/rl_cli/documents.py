@@ -21,7 +21,8 @@ _UID = "00000000-0000-0000-0000-000000000000"
 
 
 def read_objects(file: str, overrides: Sequence[str]) -> list[Manifest]:
-    """All objects of a file: ours checked, its one run changed by `overrides`, others as they are.
+    """All objects of a file: ours checked but for what a profile may add, its one run changed by `overrides`, others as they
+    are.
 
     Raises:
         InvalidDocuments: with a sentence for everything that is wrong.
@@ -38,7 +39,7 @@ def read_objects(file: str, overrides: Sequence[str]) -> list[Manifest]:
         if is_foreign(document) and _has_a_name(document):
             objects.append(document)
             continue
-        resource, wrong = check_document(document)
+        resource, wrong = check_document(document, "profile")
         problems += [blamed_sentence(label, problem, changes) for problem in wrong]
         if isinstance(resource, RLTrainingRun):
             problems += [blamed_sentence(label, one, changes) for one in wrong_patterns(resource.spec)]

@@ -53,7 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _validate(args: argparse.Namespace) -> int:
     profiles = read_profiles(args.profile) if args.profile else None
-    report = check_files(args.files, args.target)
+    report = check_files(args.files, args.target if profiles is None else "profile")
     problems = list(report.problems)
     for checked in report.valid:
         wrong = _wrong(checked, profiles)

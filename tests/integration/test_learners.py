@@ -335,7 +335,9 @@ def test_what_a_rank_cannot_write_itself_comes_through_the_driver_and_a_death_na
     learners.update(groups(0), np.ones(12, np.float32), 0)
     parts = ("weights", "optimizer")
     here = {part: received(learners, part) for part in parts}
+    assert learners.reach(tmp_path)
     pids = [ray.get(actor.__ray_call__.remote(shorten)) for actor in learners.actors]
+    assert not learners.reach(tmp_path)
     for part in parts:
         sent = received(learners, part)
         assert sent.keys() == here[part].keys()

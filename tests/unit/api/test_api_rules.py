@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rl_api import RunSpec, check_document, check_rules
 from rl_api.paths import render_path
+from rl_api.roles import Transport
 from rl_api.rules import CLUSTER_RULES, RULES, free_port
 
 GOOD: dict[str, Any] = {
@@ -113,6 +114,40 @@ def test_a_program_of_ones_own_divides_as_it_likes() -> None:
 def test_quantised_weights_are_made_of_bfloat16_by_vllm(engine: str, dtype: str, good: bool) -> None:
     model, sampler = {"source": "tiny", "dtype": dtype}, {"engine": engine, "quantization": "fp8"}
     assert broken(model=model, sampler=sampler) == ([] if good else ["spec.sampler.quantization"])
+
+
+@pytest.mark.parametrize("transport", get_args(Transport))
+@pytest.mark.parametrize("encryption", [False, True])
+@pytest.mark.parametrize("kind", ["rltrain", "command"])
+def test_what_is_to_be_encrypted_is_not_broadcast(transport: str, encryption: bool, kind: str) -> None:
+    trainer = {"kind": kind, **({"command": ["python"]} if kind == "command" else {})}
+    parts = {
+        "trainer": trainer,
+        "weightSync": {"transport": transport},
+        "scheduling": {"encryption": encryption},
+        "learner": {"lora": {}},
+    }
+    document = GOOD | {"spec": GOOD["spec"] | parts}
+    problems = [problem.path for problem in check_document(document, "cluster")[1]]
+    clear = transport == "collective" and encryption and kind == "rltrain"
+    assert (("spec", "weightSync", "transport") in problems) is clear
+    assert check_document(document)[1] == [], "on one machine nothing is encrypted"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"weightSync": {"transport": "adapter"}},
+        {"learner": {"fsdpSize": 2}},
+        {"sampler": {"maxModelLen": 300}},
+    ],
+)
+def test_what_a_profile_may_add_is_left_to_who_knows_it(parts: dict[str, Any]) -> None:
+    document = GOOD | {"spec": GOOD["spec"] | parts}
+    assert len(check_document(document)[1]) == 1
+    assert check_document(document, "profile")[1] == []
+    document = GOOD | {"spec": GOOD["spec"] | parts | {"buffer": {"capacity": 1}}}
+    assert len(check_document(document, "profile")[1]) == 1, "no profile mends that"
 
 
 def test_rewards_of_every_rule_are_valid() -> None:

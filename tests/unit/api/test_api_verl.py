@@ -103,6 +103,16 @@ def check(path: str | None = None, value: Any = None) -> tuple[Any, list[str]]:
         ("buffer.maxStaleness", 1, "found 1, allowed with trainer.kind verl: 0"),
         ("stop.targetReward", 0.5, "found 0.5, allowed with trainer.kind verl: null"),
         ("checkpoint", {"storage": {"s3": "s3://a"}}, "spec.checkpoint.storage.s3: found s3://a"),
+        (
+            "checkpoint.asynchronous",
+            "always",
+            "spec.checkpoint.asynchronous: found always, allowed with trainer.kind verl: auto or never",
+        ),
+        (
+            "retry.livenessTimeout",
+            "5s",
+            "spec.retry.livenessTimeout: found 5s, allowed with trainer.kind verl: 2m",
+        ),
     ],
 )
 def test_it_is_refused_with_a_sentence(path: str, value: Any, sentence: str) -> None:

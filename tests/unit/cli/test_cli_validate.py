@@ -116,6 +116,35 @@ def test_a_run_is_held_against_the_profiles_of_its_cluster(
     assert command("a.yaml") == 0, "the run itself is fine"
 
 
+@pytest.mark.parametrize(
+    ("run", "defaults", "sentence"),
+    [
+        (
+            "  weightSync: {transport: adapter}\n",
+            "learner: {lora: {rank: 4}}, ",
+            "spec.weightSync.transport: found adapter",
+        ),
+        (
+            "  learner: {replicas: 2, fsdpSize: 4}\n",
+            "learner: {parallelism: fsdp2, resources: {accelerators: 2}}, ",
+            "spec.learner.fsdpSize: found 4",
+        ),
+    ],
+)
+def test_a_profile_may_add_what_a_run_lacks(
+    file: File, capsys: pytest.CaptureFixture[str], run: str, defaults: str, sentence: str
+) -> None:
+    gpus = "[{name: gpu, acceleratorResource: nvidia.com/gpu, acceleratorsPerNode: 2, withoutAccelerators: true}]"
+    profile = PROFILE.replace("[{name: cpu}]", gpus)
+    file("p.yaml", profile.replace("defaults: {", f"defaults: {{{defaults}"))
+    assert command("--profile", "p.yaml", file("a.yaml", RUN + run)) == 0
+    capsys.readouterr()
+    assert command("--profile", file("p.yaml", profile), "a.yaml") == 2
+    assert f"a.yaml: {sentence}" in capsys.readouterr().err
+    assert command("a.yaml") == 2
+    assert f"a.yaml: {sentence}" in capsys.readouterr().err
+
+
 def test_a_file_without_profiles_is_none_of_the_clusters(
     file: File, capsys: pytest.CaptureFixture[str]
 ) -> None:

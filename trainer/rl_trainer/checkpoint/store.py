@@ -132,6 +132,21 @@ class CheckpointStore:
         with self.saying(step, ""):
             return Draft(self, step, text)
 
+    @contextlib.contextmanager
+    def probe(self) -> Iterator[Path | None]:
+        """An empty folder beside the checkpoints, of a new name, to see who else sees it; None: it cannot be made now."""
+        folder = self.folder / f"{_TEMPORARY}probe-{uuid.uuid4().hex}"
+        try:
+            folder.mkdir()
+        except OSError:  # the first checkpoint will say so
+            yield None
+            return
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
     def tell(self, sentence: str) -> None:
         """Say something of the pins of this run, here or in the copy, unless it was said before."""
         if sentence not in self._told and len(self._told) < _MOST_TOLD:

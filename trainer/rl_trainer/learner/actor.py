@@ -190,6 +190,10 @@ class LearnerActor:
         learner = self.learner
         return learner.training.steps, contents(learner), learner.device.type == "cuda"
 
+    def reaches(self, folder: Path) -> bool:
+        """See `_reached`."""
+        return _reached(folder)
+
     def begin_save(
         self, number: int, folder: Path, parts: Mapping[str, str], limit: int, background: bool
     ) -> Begun:

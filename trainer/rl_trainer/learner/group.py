@@ -184,6 +184,10 @@ class Learners:
         """See `LearnerActor.broadcast`; nobody waits for it."""
         self.actors[0].broadcast.remote(published, invitation)
 
+    def reach(self, folder: Path) -> bool:
+        """Whether all of them see a folder that was just made; see `LearnerActor.reaches`."""
+        return all(self._all("reaches", [(folder,)] * len(self.actors), "looking for the checkpoint folder"))
+
     def state(self) -> LearnerState:
         """What a checkpoint holds of them; the tensors are written as they are then."""
         none = [()] * len(self.actors)

@@ -122,6 +122,21 @@ class Checkpoints:
         self._parent = found
         return found
 
+    def never_in_background(self, reach: Callable[[Path], bool]) -> str | None:
+        """What to tell where `checkpoint.asynchronous: always` is without effect; None: it has one, or is not asked for.
+
+        `reach`: whether all learners see a folder that was just made; see `Learners.reach`.
+        """
+        if self._wanted != "always":
+            return None
+        with self.store.probe() as folder:
+            if folder is None or reach(folder):
+                return None
+        return (
+            "checkpoint.asynchronous is always, but not all learners see the checkpoint folder "
+            f"{self.store.folder}: what those hold goes to the driver, and training waits for it"
+        )
+
     def begin(
         self,
         counters: Counters,
@@ -312,9 +327,12 @@ class Checkpoints:
                 f"the policy cannot be written to {target}: {said}; mend that, then {RESUME_HINT}"
             ) from error
 
+    @property
+    def _wanted(self) -> str:
+        return self.spec.checkpoint.asynchronous if self.spec.checkpoint is not None else "never"
+
     def _asynchronous(self, learned: LearnerState) -> bool:
-        wanted = self.spec.checkpoint.asynchronous if self.spec.checkpoint is not None else "never"
-        return wanted == "always" or (wanted == "auto" and learned.on_gpus)
+        return self._wanted == "always" or (self._wanted == "auto" and learned.on_gpus)
 
     def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
         if not self.outside:

@@ -138,6 +138,8 @@ class Session(Attempt):
             tell=self.console.message,
             warn=self.console.warning,
         )
+        if sentence := self.checkpoints.never_in_background(self.actors.learners.reach):
+            self.console.warning(sentence)
 
     def _start_clock(self) -> None:
         self.counters.start_clock()

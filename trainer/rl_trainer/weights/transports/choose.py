@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_trainer.weights.transports.publication import Way
+from rl_api.roles import Way
 
 # Fewer bytes than these are sent in less time than a group of processes takes to meet.
 LEAST_COLLECTIVE_BYTES = 256 << 20

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
+from rl_api.roles import Transport
 from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
 from rl_trainer.weights.transports.base import Publisher, Receiver, Store
 from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
-
-# As `weightSync.transport` has it.
-Transport = Literal["auto", "objectStore", "collective", "delta", "adapter"]
 
 
 def create_publisher(transport: Transport, store: Store, *, rank: int) -> Publisher:

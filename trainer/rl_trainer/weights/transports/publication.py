@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Way = Literal["objectStore", "collective", "delta", "adapter"]
+from rl_api.roles import Way
 
 
 @dataclass(frozen=True)
