@@ -183,6 +183,13 @@ class Learners:
         """See `LearnerActor.broadcast`; nobody waits for it."""
         self.actors[0].broadcast.remote(published, invitation)
 
+    def broadcast_failure(self) -> str | None:
+        """See `LearnerActor.broadcast_failure`."""
+        found: str | None = self._first(
+            self.actors[0].broadcast_failure.remote(), "looking at a broadcast", START_TIMEOUT
+        )
+        return found
+
     def state(self) -> LearnerState:
         """What a checkpoint holds of them; the tensors are written as they are then."""
         none = [()] * len(self.actors)
