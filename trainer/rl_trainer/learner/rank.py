@@ -319,8 +319,9 @@ class Learner:
         if not samples:
             return []
         # The same samples are cut for their estimates and for the update: seconds of a CPU where there are thousands.
-        if (lengths, self.model.packs) != self._cuts[0]:
-            self._cuts = (lengths, bool(self.model.packs)), self._new_micro_batches(lengths)
+        wanted = lengths, bool(self.model.packs)
+        if wanted != self._cuts[0]:
+            self._cuts = wanted, self._new_micro_batches(lengths)
         return self._cuts[1]
 
     def _new_micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
