@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -79,6 +80,45 @@ def test_packed_micro_batches_are_a_partition_within_the_budget(
     assert len(packed_micro_batches(lengths, budget, overhead_tokens=10**6)) <= len(
         micro_batches(lengths, budget, overhead_tokens=10**6)
     )
+
+
+def plainly_packed(
+    lengths: list[int], budget: int, scale: float, one_row: bool, overhead: int
+) -> list[list[int]]:
+    """All cuts tried, each with rows filled from the first."""
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    best: list[tuple[float, list[list[int]]]] = [(0.0, [])] * (len(order) + 1)
+    for start in range(len(order) - 1, -1, -1):
+        width, choice = lengths[order[start]], (math.inf, [[0]])
+        for end in range(start + 1, len(order) + 1):
+            members = [lengths[index] for index in order[start:end]]
+            free: list[int] = []
+            for length in members:
+                row = next((row for row, room in enumerate(free) if room >= length), len(free))
+                free += [width] * (row == len(free))
+                free[row] -= length
+            tokens = sum(members) if one_row else len(free) * width
+            price = 1.0 if one_row else 1.0 + width / scale
+            cost = tokens * price + overhead + best[end][0]
+            if (tokens <= budget or len(members) == 1) and cost <= choice[0]:
+                choice = cost, [order[start:end], *best[end][1]]
+        best[start] = choice
+    return best[0][1]
+
+
+@given(
+    lengths=lengths_strategy,
+    budget=st.integers(1, 400),
+    one_row=st.booleans(),
+    overhead=st.sampled_from([0, 5, 50]),
+)
+def test_packed_micro_batches_are_those_of_the_plain_algorithm(
+    lengths: list[int], budget: int, one_row: bool, overhead: int
+) -> None:
+    found = packed_micro_batches(
+        lengths, budget, attention_scale=30, one_row=one_row, overhead_tokens=overhead
+    )
+    assert found == plainly_packed(lengths, budget, 30, one_row, overhead)
 
 
 @given(lengths=lengths_strategy, budget=st.integers(1, 200), overhead=st.sampled_from([0, 5, 50]))

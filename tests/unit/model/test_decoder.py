@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
 from model_folders import save_model
 
+from rl_trainer.model import decoder as decoder_module
 from rl_trainer.model.config import DecoderConfig, Rope
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.names import expected_shapes
@@ -194,3 +196,26 @@ def test_same_seed_same_weights_and_parameter_order():
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     expected = sum(math.prod(shape) for shape in expected_shapes(first.config).values())
     assert sum(p.numel() for p in first.parameters()) == expected
+
+
+def test_one_fused_matrix_at_most_is_gathered(family_folder, monkeypatch):
+    """Of adapted q alone, q is made of every layer before any k: with the matrices of all layers kept, all ranks would hold
+    them whole."""
+    model = load_decoder(family_folder("qwen3"))
+    alive, most = weakref.WeakSet(), [0]
+
+    def gathered(value):
+        whole = value.clone()
+        alive.add(whole)
+        most[0] = max(most[0], len(alive))
+        return whole
+
+    monkeypatch.setattr(decoder_module, "whole", gathered)
+    tensors = model.hf_tensors()
+    queries = [tensor for name, tensor in tensors.items() if name.endswith("q_proj.weight")]
+    assert len(queries) > 1
+    for tensor in queries:
+        tensor.make()
+    assert most == [1]
+    expected = model.hf_state_dict()
+    assert all(torch.equal(tensor.make(), expected[name]) for name, tensor in tensors.items())

@@ -8,14 +8,13 @@ import peft
 import pytest
 import torch
 import transformers
-from model_folders import stream_of
+from safetensors.torch import save_file
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.decoder import Decoder, load_decoder
-from rl_trainer.model.export import write_adapter
+from rl_trainer.model.export import ADAPTER_WEIGHTS, describe_adapter
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.weights.source import LazyTensor
 
 FAMILIES = ["llama-biases", "mistral", "qwen2-tied", "qwen2-untied", "qwen3"]
 ALL = LoraSpec(rank=3, alpha=12)
@@ -48,8 +47,9 @@ def learned(model: Decoder | LibraryModel) -> dict[str, torch.nn.Parameter]:
 
 def of_peft(base: Path, model: Decoder | LibraryModel, options: LoraSpec, folder: Path) -> peft.PeftModel:
     """What the library makes of the base and of the adapters of `model`."""
-    tensors = {name: LazyTensor.of(value) for name, value in model.adapter_state().items()}
-    write_adapter(stream_of(tensors), options, str(base), folder)
+    folder.mkdir()
+    save_file(model.adapter_state(), folder / ADAPTER_WEIGHTS)
+    describe_adapter(options, str(base), folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return peft.PeftModel.from_pretrained(theirs, folder, is_trainable=True).eval()
 
@@ -152,3 +152,20 @@ def test_modules_that_are_not_linear_are_refused(gpt2):
         "allowed: linear modules (Linear, Conv1D)"
     )
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("open_model", [LibraryModel.open, LibraryModel.empty, load_decoder])
+def test_a_tied_head_is_refused(open_model, family_folder):
+    """Its adapter would be trained, and no file of merged weights could hold what it has learned."""
+    options = LoraSpec(rank=2, target_modules=("q_proj", "lm_head"))
+    model = open_model(family_folder("qwen2-tied"))
+    with pytest.raises(ModelError, match=r"^spec\.learner\.lora\.targetModules: found lm_head, wh") as caught:
+        model.add_lora(options, seed=1)
+    if isinstance(model, LibraryModel):
+        assert str(caught.value) == (
+            "spec.learner.lora.targetModules: found lm_head, whose weight is that of model.embed_tokens.weight too in "
+            "Qwen2ForCausalLM (tied), allowed: modules with a weight of their own"
+        )
+        untied = open_model(family_folder("qwen2-untied"))
+        untied.add_lora(options, seed=1)
+        assert any("lm_head.lora_A" in name for name, _ in untied.named_parameters())

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.model.row_packing import RowPacking, first_fit
+from rl_trainer.model.row_packing import Rooms, RowPacking, first_fit
 
 lengths_strategy = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 
@@ -26,6 +26,17 @@ def test_by_hand() -> None:
     short = RowPacking.of(mask_of([5, 2, 2]))
     assert short is not None
     assert short.position_ids[1].tolist() == [0, 1, 0, 1, 0], "the end of a row is a sequence of its own"
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60))
+def test_each_goes_into_the_first_row_with_room(lengths: list[int]) -> None:
+    width, free = max(lengths), []
+    rooms = Rooms(width)
+    for length in sorted(lengths, reverse=True):
+        row = next((row for row, room in enumerate(free) if room >= length), len(free))
+        free += [width] * (row == len(free))
+        free[row] -= length
+        assert (rooms.add(length), len(rooms)) == (row, len(free))
 
 
 @given(lengths=lengths_strategy, one_row=st.booleans())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
 from rl_api import RunSpec
+from rl_trainer.rollout.fleet import Samplers as Fleet
 from rl_trainer.run import broadcasts as module
 from rl_trainer.run.broadcasts import MOST_FAILURES, Broadcasts
 from rl_trainer.weights.transports.group import Invitation
@@ -38,12 +40,17 @@ class Learners:
 
     def __init__(self) -> None:
         self.sent: list[Invitation] = []
+        self.failure: str | None = None
 
     def meeting_point(self) -> tuple[str, int]:
         return "10.0.0.1", 4000
 
     def broadcast(self, published: Publication, invitation: Invitation) -> None:
         self.sent.append(invitation)
+
+    def broadcast_failure(self) -> str | None:
+        failure, self.failure = self.failure, None
+        return failure
 
 
 class Samplers:
@@ -100,12 +107,15 @@ def test_the_same_samplers_stay_one_group_and_others_are_a_new_one():
     assert world.spread(0) == "collective"
     assert world.learners.sent == [Invitation(0, "1", ("10.0.0.1", 4000), 3, 7.0, "gloo")]
     assert [one.members for one in world.samplers.actors.values()] == [[1], [2]]
-    world.spread(1)  # the one before may still be under way
+    world.end(None, None)
+    world.spread(1)
     world.end(None, None)
     world.samplers.actors[2] = Sampler()
     world.spread(2)
+    world.end(None, None, None)
     del world.samplers.actors[0]
     world.spread(3)
+    world.end(None, None)
     world.samplers.actors[1] = Sampler()  # replaced
     world.spread(4)
     assert world.groups == ["1", "1", "2", "3", "4"]
@@ -147,3 +157,47 @@ def test_what_goes_another_way_is_not_broadcast():
     world.samplers.accelerated = True
     assert world.spread(0) == "collective"
     assert world.learners.sent[0].backend == "nccl"
+
+
+def test_while_a_broadcast_is_under_way_versions_go_through_the_object_store():
+    world = World("collective")
+    assert world.spread(0) == "collective"
+    first, second = (sampler.calls[0] for sampler in world.samplers.actors.values())
+    second.done, second.result = True, "no memory"  # and the other one stands still
+    assert [world.spread(version) for version in range(1, 20)] == ["objectStore"] * 19
+    assert len(world.learners.sent) == 1
+    assert world.said == []
+    first.done, first.result = True, None
+    assert world.spread(20) == "collective"
+    assert world.groups == ["1", "2"]
+    assert world.said == ["no memory; the version goes through the object store"]
+
+
+def test_what_fails_on_the_side_of_the_learner_is_said_first():
+    world = World("collective")
+    world.spread(0)
+    world.learners.failure = "learner 0: no network"
+    world.end("nothing came", "nothing came either")
+    world.spread(1)
+    world.learners.failure = "learner 0: its group was left"
+    world.end(None, None)
+    world.spread(2)
+    assert world.said == [
+        "learner 0: no network; nothing came; the version goes through the object store",
+        "learner 0: its group was left; the version goes through the object store",
+    ]
+    assert world.groups == ["1", "2", "3"]
+
+
+def test_a_sampler_that_is_still_loading_is_not_invited():
+    world = World("collective")
+    fleet: Any = Fleet.__new__(Fleet)
+    loading, there = Sampler(), Sampler()
+    fleet._samplers = {
+        0: SimpleNamespace(actor=loading, ready=Call(), died=None),
+        1: SimpleNamespace(actor=there, ready=None, died=None),
+    }
+    world.samplers.actors = fleet.actors
+    assert world.spread(0) == "collective"
+    assert (loading.members, there.members) == ([], [1])
+    assert world.learners.sent[0].size == 2

@@ -173,3 +173,30 @@ def test_a_weight_that_files_hold_in_another_form_is_refused(gpt2: Path, monkeyp
         ModelError, match=r"^spec\.weightSync\.transport: found adapter, but files of GPT2LMHeadModel hold"
     ):
         model.adapted()
+
+
+@pytest.mark.parametrize("transport", ["adapter", "objectStore"])
+def test_a_family_is_refused_when_adapters_are_added(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+):
+    from rl_trainer.model import library_model
+
+    spec = RunSpec.model_validate(
+        {
+            "model": {"source": "tiny"},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "learner": {"lora": {"rank": 2, "targetModules": ["c_fc"]}},
+            "weightSync": {"transport": transport},
+        }
+    )
+    learner = Learner(gpt2, spec)
+    with monkeypatch.context() as patched:
+        patched.setattr(library_model, "saved_tensors", lambda *_: {})
+        if transport == "adapter":
+            with pytest.raises(ModelError, match=r"^spec\.weightSync\.transport: found adapter"):
+                learner.start_reinforcement()
+        else:
+            learner.start_reinforcement()
+    if transport == "objectStore":
+        assert len(learner.adapted()) == 2
+        assert learner.adapted() is learner.adapted(), "worked out once"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from kept_blocks import KeptBlocks
 
 from rl_trainer.weights.source import LazyTensor, source_of
+from rl_trainer.weights.transports import group as group_module
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.collective import Broadcaster, CollectiveReceiver
 from rl_trainer.weights.transports.group import Invitation, WeightGroup
@@ -170,6 +174,10 @@ def test_a_sampler_that_does_not_come_is_waited_for_until_the_deadline(world: Wo
     sent = world.learner.send(published, invitation)
     (joined,) = world.join(invitation, [0])
     assert sent.result(timeout=20) is not None
+    failure = world.learner.failure()
+    assert failure is not None
+    assert failure.startswith("learner 0: weights of version 1 could not be broadcast by it (")
+    assert world.learner.failure() is None, "it is told once"
     reason = joined.result(timeout=20)
     assert reason is not None
     assert reason.startswith("sampler 0: weights of version 1 were not broadcast to it (")
@@ -188,3 +196,37 @@ def test_another_version_or_damaged_bytes_are_not_taken(world: World, monkeypatc
     (joined,) = world.join(again, [0])
     assert "block 3 of" in str(joined.result(timeout=20))
     assert "checksum" in str(joined.result())
+
+
+class Nccl:
+    """In place of the group on devices: the learner's bytes are sevens."""
+
+    def __init__(self) -> None:
+        self.given: list[torch.Tensor] = []
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Nccl:
+        self.given += tensors
+        tensors[0].fill_(7)
+        return self
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_on_devices_receivers_upload_nothing_and_the_sender_takes_nothing_back(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The device is the host here: what the learner uploads is its own tensor."""
+    nccl = Nccl()
+    monkeypatch.setattr(group_module, "_nccl_group", lambda *_: nccl)
+    monkeypatch.setattr(group_module, "_DEVICE", "cpu")
+    point: Any = type("Point", (), {"store": dist.HashStore()})  # type: ignore[attr-defined]
+    group = WeightGroup(Invitation(1, "a", (HOST, 1), 3, 5.0, "nccl"), rank, point)
+    data, copied = torch.ones(5, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda into, other: copied.append((into, other)))
+    group.broadcast(data, time.monotonic() + 5)
+    (there,) = nccl.given
+    assert (there is data) == (rank == 0)
+    assert there.tolist() == [7] * 5
+    assert [into is data and other is there for into, other in copied] == [True] * (rank != 0)

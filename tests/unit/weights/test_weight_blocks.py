@@ -6,12 +6,18 @@ import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from rl_api.errors import ModelError
-from rl_trainer.weights.payload import WeightsBlock, pack_weights, shapes_of, unpack_weights
+from rl_trainer.model.folder import read_tensors
+from rl_trainer.rollout.engines.endpoint import EndpointEngine
+from rl_trainer.weights.merged import MergedTensors
+from rl_trainer.weights.payload import Tensors, WeightsBlock, pack_weights, shapes_of, unpack_weights
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 
 torch.set_num_threads(1)
@@ -50,6 +56,34 @@ def test_blocks_hold_what_was_packed_and_no_more_than_the_limit():
     for name, value in TENSORS.items():
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value), name
+
+
+def test_an_outside_server_gets_weights_of_which_one_is_put_together_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those that are split over blocks are copies."""
+    base = unpack_weights(packed())
+    found = MergedTensors(base, {"half": torch.ones(30)}, base.shapes)
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    looked_up: list[str] = []
+    plain = Tensors.__getitem__
+
+    def look_up(tensors: Tensors, name: str) -> torch.Tensor:
+        assert not alive
+        looked_up.append(name)
+        value = plain(tensors, name).clone()
+        alive.add(value)
+        return value
+
+    monkeypatch.setattr(Tensors, "__getitem__", look_up)
+    engine: Any = EndpointEngine.__new__(EndpointEngine)
+    engine._options = SimpleNamespace(folder=tmp_path)
+    engine._write(found, "weights", "weights of version 3")
+    assert sorted(looked_up) == sorted(TENSORS.keys() - {"half"})
+    written = read_tensors(tmp_path / "weights")
+    for name, value in (TENSORS | {"half": torch.ones(30)}).items():
+        assert written[name].dtype == value.dtype
+        assert torch.equal(written[name], value), name
 
 
 def test_nothing_is_one_empty_block():

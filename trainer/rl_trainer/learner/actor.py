@@ -178,6 +178,11 @@ class LearnerActor:
         assert self._broadcaster is not None
         self._broadcaster.send(publication, invitation)
 
+    def broadcast_failure(self) -> str | None:
+        """See `Broadcaster.failure`. Asked of rank 0, after `meeting_point`."""
+        assert self._broadcaster is not None
+        return self._broadcaster.failure()
+
     def _publish(self, version: int) -> Publication | None:
         offered = offer(self.learner, getattr(torch, self.spec.model.dtype))
         with self.spans.span("publish", version=version) if self.rank == 0 else nullcontext():

@@ -188,6 +188,13 @@ class Learners:
         """Whether all of them see a folder that was just made; see `LearnerActor.reaches`."""
         return all(self._all("reaches", [(folder,)] * len(self.actors), "looking for the checkpoint folder"))
 
+    def broadcast_failure(self) -> str | None:
+        """See `LearnerActor.broadcast_failure`."""
+        found: str | None = self._first(
+            self.actors[0].broadcast_failure.remote(), "looking at a broadcast", START_TIMEOUT
+        )
+        return found
+
     def state(self) -> LearnerState:
         """What a checkpoint holds of them; the tensors are written as they are then."""
         none = [()] * len(self.actors)

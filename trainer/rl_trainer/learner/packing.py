@@ -85,29 +85,53 @@ def packed_micro_batches(
         one_row: all of a micro-batch is one row, whose attention is computed within each sequence.
     """
     order = _longest_first(lengths)
-    count = len(order)
+    ordered = [lengths[index] for index in order]
+    if one_row:
+        cuts = _cuts_of_one_row(ordered, tokens_per_micro_batch, overhead_tokens)
+    else:
+        cuts = _cuts_of_rows(ordered, tokens_per_micro_batch, attention_scale, overhead_tokens)
+    batches: list[list[int]] = []
+    start = 0
+    while start < len(order):
+        batches.append(order[start : cuts[start]])
+        start = cuts[start]
+    return batches
+
+
+def _cuts_of_rows(ordered: Sequence[int], budget: int, attention_scale: float, overhead: int) -> list[int]:
+    """Where the micro-batch that starts at each of these falling lengths ends, at least cost of it and all after it."""
+    count = len(ordered)
     best = [0.0] * (count + 1)
     next_cut = [0] * count
     for start in range(count - 1, -1, -1):
-        width = lengths[order[start]]
-        price = 1.0 if one_row else 1.0 + width / attention_scale
-        rooms, total = Rooms(width), 0
+        width = ordered[start]
+        price = 1.0 + width / attention_scale
+        rooms = Rooms(width)
         best[start] = math.inf
         for end in range(start + 1, count + 1):
-            total += lengths[order[end - 1]]
-            rooms.add(lengths[order[end - 1]])
-            tokens = total if one_row else len(rooms) * width
-            if tokens > tokens_per_micro_batch and end > start + 1:
+            rooms.add(ordered[end - 1])
+            tokens = len(rooms) * width
+            if tokens > budget and end > start + 1:
                 break
-            cost = tokens * price + overhead_tokens + best[end]
+            cost = tokens * price + overhead + best[end]
             if cost <= best[start]:  # of equal ones the larger micro-batch
                 best[start], next_cut[start] = cost, end
-    batches: list[list[int]] = []
-    start = 0
-    while start < count:
-        batches.append(order[start : next_cut[start]])
-        start = next_cut[start]
-    return batches
+    return next_cut
+
+
+def _cuts_of_one_row(ordered: Sequence[int], budget: int, overhead: int) -> list[int]:
+    """The same where a micro-batch has as many places as tokens."""
+    count = len(ordered)
+    before = np.concatenate([[0], np.cumsum(np.array(ordered, dtype=np.int64))])
+    best = np.zeros(count + 1, dtype=np.int64)
+    next_cut = [0] * count
+    for start in range(count - 1, -1, -1):
+        last = max(start + 1, int(np.searchsorted(before, before[start] + budget, side="right")) - 1)
+        cost = before[start + 1 : last + 1] - before[start] + overhead + best[start + 1 : last + 1]
+        choice = len(cost) - 1 - int(np.argmin(cost[::-1]))
+        best[start] = cost[choice]
+        next_cut[start] = start + 1 + choice
+    return next_cut
 
 
 def split_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:

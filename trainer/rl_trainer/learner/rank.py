@@ -39,6 +39,7 @@ from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training
 from rl_trainer.model.rows import Rows
 from rl_trainer.trajectory import Trajectory
+from rl_trainer.weights.merged import Adapted
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class Learner:
         self.policy = self._layout.open(folder)
         self.reference: Policy | None = None
         self.critic: Critic | None = None
+        # Of what was cut last: lengths and whether rows are shared, and the micro-batches.
+        self._cuts: tuple[tuple[list[int], bool], list[list[int]]] = ([], False), []
+        self._adapted: dict[str, Adapted] | None = None
         self._loss = policy_loss_config(spec, objective)
         # A warm start makes the base: all of it learns.
         if spec.learner.lora is None or spec.warm_start is not None:
@@ -150,6 +154,12 @@ class Learner:
         self._new_critic()
         if self.critic is not None and tensors is not None:
             self.critic.load(tensors)
+
+    def adapted(self) -> dict[str, Adapted]:
+        """See `Decoder.adapted`; worked out once, as the adapters stay the same ones. Empty before there are any."""
+        if self._adapted is None:
+            self._adapted = self.model.adapted()  # type: ignore[operator]
+        return self._adapted
 
     def supervise(self, samples: Sequence[Trajectory], denominators: LossDenominators, rate: float) -> float:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
@@ -212,6 +222,9 @@ class Learner:
 
     def _add_lora(self, options: LoraSpec) -> None:
         self.policy = self._layout.with_lora(self.policy, options, self.spec.seed)
+        self._adapted = None
+        if self.spec.weight_sync.transport == "adapter":
+            self.adapted()  # now rather than at the first publication, as a family may refuse it
 
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
@@ -305,6 +318,13 @@ class Learner:
         lengths = [len(sample.tokens) for sample in samples]
         if not samples:
             return []
+        # The same samples are cut for their estimates and for the update: seconds of a CPU where there are thousands.
+        wanted = lengths, bool(self.model.packs)
+        if wanted != self._cuts[0]:
+            self._cuts = wanted, self._new_micro_batches(lengths)
+        return self._cuts[1]
+
+    def _new_micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
         budget, model = self.spec.learner.tokens_per_micro_batch, self.model
         if not model.packs:
             return micro_batches(lengths, budget)

@@ -19,7 +19,7 @@ from rl_trainer.learner.rank import Learner
 from rl_trainer.model.export import WEIGHTS_METADATA
 from rl_trainer.model.rows import copies, first_row, is_divided, local
 from rl_trainer.storage.files import Closes
-from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
+from rl_trainer.weights.source import LazyTensor, TensorSource, lazy, source_of
 from rl_trainer.weights.stream import CHUNK_BYTES, Piece, byte_rounds, file_shapes
 
 
@@ -82,7 +82,7 @@ class Save:
             self.weight_map = {name: shard.name for shard in shards for name in shard.tensors}
             self._whole(source, shards)
         if ADAPTER in parts:
-            source = source_of(_there(learner.model.adapter_state()))  # type: ignore[operator]
+            source = source_of(lazy(learner.model.adapter_state()))  # type: ignore[operator]
             # Little beside the model, and `peft` opens a single file.
             self._whole(source, [Shard(shard_name(parts[ADAPTER], 0, 1), 0, tuple(source.shapes))])
         if OPTIMIZER in parts:
@@ -208,7 +208,3 @@ class Written:
 
     done: int
     digests: Digests | None
-
-
-def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    return {name: LazyTensor.of(value) for name, value in state.items()}

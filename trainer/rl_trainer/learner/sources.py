@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_trainer.learner.rank import Learner
-from rl_trainer.model.rows import whole
-from rl_trainer.weights.merged import Adapted
-from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
+from rl_trainer.weights.source import LazyTensor, TensorSource, lazy, source_of
 from rl_trainer.weights.transports.base import AdapterOffer, Offer
 
 
@@ -27,7 +25,7 @@ def offer(learner: Learner, dtype: torch.dtype) -> Offer:
 
 
 def _adapter_offer(learner: Learner, dtype: torch.dtype) -> AdapterOffer | None:
-    adapted: dict[str, Adapted] = learner.model.adapted()  # type: ignore[operator]
+    adapted = learner.adapted()
     if not adapted:  # no LoRA, or not yet: the warm start makes the base
         return None
     base = partial(_base_source, learner, dtype, frozenset(adapted))
@@ -53,14 +51,7 @@ def _holds(dtype: torch.dtype, tensor: LazyTensor) -> bool:
 def adapter_source(learner: Learner) -> TensorSource:
     """LoRA's state under the names of the `peft` library: copies, of little beside the model."""
     state: dict[str, Tensor] = learner.model.adapter_state()  # type: ignore[operator]
-    return _on_rank_0(learner, _there(state))
-
-
-def _there(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    return {
-        name: LazyTensor(value.dtype, tuple(value.shape), partial(whole, value))
-        for name, value in state.items()
-    }
+    return _on_rank_0(learner, lazy(state))
 
 
 def _on_rank_0(learner: Learner, tensors: Mapping[str, LazyTensor]) -> TensorSource:

@@ -315,10 +315,11 @@ class Decoder(nn.Module):
         fused = {name: value.detach() for name, value in self.named_parameters()}
         changed = adapted_weights([layer.adapters for layer in self._blocks()]) if merged else {}
         last = {part.fused: part.name for part in parts(self.config)}
-        gathered: dict[str, torch.Tensor] = {}
+        gathered: dict[str, torch.Tensor] = {}  # one at most, that of the part made last
 
         def make(part: Part) -> torch.Tensor:
             if part.fused not in gathered:
+                gathered.clear()  # not all parts of it may be wanted
                 gathered[part.fused] = whole(fused[part.fused])
             rows = part.of(gathered)
             if part.name == last[part.fused]:

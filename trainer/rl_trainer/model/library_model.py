@@ -188,8 +188,14 @@ class LibraryModel(nn.Module):
         from transformers.pytorch_utils import Conv1D
 
         modules: dict[str, list[nn.Module]] = {}
+        shared = tied_names(self.model)
+        shared |= {first: name for name, first in shared.items()}
+        tied: dict[str, str] = {}  # of a module, what else has its weight
         for name, module in self.model.named_modules():
-            modules.setdefault(name.rpartition(".")[2], []).append(module)
+            last = name.rpartition(".")[2]
+            modules.setdefault(last, []).append(module)
+            if (other := shared.get(f"{name}.weight")) is not None:
+                tied[last] = other
         for target in options.target_modules:
             if target not in modules:
                 raise ModelError(
@@ -201,6 +207,12 @@ class LibraryModel(nn.Module):
                         f"spec.learner.lora.targetModules: found {target}, which is of class {type(module).__name__} in "
                         f"{type(self.model).__name__}, allowed: linear modules (Linear, Conv1D)"
                     )
+            if target in tied:
+                # A file has the weight once, for both: merged, a change of one would be a change of the other.
+                raise ModelError(
+                    f"spec.learner.lora.targetModules: found {target}, whose weight is that of {tied[target]} too in "
+                    f"{type(self.model).__name__} (tied), allowed: modules with a weight of their own"
+                )
         config = peft.LoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,

@@ -7,6 +7,7 @@ wide as the longest sequence and no wider; flash attention takes everything in o
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,20 +76,37 @@ def first_fit(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 class Rooms:
-    """Rows of `width` tokens that fill up."""
+    """Rows of `width` tokens that fill up, longest sequences first.
+
+    As lengths never rise, a row with room for one has room for the next: those are in a heap by number, all others in one
+    by room, so that a sequence costs no look at every row.
+    """
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._free: list[int] = []
+        self._rows = 0
+        self._open: list[tuple[int, int]] = []  # row and its free tokens
+        self._closed: list[tuple[int, int]] = []  # free tokens below the last length, negative, and the row
 
     def __len__(self) -> int:
-        return len(self._free)
+        return self._rows
 
     def add(self, length: int) -> int:
-        """The first row with room for `length` tokens, which has them from now on; where none has, a new one."""
-        for row, free in enumerate(self._free):
-            if free >= length:
-                self._free[row] -= length
-                return row
-        self._free.append(self._width - length)
-        return len(self._free) - 1
+        """The first row with room for `length` tokens, which has them from now on; where none has, a new one.
+
+        `length`: >= 1, and no more than that of the call before.
+        """
+        while self._closed and -self._closed[0][0] >= length:
+            free, row = heapq.heappop(self._closed)
+            heapq.heappush(self._open, (row, -free))
+        if not self._open:
+            heapq.heappush(self._closed, (length - self._width, self._rows))
+            self._rows += 1
+            return self._rows - 1
+        row, free = self._open[0]
+        if free - length >= length:
+            heapq.heapreplace(self._open, (row, free - length))
+        else:
+            heapq.heappop(self._open)
+            heapq.heappush(self._closed, (length - free, row))
+        return row

@@ -23,7 +23,11 @@ MOST_FAILURES = 3
 
 @dataclass
 class Broadcasts:
-    """Of one run. Each is begun and left to itself: whom it does not reach takes the version from the object store."""
+    """Of one run. Each is begun and left to itself: whom it does not reach takes the version from the object store.
+
+    One at a time: what is published while it is under way goes through the object store. A sampler that stands still would
+    gather broadcasts otherwise, each of which keeps a whole version and a thread of every sampler.
+    """
 
     spec: RunSpec
     learners: Learners
@@ -43,7 +47,7 @@ class Broadcasts:
         if not members:
             return published
         self._look()
-        if self._failures >= MOST_FAILURES:
+        if self._joining or self._failures >= MOST_FAILURES:
             return published
         if self._address is None:
             self._address = self.learners.meeting_point()
@@ -58,7 +62,7 @@ class Broadcasts:
             "nccl" if self.samplers.accelerated else "gloo",
         )
         self.learners.broadcast(published, invitation)
-        self._joining += [actor.join.remote(invitation, 1 + index) for index, actor in enumerate(members)]
+        self._joining = [actor.join.remote(invitation, 1 + index) for index, actor in enumerate(members)]
         return replace(published, way="collective")
 
     def _way(self) -> Way:
@@ -70,18 +74,23 @@ class Broadcasts:
         return transport
 
     def _look(self) -> None:
-        """At what has become of the broadcasts before. Where one has failed for somebody, the next has a new group."""
-        if not self._joining:
+        """At what has become of the broadcast before, once it is over for every sampler. Where it has failed for somebody,
+        the next has a new group."""
+        if not self._joining or ray.wait(self._joining, num_returns=len(self._joining), timeout=0)[1]:
             return
-        done, self._joining = ray.wait(self._joining, num_returns=len(self._joining), timeout=0)
-        reasons = [reason for reason in map(_reason, done) if reason is not None]
+        reasons = [reason for reason in map(_reason, self._joining) if reason is not None]
+        self._joining = []
+        reasons = reasons[:1]  # others fail as one does
+        # Before it: where the learner fails, samplers say no more than that nothing came.
+        if (ours := self.learners.broadcast_failure()) is not None:
+            reasons.insert(0, ours)
         if not reasons:
-            self._failures = 0 if done else self._failures
+            self._failures = 0
             return
         self._members, self._failures = [], self._failures + 1
         last = self._failures == MOST_FAILURES
         rest = f"; after {MOST_FAILURES} such versions all that follow do" if last else ""
-        self.warn(f"{reasons[0]}; the version goes through the object store{rest}")
+        self.warn(f"{'; '.join(reasons)}; the version goes through the object store{rest}")
 
 
 def _reason(join: ray.ObjectRef[str | None]) -> str | None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rl_trainer.weights.payload import dtypes_of
+
 # Numbers that are merged at a time: what lies between stays in a CPU's cache.
 _PIECE = 1 << 18
 
@@ -60,6 +62,11 @@ class MergedTensors(Mapping[str, Tensor]):
     ):
         self._base, self._merged = base, merged
         self.shapes = dict(shapes)
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Number format by name."""
+        return dtypes_of(self._base) | {name: value.dtype for name, value in self._merged.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._merged[name] if name in self._merged else self._base[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from rl_api.errors import ModelError
-from rl_trainer.weights.source import TensorSource
+from rl_trainer.weights.source import LazyTensor, TensorSource
 
 # Bytes of a block at most.
 BLOCK_BYTES = 64 << 20
@@ -81,6 +82,11 @@ class Tensors(Mapping[str, Tensor]):
         """Shape by name, with nothing put together."""
         return {name: parts[0][0].shape for name, parts in self._parts.items()}
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Number format by name, with nothing put together."""
+        return {name: getattr(torch, parts[0][0].dtype) for name, parts in self._parts.items()}
+
     def __getitem__(self, name: str) -> Tensor:
         parts = self._parts[name]
         place = parts[0][0]
@@ -99,6 +105,20 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shape by name, of whatever has one."""
     found: dict[str, tuple[int, ...]] | None = getattr(tensors, "shapes", None)
     return {name: tuple(value.shape) for name, value in tensors.items()} if found is None else found
+
+
+def dtypes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """Number format by name."""
+    found: dict[str, torch.dtype] | None = getattr(tensors, "dtypes", None)
+    return {name: value.dtype for name, value in tensors.items()} if found is None else found
+
+
+def made_when_wanted(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    """Each looked up only then: those that are split over blocks are never there all at once."""
+    dtypes, shapes = dtypes_of(tensors), shapes_of(tensors)
+    return {
+        name: LazyTensor(dtypes[name], shapes[name], partial(tensors.__getitem__, name)) for name in shapes
+    }
 
 
 def checksum_of(block: np.ndarray) -> int:

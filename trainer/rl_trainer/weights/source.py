@@ -75,6 +75,11 @@ class LazyTensor:
             yield self.rows(first, min(first + each, self.shape[0]))
 
 
+def lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    """Tensors that are there already."""
+    return {name: LazyTensor.of(value) for name, value in tensors.items()}
+
+
 def source_of(tensors: Mapping[str, LazyTensor], limit: int = PIECE_BYTES) -> TensorSource:
     """A source of these, those of wide numbers first: each then begins at a multiple of its own width in a file.
 

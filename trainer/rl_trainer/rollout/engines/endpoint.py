@@ -44,7 +44,8 @@ from rl_trainer.rollout.engines.endpoint_requests import (
 )
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.weight_check import Check, check_of
-from rl_trainer.weights.source import LazyTensor, source_of
+from rl_trainer.weights.payload import made_when_wanted, shapes_of
+from rl_trainer.weights.source import source_of
 
 # A step ends at the first answer, or after this long.
 STEP_SECONDS = 0.05
@@ -141,7 +142,7 @@ class EndpointEngine(Engine):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`. Also raises the errors of `step`."""
         where = f"weights of version {version}"
-        self._check({name: tuple(value.shape) for name, value in tensors.items()}, where)
+        self._check(shapes_of(tensors), where)
         name = f"{WEIGHTS}{version:08d}-{self._run}-{self._loads + 1}"
         self._write(tensors, name, where)
         self._weights = self._options.server_folder / name
@@ -212,7 +213,7 @@ class EndpointEngine(Engine):
 
     def _write(self, tensors: Mapping[str, torch.Tensor], name: str, where: str) -> None:
         """A folder of the weights, complete or not there; holds one piece of them at a time."""
-        source = source_of({key: LazyTensor.of(value) for key, value in tensors.items()})
+        source = source_of(made_when_wanted(tensors))
         part = self._options.folder / f".{name}"
         try:
             part.mkdir(exist_ok=True)

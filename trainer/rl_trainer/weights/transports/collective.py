@@ -40,6 +40,7 @@ class Broadcaster:
         self._store = store
         self.point = MeetingPoint(host)
         self._seat = Seat()
+        self._sent: list[tuple[int, Future[str | None]]] = []  # whose end `failure` has not told yet
         self._asked: SimpleQueue[tuple[Publication, Invitation, Future[str | None]]] = SimpleQueue()
         # Not a pool's: a process that ends would wait for it.
         threading.Thread(target=self._work, name="broadcasts", daemon=True).start()
@@ -47,8 +48,24 @@ class Broadcaster:
     def send(self, publication: Publication, invitation: Invitation) -> Future[str | None]:
         """Begins to send; returns at once. The result: why it has failed, None if it has not."""
         result: Future[str | None] = Future()
+        self._sent.append((publication.version, result))
         self._asked.put((publication, invitation, result))
         return result
+
+    def failure(self) -> str | None:
+        """Why the last broadcast has failed on this side, of those that have ended since this was asked; None: it has not.
+
+        From the thread that sends.
+        """
+        last = None
+        while self._sent and self._sent[0][1].done():
+            version, result = self._sent.pop(0)
+            if (reason := result.result()) is None:
+                last = None
+            else:
+                first, *_ = reason.splitlines()
+                last = f"learner 0: weights of version {version} could not be broadcast by it ({first})"
+        return last
 
     def _work(self) -> None:
         while True:

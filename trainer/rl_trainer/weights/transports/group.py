@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _POLL_SECONDS = 0.001
+_SENDER = 0
+_DEVICE = "cuda"  # where NCCL's bytes are
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class WeightGroup:
         limit = timedelta(seconds=invitation.seconds)
         meeting = point.store if point is not None else _visit(invitation.address, limit)
         store = dist.PrefixStore(f"weights {invitation.group}", meeting)  # type: ignore[attr-defined]
+        self._sends = rank == _SENDER
         self.name, self._on_device = invitation.group, invitation.backend == "nccl"
         self._group: Any
         if self._on_device:
@@ -83,17 +87,18 @@ class WeightGroup:
         if left <= 0:
             raise TimeoutError("the deadline is over")
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = 0, 0, timedelta(seconds=left)
+        options.rootRank, options.rootTensor, options.timeout = _SENDER, 0, timedelta(seconds=left)
         if not self._on_device:
             self._group.broadcast([data], options).wait(timedelta(seconds=left))
             return
-        there = data.to("cuda")
+        there = data.to(_DEVICE) if self._sends else torch.empty_like(data, device=_DEVICE)
         work = self._group.broadcast([there], options)
         while not work.is_completed():  # `wait` would block the stream alone, and without an end
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the broadcast did not end within {left:.0f} s")
             time.sleep(_POLL_SECONDS)
-        data.copy_(there)
+        if not self._sends:
+            data.copy_(there)
 
     def close(self) -> None:
         """Leaves it."""
