@@ -22,7 +22,7 @@ from rl_api.crd_places import (
     cel_rule,
     or_value,
 )
-from rl_api.crd_sampler import SAMPLER_CEL_RULES
+from rl_api.crd_sampler import SAMPLER_CEL_RULES, SAMPLER_DEFAULT_RULES
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.describe import Type, fields_of
 from rl_api.place_rules import ONE_SOURCE
@@ -390,6 +390,7 @@ PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             "found '{self.value}', allowed: null with operator Exists",
         ),
     ],
+    "spec.defaults.sampler": SAMPLER_DEFAULT_RULES,
     "spec.allow.namespaces.matchExpressions[]": SELECTOR_RULES,
     # That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
     "spec.allow.egress[]": [
