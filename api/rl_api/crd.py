@@ -129,6 +129,7 @@ def profile_schema() -> Schema:
     part = SchemaWriter(partial=True)
     groups = {name: part.field(RunSpec, name, f"spec.{name}") for name in PROFILE_GROUPS}
     del groups["sampler"]["properties"]["replicas"]
+    groups["sampler"]["x-kubernetes-validations"] = list(PROFILE_CEL_RULES["spec.defaults.sampler"])
     spec["properties"]["defaults"] = {
         "description": "Values of RLTrainingRun.spec for runs that do not set them. What is trained, how many "
         "samplers it has and when it stops is the run's own.",

@@ -24,7 +24,7 @@ from rl_api.crd_places import (
     or_value,
     size_of,
 )
-from rl_api.crd_sampler import SAMPLER_CEL_RULES
+from rl_api.crd_sampler import SAMPLER_CEL_RULES, SAMPLER_DEFAULT_RULES
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.crd_trainer_rules import TRAINER_CEL_RULES, TRAINER_SPEC_RULES
 from rl_api.describe import Type, fields_of
@@ -306,6 +306,7 @@ PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
             "found '{self.value}', allowed: null with operator Exists",
         ),
     ],
+    "spec.defaults.sampler": SAMPLER_DEFAULT_RULES,
     "spec.allow.namespaces.matchExpressions[]": SELECTOR_RULES,
     # That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
     "spec.allow.egress[]": [

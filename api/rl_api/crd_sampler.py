@@ -87,3 +87,12 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
     ),
 ]
 """Rules of a run's spec."""
+
+SAMPLER_DEFAULT_RULES: Final[list[Rule]] = [
+    cel_rule(
+        "!has(self.engine) || self.engine != 'endpoint'",
+        ".engine",
+        f"found '{{self.engine}}', {NO_SHARED_FOLDER}",
+    )
+]
+"""Rules of a profile's default for `sampler`."""

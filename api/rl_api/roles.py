@@ -37,10 +37,13 @@ class ResourcesSpec(Model):
     """Most that the pod keeps on its node's disk; null: the pool's."""
 
 
+_HOST: Final = r"([A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|\[[0-9A-Fa-f:]{2,39}\])"
+_PORT: Final = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+
 ServerAddress = Annotated[
     str,
-    Field(pattern=r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?$", max_length=253),
-    Allowed("an address such as http://inference:8000, at most 253 characters"),
+    Field(pattern=rf"^https?://{_HOST}(:{_PORT})?(/[A-Za-z0-9._~/-]*)?$", max_length=253),
+    Allowed("an address such as http://inference:8000, its port 1 to 65535, at most 253 characters"),
 ]
 """Where a server is asked over HTTP, without a query."""
 
@@ -63,7 +66,7 @@ class EndpointSpec(Model):
     """A vLLM server outside the run, which samples in place of an engine of the sampler's own."""
 
     url: ServerAddress
-    """Where it is asked, without /v1."""
+    """Where it is asked, without the /v1 at its end that clients of OpenAI's interface want."""
     folder: SharedPath
     """A folder of this run's own into which the sampler writes each version of the weights, and from which the server
     reads them."""

@@ -22,6 +22,7 @@ NO_SHARED_FOLDER: Final = (
 ROOM_FOR_BOTH: Final = "which it must hold beside a prompt"
 FROM_BFLOAT16: Final = "as vLLM quantises bfloat16"
 ONE_SERVER: Final = "as one server has the weights of one version"
+OF_THE_SERVER: Final = "as the server has its devices"
 OF_ENDPOINT: Final = "as only endpoint has one"
 EVERY_PART: Final = "as each part of the model takes one"
 
@@ -44,7 +45,8 @@ def vllm_alone(spec: RunSpec) -> Iterator[Problem]:
 
 
 def endpoint_of_endpoint(spec: RunSpec) -> Iterator[Problem]:
-    """`sampler.endpoint` is set with engine endpoint, and only then; `sampler.replicas` is 1 with it."""
+    """`sampler.endpoint` is set with engine endpoint, and only then; `sampler.replicas` and `tensorParallelSize` are 1 with
+    it, and `resources.accelerators` is 0."""
     sampler = spec.sampler
     if sampler.engine != "endpoint":
         if sampler.endpoint is not None:
@@ -58,11 +60,27 @@ def endpoint_of_endpoint(spec: RunSpec) -> Iterator[Problem]:
         yield spec_problem(
             "sampler.endpoint", "missing, required with engine endpoint: url and folder", "sampler.engine"
         )
-    if sampler.replicas > 1:
+    accelerators = sampler.resources.accelerators if sampler.resources is not None else None
+    for name, found, allowed, why in (
+        ("replicas", sampler.replicas, 1, ONE_SERVER),
+        ("tensorParallelSize", sampler.tensor_parallel_size, 1, OF_THE_SERVER),
+        ("resources.accelerators", accelerators or 0, 0, OF_THE_SERVER),
+    ):
+        if found > allowed:
+            yield spec_problem(
+                f"sampler.{name}",
+                f"found {found}, allowed: {allowed} with engine endpoint, {why}",
+                "sampler.engine",
+            )
+
+
+def address_without_v1(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.endpoint.url` has no /v1 at its end: what changes weights is not below it."""
+    endpoint = spec.sampler.endpoint
+    if endpoint is not None and endpoint.url.rstrip("/").endswith("/v1"):
         yield spec_problem(
-            "sampler.replicas",
-            f"found {sampler.replicas}, allowed: 1 with engine endpoint, {ONE_SERVER}",
-            "sampler.engine",
+            "sampler.endpoint.url",
+            f"found {endpoint.url!r}, allowed: the address without /v1, as weights are changed beside it",
         )
 
 
@@ -117,5 +135,7 @@ def quantized_from(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-SAMPLER_RULES: Final = (vllm_alone, endpoint_of_endpoint, completions_fit, devices_of_vllm, quantized_from)
+SAMPLER_RULES: Final = (
+    *(vllm_alone, endpoint_of_endpoint, address_without_v1, completions_fit, devices_of_vllm, quantized_from),
+)
 """Rules of `spec.sampler`."""

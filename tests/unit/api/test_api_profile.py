@@ -133,6 +133,13 @@ def test_a_full_profile_is_valid() -> None:
             ["spec.defaults.sampler.replicas: cannot have a default: how many is the run's to say"],
         ),
         (
+            {"defaults": {"sampler": {"engine": "endpoint"}}},
+            [
+                "spec.defaults.sampler.engine: found 'endpoint', allowed on a cluster: torch or vllm, as a sampler's pod "
+                "has no folder in common with a server"
+            ],
+        ),
+        (
             {"defaults": {"checkpoint": 5}},
             [
                 "spec.defaults.checkpoint: found 5, allowed: an object with everySteps, keep, storage and "

@@ -4,7 +4,8 @@ Sequences are requests to the server, all slots at once. New weights go through 
 written there, the server is paused, which ends all requests with the tokens that they have, it reads the folder in place,
 and what was not at its end is asked for anew, its tokens part of the prompt. So each token is of the version that it names,
 and no key and no value is of older weights. The version's label stays in the server: one that was started anew does not have
-it, and gets the weights once more before it samples.
+it, gets the weights once more, and what it has answered meanwhile is thrown away. One with a label of somebody else's is not
+this sampler's any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import queue
 import shutil
 import time
-import uuid
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,18 +30,24 @@ from rl_trainer.model.folder import write_weights
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
+from rl_trainer.rollout.engines.endpoint_look import (
+    LOOK_SECONDS,
+    claim,
+    everywhere,
+    look_at,
+    wait_until_there,
+)
+from rl_trainer.rollout.engines.endpoint_names import Names
 from rl_trainer.rollout.engines.endpoint_requests import (
     FIELD,
-    PROBE_TEMPERATURES,
     EndpointOptions,
+    Piece,
     ServerFacts,
     check_cuts,
-    check_logprobs,
     completion_body,
-    probe_body,
     read_completion,
-    served_model,
     vocabulary_of,
+    weight_label,
 )
 from rl_trainer.rollout.engines.sequences import Sequences
 from rl_trainer.rollout.engines.weight_check import Check, check_of
@@ -49,11 +56,8 @@ from rl_trainer.weights.source import source_of
 
 # A step ends at the first answer, or after this long.
 STEP_SECONDS = 0.05
-# Between two looks whether a server is there.
-LOOK_SECONDS = 0.5
-# Times that a server may break off, one after the other, before any sequence ends.
+# Times that a server may break off, one after the other, before any sequence ends, and at one sequence.
 MOST_LOSSES = 3
-WEIGHTS = "weights-"
 
 
 class EndpointEngine(Engine):
@@ -68,16 +72,22 @@ class EndpointEngine(Engine):
         *,
         slots: int,
         options: EndpointOptions,
+        names: Names,
     ) -> None:
-        """`check`: refuses weights that are not the model's; `vocab_size`: its token ids."""
+        """`check`: refuses weights that are not the model's; `vocab_size`: its token ids; `names`: whose first label the
+        server has."""
         super().__init__(slots, vocab_size, facts.context)
         self._client, self._facts, self._check, self._options = client, facts, check, options
         self._sequences = Sequences(slots)
         self._flying: dict[str, Future[None]] = {}
         self._arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._ended: list[GenerationResult] = []
-        self._run = uuid.uuid4().hex[:12]
+        self._names = names
         self._loads = 0
+        self._label = names.label(0)  # of what the server was last seen to hold
+        self._unsure: list[tuple[str, Piece]] = []  # arrived, of weights that are not looked at yet
+        self._refused: list[str] = []  # sequences for which the server had an error
+        self._lost: Counter[str] = Counter()  # requests that failed, by sequence
         self._weights: Path | None = None  # those of the server, as the server sees them
         self._broken: str | None = None  # why requests have come back that nobody ended
         self._losses = 0
@@ -101,14 +111,16 @@ class EndpointEngine(Engine):
             ) from None
         vocabulary = vocabulary_of(config)
         client = EndpointClient(options.url, options.key, options.timeout)
+        names = Names.of(options.url, str(options.folder))
         try:
-            facts = _look_at(client, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size))
+            facts = look_at(client, names, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size))
             check_cuts(options.url, options.cuts, facts.extended)
+            claim(client, names)
         except BaseException:
             client.close()
             raise
         check = check_of(folder, bool(config.get("tie_word_embeddings")))
-        return cls(client, facts, check, vocabulary, slots=slots, options=options)
+        return cls(client, facts, check, vocabulary, slots=slots, options=options, names=names)
 
     @property
     def active(self) -> int:
@@ -124,10 +136,16 @@ class EndpointEngine(Engine):
         """
         if self._waiting and not self._flying:
             self._confirm()
+            if self._broken is not None:
+                self._update()
         for key, _ in self._sequences.admit(self._waiting):
             self._send(key)
         if self._flying:
             self._take(STEP_SECONDS)
+        if self._refused and self._broken is None:
+            self._ask_again()
+        if self._unsure and self._broken is None:
+            self._confirm()
         if self._broken is not None:
             self._losses += 1
             if self._losses > MOST_LOSSES:
@@ -143,7 +161,7 @@ class EndpointEngine(Engine):
         """See `Engine.load_weights`. Also raises the errors of `step`."""
         where = f"weights of version {version}"
         self._check(shapes_of(tensors), where)
-        name = f"{WEIGHTS}{version:08d}-{self._run}-{self._loads + 1}"
+        name = self._names.folder(version, self._loads + 1)
         self._write(tensors, name, where)
         self._weights = self._options.server_folder / name
         self._loads += 1
@@ -151,8 +169,8 @@ class EndpointEngine(Engine):
             self._update(version)
         except EndpointError as error:
             raise ModelError(f"{where}: {error}") from None
-        for other in self._options.folder.glob(f"{WEIGHTS}*"):
-            if other.name != name:
+        for other in self._options.folder.iterdir():
+            if self._names.is_folder(other.name) and other.name != name:
                 shutil.rmtree(other, ignore_errors=True)
 
     def abort(self, ids: Sequence[Hashable]) -> None:
@@ -160,7 +178,11 @@ class EndpointEngine(Engine):
         super().abort(ids)
         unwanted = set(ids)
         self._ended = [result for result in self._ended if result.id not in unwanted]
-        for key in self._sequences.abort(ids):
+        keys = self._sequences.abort(ids)
+        self._unsure = [(key, piece) for key, piece in self._unsure if key not in keys]
+        self._refused = [key for key in self._refused if key not in keys]
+        for key in keys:
+            del self._lost[key]
             if (future := self._flying.pop(key, None)) is not None:
                 future.cancel()
 
@@ -171,6 +193,7 @@ class EndpointEngine(Engine):
         request = self._sequences.rest(key, self.context)
         if request is None:
             self._ended.append(self._sequences.end(key))
+            del self._lost[key]
             return
         body = completion_body(self._facts.model, request, self._options.seeded, self._label)
         self._flying[key] = self._client.send("/v1/completions", body, partial(self._hear, key))
@@ -192,24 +215,66 @@ class EndpointEngine(Engine):
         if self._flying.pop(key, None) is None:  # aborted meanwhile
             return
         if isinstance(answer, ServerLost):
-            self._broken = str(answer)
+            self._lost[key] += 1
+            if self._lost[key] > MOST_LOSSES:
+                raise EndpointError(
+                    f"server {self._options.url}: it broke off {self._lost[key]} times at one sequence ({answer}); look at "
+                    "its log"
+                )
+            if answer.answered:
+                self._refused.append(key)
+            else:
+                self._broken = str(answer)
             return
         if isinstance(answer, Exception):
             raise answer
-        piece = read_completion(self._options.url, answer)
-        self._sequences.record(key, piece.tokens, piece.logprobs, self.version)
-        if piece.reason == "abort":
-            self._broken = "somebody else has ended its requests"
-        else:
-            self._ended.append(self._sequences.end(key))
-            self._losses = 0
+        self._unsure.append((key, read_completion(self._options.url, answer)))
+
+    def _ask_again(self) -> None:
+        """Send what the server had an error for once more, when it is well; the others go on."""
+        keys, self._refused = self._refused, []
+        time.sleep(LOOK_SECONDS)
+        wait_until_there(self._client, time.monotonic() + self._options.timeout)
+        self._confirm()
+        if self._broken is None:
+            for key in keys:
+                self._send(key)
+
+    def _settle(self) -> bool:
+        """Record what has arrived, if the server holds what it was asked with, else forget it; whether it does.
+
+        Raises:
+            EndpointError: it is another sampler's now.
+            ServerLost: see there; what has arrived waits.
+        """
+        found = weight_label(self._options.url, self._client.call("GET", "/weight_info"))
+        if self._names.is_of_other(found):
+            raise EndpointError(
+                f"server {self._options.url}: another sampler has changed its weights (their label is {found!r}, ours "
+                f"{self._label!r}); give each run a server of its own"
+            )
+        arrived, self._unsure = self._unsure, []
+        if found != self._label:
+            return False
+        for key, piece in arrived:
+            self._sequences.record(key, piece.tokens, piece.logprobs, self.version)
+            if piece.reason == "abort":
+                self._broken = "somebody else has ended its requests"
+            else:
+                self._ended.append(self._sequences.end(key))
+                self._losses = 0
+                del self._lost[key]
+        return True
+
+    def _confirm(self) -> None:
+        """Settle, or say in `_broken` why that cannot be: the server may have been started anew since."""
+        try:
+            if not self._settle():
+                self._broken = "it does not hold the weights that it was given: it was started anew"
+        except ServerLost as error:
+            self._broken = str(error)
 
     # -- weights -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _label(self) -> str:
-        """Of the weights that the server should have."""
-        return f"{self._run}-{self._loads}"
 
     def _write(self, tensors: Mapping[str, torch.Tensor], name: str, where: str) -> None:
         """A folder of the weights, complete or not there; holds one piece of them at a time."""
@@ -226,17 +291,6 @@ class EndpointEngine(Engine):
                 f"{FIELD}.folder: {where} cannot be written into {str(self._options.folder)!r} ({said})"
             ) from None
 
-    def _confirm(self) -> None:
-        """Nothing is under way: the server may have been started anew since."""
-        try:
-            found = self._client.call("GET", "/weight_info")["weight_version"]
-        except ServerLost as error:
-            self._broken = str(error)
-        else:
-            if self._weights is None or found == self._label:
-                return
-        self._update()
-
     def _update(self, version: int | None = None) -> None:
         """Have the server read its weights, and ask for the rest of all sequences; `version`: of the weights, if it changes.
 
@@ -245,11 +299,11 @@ class EndpointEngine(Engine):
         """
         deadline = time.monotonic() + self._options.timeout
         while True:
-            _wait_until_there(self._client, deadline)
+            wait_until_there(self._client, deadline)
             try:
                 self._end_requests(deadline)
-                if self._weights is not None:
-                    self._reload()
+                self._settle()
+                self._reload()
                 self._client.call("POST", "/resume")
                 break
             except ServerLost as error:
@@ -261,17 +315,21 @@ class EndpointEngine(Engine):
                     ) from None
         if version is not None:
             self.version = version
-        self._broken = None
+        self._broken, self._refused = None, []
         for key in self._sequences.in_flight:
             if key not in self._flying:
                 self._send(key)
 
     def _reload(self) -> None:
-        _everywhere(self._client, "reload_weights", weights_path=str(self._weights))
+        if self._weights is not None:
+            everywhere(self._client, "reload_weights", weights_path=str(self._weights))
+            if self._facts.extended:
+                everywhere(self._client, "rltrain_repack_heads")
         if self._facts.extended:
-            _everywhere(self._client, "rltrain_repack_heads")
-            _everywhere(self._client, "rltrain_measure_all_tokens")
-        self._client.call("POST", "/update_weight_version", {"new_version": self._label})
+            everywhere(self._client, "rltrain_measure_all_tokens")
+        label = self._names.label(self._loads)
+        self._client.call("POST", "/update_weight_version", {"new_version": label})
+        self._label = label
 
     def _end_requests(self, deadline: float) -> None:
         """Returns when the server is paused and nothing is under way."""
@@ -284,64 +342,3 @@ class EndpointEngine(Engine):
             # One that arrived after the pause would wait until its end.
             self._client.call("POST", "/abort_requests", {})
             self._take(STEP_SECONDS)
-
-
-def _everywhere(client: EndpointClient, method: str, **arguments: str) -> None:
-    """Call a method of all the server's workers."""
-    client.call("POST", "/collective_rpc", {"method": method, "kwargs": arguments})
-
-
-def _is_extended(client: EndpointClient) -> bool:
-    """Whether the server's workers have our methods; the others answer that there is no such one."""
-    try:
-        _everywhere(client, "rltrain_measure_all_tokens")
-    except ServerLost:
-        client.call("GET", "/health")
-        return False
-    return True
-
-
-def _wait_until_there(client: EndpointClient, deadline: float) -> None:
-    """Returns when the server answers that it is well; DeadlineExceeded when it does not until then."""
-    while True:
-        try:
-            client.call("GET", "/health")
-            return
-        except ServerLost as error:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(
-                    f"server {client.url}: not there within {FIELD}.timeout ({client.timeout:.0f} s): {error}"
-                ) from None
-        time.sleep(LOOK_SECONDS)
-
-
-def _look_at(client: EndpointClient, vocabulary: int, end: int) -> ServerFacts:
-    """What a server is, once it is there; see `_check_vocabulary` for `vocabulary` and `end`."""
-    _wait_until_there(client, time.monotonic() + client.timeout)
-    try:
-        model, context = served_model(client.url, client.call("GET", "/v1/models"))
-        client.call("POST", "/resume")  # a sampler before this one may have died while it was paused
-        _check_vocabulary(client, model, vocabulary, end)
-        probes = [probe_body(model, vocabulary - 1, one) for one in PROBE_TEMPERATURES]
-        check_logprobs(client.url, [client.call("POST", "/v1/completions", probe) for probe in probes])
-        return ServerFacts(model, context, _is_extended(client))
-    except ServerLost as error:
-        raise EndpointError(f"server {client.url}: lost while it was looked at ({error})") from None
-
-
-def _check_vocabulary(client: EndpointClient, model: str, size: int, end: int) -> None:
-    """ModelError where the server's model does not know all token ids of the run's, which has `size`, or some from `end` on,
-    where neither model nor tokenizer has any."""
-    found = []
-    for token in (size - 1, end):
-        try:
-            client.call("POST", "/v1/completions", probe_body(model, token))
-            found.append(True)
-        except EndpointError:
-            found.append(False)
-    if found != [True, False]:
-        what = f"no token id {size - 1}" if not found[0] else f"a token id {end}"
-        raise ModelError(
-            f"server {client.url}: its model {model!r} knows {what}, the run's knows 0 to {size - 1}; let it serve "
-            "the model of model.source"
-        )

@@ -6,19 +6,33 @@ import asyncio
 import atexit
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.error_text import first_line
 from rl_trainer.rollout.engines.endpoint_requests import FIELD, refused
 
+LATER: Final = frozenset({408, 429})
+"""Statuses with which gateways say that a request may be sent again."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
+"""Seconds until it is, doubled each time."""
+
 
 class ServerLost(Exception):
-    """The server cannot be reached, breaks off, or is at its end: it may be back later."""
+    """The server cannot be reached, breaks off, or is at its end: it may be back later.
+
+    Attributes:
+        answered: there was an answer to this request; it says nothing of the others.
+    """
+
+    def __init__(self, sentence: str, answered: bool = False) -> None:
+        super().__init__(sentence)
+        self.answered = answered
 
 
 class EndpointClient:
@@ -73,26 +87,55 @@ class EndpointClient:
         return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
     async def _ask(self, method: str, path: str, body: Any) -> Any:
+        """The answer; where one says that it is too early, that to the same request a little later."""
+        name, deadline, pause = path.partition("?")[0], time.monotonic() + self.timeout, FIRST_PAUSE
+        while True:
+            status, text, location = await self._exchange(method, path, body)
+            if status not in LATER:
+                break
+            if time.monotonic() + pause > deadline:
+                raise DeadlineExceeded(
+                    f"server {self.url}: {name} was answered with {status} until the end of {FIELD}.timeout "
+                    f"({self.timeout:.0f} s); let it take more requests, or set a smaller sampler.maxSequences"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        if status >= 500:
+            raise ServerLost(
+                f"{name} is answered with {status}: {' '.join(text.split())[:300]}", answered=True
+            )
+        if status >= 400:
+            raise refused(self.url, path, status, text)
+        if status >= 300:
+            raise InvalidConfig(
+                f"{FIELD}.url: found a server {self.url} that sends {name} elsewhere ({status} to {location!r}); give the "
+                "address that answers itself"
+            )
         try:
-            async with self._session.request(method, self.url + path, json=body) as response:
-                text = await response.text()
-                status = response.status
+            return json.loads(text) if text else None
+        except ValueError:
+            raise ServerLost(
+                f"{name} is answered with {text[:60]!r}, which is no JSON", answered=True
+            ) from None
+
+    async def _exchange(self, method: str, path: str, body: Any) -> tuple[int, str, str]:
+        """Status, text and redirection of one answer."""
+        try:
+            async with self._session.request(
+                method, self.url + path, json=body, allow_redirects=False
+            ) as response:
+                # A gateway's page may be of any encoding.
+                text = (await response.read()).decode("utf-8", errors="replace")
+                return response.status, text, response.headers.get("Location", "")
+        except (aiohttp.InvalidURL, UnicodeError) as error:
+            raise InvalidConfig(
+                f"{FIELD}.url: found {self.url!r}, which is no address ({first_line(error)}); give one such as "
+                "http://inference:8000"
+            ) from None
         except aiohttp.ClientError as error:
             raise ServerLost(first_line(error)) from None
         except TimeoutError:
             raise DeadlineExceeded(
                 f"server {self.url}: {path.partition('?')[0]} was not answered within {FIELD}.timeout "
                 f"({self.timeout:.0f} s); look at the server's log, or set a longer one"
-            ) from None
-        if status >= 500:
-            raise ServerLost(
-                f"{path.partition('?')[0]} is answered with {status}: {' '.join(text.split())[:300]}"
-            )
-        if status >= 400:
-            raise refused(self.url, path, status, text)
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            raise ServerLost(
-                f"{path.partition('?')[0]} is answered with {text[:60]!r}, which is no JSON"
             ) from None

@@ -106,6 +106,16 @@ def served_model(url: str, models: Any) -> tuple[str, int]:
         ) from None
 
 
+def weight_label(url: str, answer: Any) -> str:
+    """What a server says that it holds, in the answer to `/weight_info`. EndpointError where it does not say."""
+    try:
+        return str(answer["weight_version"])
+    except (LookupError, TypeError) as error:
+        raise EndpointError(
+            f"server {url}: its answer to /weight_info is not that of vLLM ({type(error).__name__}: {error})"
+        ) from None
+
+
 def probe_body(model: str, token: int, temperature: float = 1.0) -> dict[str, Any]:
     """The body of `/v1/completions` for one token after `token`, with the log-prob of the most probable one."""
     return {"model": model, "prompt": [token], "max_tokens": 1, "temperature": temperature, "logprobs": 1}
