@@ -175,7 +175,6 @@ model and devices, and a few steps.
 - How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
 - Samples, and what Ray's object store holds, which are in main memory.
 - How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
-- How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
 - Seconds, but for [those scaled from another run's](#seconds-of-a-step). Nothing on this page is measured on GPUs yet:
   activations of a layer are held against what autograd keeps on a CPU, and parameter counts against the library's models
   (`tests/unit/api/sizes`); on CPUs `make bench-memory` holds whole learners against it, see

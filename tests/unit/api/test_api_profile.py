@@ -135,7 +135,8 @@ def test_a_full_profile_is_valid() -> None:
         (
             {"defaults": {"checkpoint": 5}},
             [
-                "spec.defaults.checkpoint: found 5, allowed: an object with everySteps, keep and storage or null"
+                "spec.defaults.checkpoint: found 5, allowed: an object with everySteps, keep, storage and asynchronous or "
+                "null"
             ],
         ),
         (
