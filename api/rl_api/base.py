@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Final
 
-from annotated_types import Le
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -173,6 +173,13 @@ GraceDuration = Annotated[
     Allowed("a duration such as 90s, 10m or 500ms, or a number of seconds, at most 1h"),
 ]
 """A Duration for which others wait."""
+
+LivenessDuration = Annotated[
+    Duration,
+    Ge(Duration(5)),
+    Allowed("a duration such as 5s, 90s or 10m, or a number of seconds, from 5s to 8760h"),
+]
+"""A Duration of silence after which somebody counts as dead: shorter ones are of busy machines too."""
 
 NO_NUL: Final = r"^[^\x00]*$"
 """A NUL ends a text where processes are started."""

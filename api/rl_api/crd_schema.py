@@ -7,6 +7,7 @@ two types in one field but whole number or text.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -176,10 +177,13 @@ def _duration(kind: Type) -> Schema:
     words = ", allowed: " + (kind.words or Duration.ALLOWED).replace("a number", "a whole number")
     quoted = "found '%s'"
     positive = (kind.words or "").startswith("a duration > 0")
-    longest = kind.bound("le") or LONGEST
+    shortest, longest = kind.bound("ge"), kind.bound("le") or LONGEST
     text = f"self.matches({cel_text(DURATION_TEXT)}) && duration(self) <= duration('{longest}')"
     text += " && self.matches('[1-9]')" if positive else ""
     number = f"self {'>' if positive else '>='} 0"
+    if shortest is not None:
+        text += f" && duration(self) >= duration('{shortest}')"
+        number = f"self >= {math.ceil(shortest.seconds)}"
     return {
         "x-kubernetes-int-or-string": True,
         "maxLength": LONGEST_DURATION_TEXT,

@@ -67,6 +67,8 @@ _SCALARS = {
 
 def _range(kind: Type) -> str:
     if kind.core is Duration:
+        if (shortest := kind.bound("ge")) is not None:
+            return f">= {shortest}"
         return "> 0" if kind.words else ">= 0"
     if kind.is_list and kind.bound("min_length"):
         return "one or more items"

@@ -15,6 +15,7 @@ from rl_api.base import (
     GraceDuration,
     Image,
     LabelValue,
+    LivenessDuration,
     Model,
     ObjectName,
     PositiveDuration,
@@ -122,7 +123,7 @@ class RetrySpec(Model):
 
     limit: int = Field(default=3, ge=0, le=100)
     """Attempts after the first."""
-    liveness_timeout: PositiveDuration = Duration(120)
+    liveness_timeout: LivenessDuration = Duration(120)
     """Time without a sign of life after which a process that is there all the same counts as dead: stopped, or cut off with
     its node. A sampler is then replaced; of a learner or the buffer it ends the attempt."""
 

@@ -10,19 +10,30 @@ from rl_api import load_run
 from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
 from rl_api.sizes.run_plan import Place, RunPlan, learner_layout, refuse_others
-from rl_api.sizes.step_seconds import StepMeasured, StepSeconds, planned_work, scaled, step_work
+from rl_api.sizes.step_seconds import (
+    StepMeasured,
+    StepSeconds,
+    planned_work,
+    refuse_servers,
+    scaled,
+    step_work,
+)
 from rl_cli.model_shape import shape_of
 
 WARM_UP = 2
 """First steps that are not counted where there are more than twice as many: caches are cold, and samplers begin."""
 
+MOST_TIMES = 10
+"""So many times larger or smaller a model may be before its times say little: small ones leave devices idle."""
+
 
 @dataclass(frozen=True)
 class Profile:
-    """What a planned run's step would take, and what that was taken from, as words."""
+    """What a planned run's step would take, what that was taken from, as words, and sentences on why it may be far off."""
 
     seconds: StepSeconds
     source: str
+    warnings: tuple[str, ...] = ()
 
 
 def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
@@ -31,18 +42,22 @@ def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
     Answers are taken to be as long as those measured, in proportion to sampler.maxNewTokens.
 
     Raises:
-        InvalidConfig: the folder is none of a run of rltrain's own trainer that finished a step.
+        InvalidConfig: the folder is none of a run of rltrain's own trainer that finished a step, or a server decodes for
+            one of the two.
         ModelError: the configuration of its model cannot be read any more.
     """
     # Belong to the trainer, which writes these files; without torch.
     from rl_trainer.observe.metrics import METRICS_FILE, read_metrics
     from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
+    from rl_trainer.run.attempts_file import learner_gpus
     from rl_trainer.run.run_folder import RUN_FILE
 
     if not (folder / RUN_FILE).is_file():
         raise InvalidConfig(f"--measured: found {folder} without {RUN_FILE}, allowed: the folder of a run")
     ran = load_run(folder / RUN_FILE).spec
     refuse_others(ran)
+    refuse_servers(ran, str(folder))
+    refuse_servers(spec, "the run that is planned")
     records = read_metrics(folder / METRICS_FILE)
     records = records[WARM_UP:] if len(records) > 2 * WARM_UP else records
     steps = [
@@ -84,11 +99,39 @@ def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
     )
     length = tokens / answers / ran.sampler.max_new_tokens * spec.sampler.max_new_tokens
     planned, wanted = planned_work(spec, plan, length)
+    gpus, asked = learner_gpus(folder), ran.learner.resources
+    if gpus is None and asked is not None and asked.accelerators is not None:
+        gpus = asked.accelerators > 0
+    on = "devices that it has not recorded" if gpus is None else "GPUs" if gpus else "CPUs"
     source = (
-        f"{len(steps)} steps of {folder} ({shape.family}, {shape.parameters:,} parameters, ranks: {layout.ranks}, "
-        f"samplers: {samplers:.3g}, {tokens / answers:,.0f} tokens per answer)"
+        f"{len(steps)} steps of {folder} ({shape.family}, {shape.parameters:,} parameters, learners on {on}, "
+        f"ranks: {layout.ranks}, samplers: {samplers:.3g}, {tokens / answers:,.0f} tokens per answer)"
     )
-    return Profile(scaled(steps, checkpoints, measured, planned, wanted), source)
+    warnings = _far_off(folder, gpus, shape.parameters, plan)
+    return Profile(scaled(steps, checkpoints, measured, planned, wanted), source, warnings)
+
+
+def _far_off(folder: Path, gpus: bool | None, parameters: int, plan: RunPlan) -> tuple[str, ...]:
+    """Sentences on what differs so much that nothing is proportional any more; devices that nobody knows do not."""
+    found = []
+    [place] = [role.place for role in plan.roles if role.name == "learner"]
+    planned: bool | None = place.accelerated
+    if place.device is None:
+        # A profile says so without their size; a run on this machine takes what is there.
+        planned = None if place.sees_folder else place.accelerators > 0
+    if None not in (gpus, planned) and gpus != planned:
+        had, has = ("GPUs", "CPUs") if gpus else ("CPUs", "GPUs")
+        found.append(
+            f"--measured: the learners of {folder} were on {had}, and those of this run are on {has}, which have another "
+            "speed: measure a run on the same devices"
+        )
+    least, most = sorted((parameters, plan.shape.parameters))
+    if most > MOST_TIMES * least:
+        found.append(
+            f"--measured: the model of {folder} has {parameters:,} parameters and that of this run "
+            f"{plan.shape.parameters:,}, more than {MOST_TIMES} times apart: measure a model of about its size"
+        )
+    return tuple(found)
 
 
 def _is_whole(step: StepMeasured) -> bool:

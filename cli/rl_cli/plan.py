@@ -94,6 +94,8 @@ def _plan(args: argparse.Namespace) -> int:
                 "rltrain: how large the devices are is not known, so that nothing is held against it: give --device-memory",
                 file=sys.stderr,
             )
+    for sentence in () if found is None else found.warnings:
+        print(f"rltrain: {sentence}", file=sys.stderr)
     if plan.misfits:
         raise InvalidDocuments([f"{args.file}: {sentence}" for sentence in plan.misfits])
     return 0
@@ -143,7 +145,13 @@ def _of_role(role: Role, memory: int | None) -> Place:
     """Pods of a role as the operator would make them."""
     pool = role.pool
     if role.accelerators == 0:
-        return Place(role.replicas, 0, Device(int(amount(role.memory)), accelerator=False), pool.name)
+        return Place(
+            role.replicas,
+            0,
+            Device(int(amount(role.memory)), accelerator=False),
+            pool.name,
+            sees_folder=False,
+        )
     size = memory if memory is not None else accelerator_memory(pool)
     device = None if size is None else Device(size)
     per_node = pool.accelerators_per_node
@@ -155,6 +163,7 @@ def _of_role(role: Role, memory: int | None) -> Place:
         per_node,
         per_pod=per_node,
         main_memory=int(amount(role.memory)),
+        sees_folder=False,
     )
 
 

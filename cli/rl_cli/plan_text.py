@@ -103,10 +103,15 @@ def _devices(plan: RunPlan, role: RolePlan) -> str:
 
 
 def _cache(plan: RunPlan) -> list[str]:
+    layout = plan.sampler_layout
+    if layout.engine == "endpoint":
+        return [
+            "samplers: a server outside the run holds the model and decodes; what it needs is not planned"
+        ]
     role = next((role for role in plan.roles if role.cache is not None), None)
     if role is None or role.cache is None or role.place.device is None:
         return []
-    cache, layout = role.cache, plan.sampler_layout
+    cache = role.cache
     if layout.engine != "vllm" or not role.place.device.accelerator:
         return [
             f"a sampler's keys and values: {layout.sequences} sequences of {layout.length:,} tokens at most"
@@ -118,11 +123,26 @@ def _cache(plan: RunPlan) -> list[str]:
 
 
 def _main_memory(plan: RunPlan) -> list[str]:
+    layout = plan.learner_layout
+    what = ["optimizer moments", "libraries"] if layout.offload else []
+    if layout.copied and plan.roles[0].place.accelerated:
+        what.append("a checkpoint's copy, which checkpoint.asynchronous: never saves")
     return [
-        f"a {role.name} pod's main memory: {gigabytes(role.main_memory)} for optimizer moments and libraries"
+        f"a {role.name} pod's main memory: {gigabytes(role.main_memory)}{_together(role)} for {_listed(what)}"
         for role in plan.roles
         if role.main_memory
     ]
+
+
+def _together(role: RolePlan) -> str:
+    """Pods of a run without a profile are on one machine."""
+    pods = role.place.pods
+    whole = gigabytes(role.main_memory * pods)
+    return f" ({whole} of all {pods})" if role.place.sees_folder and pods > 1 else ""
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _checkpoint(plan: RunPlan, bandwidth: int | None) -> str:
@@ -185,7 +205,11 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
         "step": None
         if measured is None
         else dataclasses.asdict(measured.seconds)
-        | {"total": measured.seconds.total, "scaledFrom": measured.source},
+        | {
+            "total": measured.seconds.total,
+            "scaledFrom": measured.source,
+            "warnings": list(measured.warnings),
+        },
         "nodes": [
             {
                 "pool": node.pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,11 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0: everything was as it must be."""
     args = _parser().parse_args(arguments)
     file = args.out / "results.json"
-    campaign = Campaign.from_json(json.loads(file.read_text())) if file.exists() else Campaign(args.seed)
-    if campaign.seed != args.seed:
-        print(f"chaos: {args.out} is of seed {campaign.seed}: name it, or another folder", file=sys.stderr)
+    wanted = {
+        **{"seed": args.seed, "worlds": args.worlds, "kinds": args.kinds, "targets": args.targets},
+        **{"phases": args.phases, "per-run": args.per_run, "set": args.set, "commit": _commit()},
+    }
+    campaign = Campaign.from_json(json.loads(file.read_text())) if file.exists() else Campaign(wanted)
+    if other := campaign.differences(wanted):
+        print(
+            f"chaos: {file} is of another plan ({other}); ask for that one, give another --out, or remove it",
+            file=sys.stderr,
+        )
         return 2
-    plan = draw(
+    faults = draw(
         args.seed,
         args.faults,
         worlds=args.worlds,
@@ -40,11 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chapter=args.per_run,
     )
     done = {one.number for one in campaign.results}
+    left = [fault for fault in faults if fault.number not in done]
+    if not left:
+        print(
+            f"chaos: nothing left to do: {file} has all {len(faults)} faults; give more --faults, another --out, or "
+            "remove it",
+            file=sys.stderr,
+        )
+        return 2
     began = time.monotonic()
     try:
         disturb(
             campaign,
-            [fault for fault in plan if fault.number not in done],
+            left,
             args.out / f"from-{len(done) + 1}",
             args.set,
             chapter=args.per_run,
@@ -61,6 +77,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in campaign.problems:
         print(f"NOT AS IT MUST BE: {problem}")
     return 1 if campaign.problems else 0
+
+
+def _commit() -> str:
+    """Of the code that is tried, with a mark where files are changed; where there is no repository: unknown."""
+    ask = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    try:
+        found = subprocess.run(ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"found {text}, allowed: a whole number from 1")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=1, help="of which the plan of faults is drawn (default: 1)"
     )
-    parser.add_argument("--faults", type=int, default=200, help="how many the plan has (default: 200)")
+    parser.add_argument("--faults", type=_count, default=200, help="how many the plan has (default: 200)")
     several("worlds", list(WORLDS), "kinds of runs")
     several("kinds", KINDS, "kill: SIGKILL, stop: SIGSTOP, pause: SIGSTOP and soon SIGCONT")
     several("targets", TARGETS, "which processes")
@@ -101,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH=VALUE",
         help="a field of every run, as of rltrain run",
     )
-    parser.add_argument("--per-run", type=int, default=10, help="faults in a row of one run (default: 10)")
+    parser.add_argument("--per-run", type=_count, default=10, help="faults in a row of one run (default: 10)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no fault begins later than so")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder (default: runs/chaos)")
     return parser

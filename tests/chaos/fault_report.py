@@ -38,9 +38,10 @@ class Result:
 
 @dataclass
 class Campaign:
-    """All of it. `runs`: a line about each run; `failures`: what was wrong with whole runs."""
+    """All of it. `plan`: what was asked for, of which code; `runs`: a line about each run; `failures`: what was wrong with
+    whole runs."""
 
-    seed: int
+    plan: dict[str, Any]
     results: list[Result] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -54,6 +55,13 @@ class Campaign:
             if one.failure
         ]
         return found + self.failures
+
+    def differences(self, plan: Mapping[str, Any]) -> str:
+        """What `plan` asks for that this one does not, as words; empty: it is the same."""
+        names = [name for name in {**self.plan, **plan} if self.plan.get(name) != plan.get(name)]
+        return ", ".join(
+            f"{name}: {_said(self.plan.get(name))}, now {_said(plan.get(name))}" for name in names
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For a file."""
@@ -69,7 +77,14 @@ class Campaign:
             Result(**{**one, "seconds": math.nan if one["seconds"] is None else one["seconds"]})
             for one in data["results"]
         ]
-        return cls(data["seed"], results, list(data["runs"]), list(data["failures"]))
+        # Files of before there was a plan in them are of no plan that can be asked for.
+        return cls(data.get("plan", {}), results, list(data["runs"]), list(data["failures"]))
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return "not said" if value is None else str(value)
 
 
 def share_of(sorted_values: Sequence[float], share: float) -> float:

@@ -113,7 +113,7 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("seed",): [0, 2**32 - 1, 2**32, -1],
     ("warmStart",): [None, {}, {"untilScore": 2}],
     ("retry", "limit"): [0, -1],
-    ("retry", "livenessTimeout"): ["30s", "0s", "1 s"],
+    ("retry", "livenessTimeout"): ["30s", "5s", 5, "4999ms", 4, "0s", "1 s"],
     ("trainer",): [
         {"kind": "command", "command": ["a", "b"]},
         {"kind": "command", "command": []},

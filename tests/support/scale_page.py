@@ -168,13 +168,13 @@ checkpointing and a KL reference are one more each, and a critic learns with pas
 long in proportion to `sampler.maxNewTokens`. With `buffer.maxStaleness` above 0 a step takes as long as the slower of
 sampling (generating and scoring) and learning (training and publishing), else as long as both. Small models leave devices
 idle between products and short answers leave attention cheap, so measure a run that is like the one planned: the same
-model and devices, and a few steps.
+model and devices, and a few steps. Where one of the two was on GPUs and the other is not, or parameters are more than ten
+times apart, a sentence says so; where a server decodes (`sampler.engine: endpoint`) it is refused.
 
 ## What is not in it
 
 - How memory breaks into pieces: PyTorch's allocator needs some percent more where sizes of micro-batches differ.
 - Samples, and what Ray's object store holds, which are in main memory.
-- How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
 - How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
 - Seconds, but for [those scaled from another run's](#seconds-of-a-step). Nothing on this page is measured on GPUs yet:
   activations of a layer are held against what autograd keeps on a CPU, and parameter counts against the library's models
@@ -202,7 +202,11 @@ def write() -> str:
 def _formulas() -> str:
     learners = _table(("of a learner's device", "bytes", "source"), iter(_OF_LEARNERS))
     samplers = _table(("of a sampler's device", "bytes"), iter(_OF_SAMPLERS))
-    end = "A checkpoint has 4 P + 8 T bytes, with a critic 12 P more.\n"
+    end = _paragraph(
+        "A checkpoint has 4 P + 8 T bytes, with a critic 12 P more. Where learners copy it before they write it "
+        "(`checkpoint.asynchronous`; not on a cluster, whose learners send it to the head), that much is in main memory, "
+        "divided by the ranks."
+    )
     return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{end}"
 
 

@@ -48,6 +48,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_trainer.observe.metrics",
             "rl_trainer.observe.page",
             "rl_trainer.observe.timeline",
+            "rl_trainer.run.attempts_file",
             "rl_trainer.run.run_folder",
             "websocket",
         },

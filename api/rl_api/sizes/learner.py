@@ -39,7 +39,8 @@ class LearnerLayout:
         trained: parameters that learn beside frozen weights (LoRA); None: all weights do.
         reference: a frozen copy is kept for a KL penalty; with LoRA it costs nothing.
         critic: a value model of the policy's size learns too.
-        copied: a checkpoint is copied into the same memory before it is written, each rank's part of it.
+        copied: a checkpoint is copied into main memory before it is written, each rank's part of it; without accelerators
+            that is the same memory.
         offload: an accelerator's moments are kept in the main memory of its pod.
     """
 
@@ -83,17 +84,23 @@ def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> P
         critic=_share(critic, shard) if layout.critic else 0,
         gathered=gathered_bytes(shape, layout, accelerator=device.accelerator),
         activations=activation_bytes(shape, layout, accelerator=device.accelerator),
-        checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0,
+        checkpoint=_share(checkpoint_bytes(shape, layout), layout.ranks)
+        if layout.copied and not device.accelerator
+        else 0,
         overhead=device.overhead,
     )
 
 
 def main_memory_bytes(shape: ModelShape, layout: LearnerLayout, ranks: int) -> int:
-    """Bytes of the main memory of a pod whose `ranks` have accelerators and keep their moments there, of the critic too."""
+    """Bytes of the main memory of a pod whose `ranks` have accelerators: moments that are kept there, of the critic too, and
+    a checkpoint's copy."""
+    copy = ranks * _share(checkpoint_bytes(shape, layout), layout.ranks) if layout.copied else 0
+    if not layout.offload:
+        return copy
     trained = policy_parameters(shape, layout)[1] + (
         critic_parameters(shape, layout)[1] if layout.critic else 0
     )
-    return ranks * (_share(MOMENTS * trained, layout.shard) + PROCESS_OVERHEAD) if layout.offload else 0
+    return copy + ranks * (_share(MOMENTS * trained, layout.shard) + PROCESS_OVERHEAD)
 
 
 def policy_parameters(shape: ModelShape, layout: LearnerLayout) -> tuple[int, int]:

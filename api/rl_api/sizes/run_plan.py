@@ -27,6 +27,8 @@ class Place:
         per_node: devices of a node, None: not known.
         per_pod: devices that a pod can have at most, None: nobody says.
         main_memory: bytes of each pod with accelerators, None: not known.
+        sees_folder: its ranks write checkpoints into the run folder themselves, and so may copy them first; on a cluster the
+            head alone has the volume, and learners send it theirs piece by piece.
     """
 
     pods: int
@@ -36,14 +38,20 @@ class Place:
     per_node: int | None = None
     per_pod: int | None = None
     main_memory: int | None = None
+    sees_folder: bool = True
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether it is known to compute on accelerators."""
+        return self.accelerators > 0 and self.device is not None and self.device.accelerator
 
 
 @dataclass(frozen=True)
 class RolePlan:
     """One role: bytes of one of its devices (the fullest), and what is wrong with that, as a sentence; None: it fits.
 
-    `cache`: of a sampler, its room for keys and values; None: a server outside the run has them. `main_memory`: bytes of
-    each pod's, for moments that no device keeps."""
+    `cache`: of a sampler, its room for keys and values. `main_memory`: bytes of each pod's, for moments that no device keeps
+    and a checkpoint's copy."""
 
     name: str
     place: Place
@@ -56,7 +64,7 @@ class RolePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run needs before anything starts."""
+    """What a run needs before anything starts. `roles`: without samplers whose model a server outside the run has."""
 
     shape: ModelShape
     learner_layout: LearnerLayout
@@ -87,7 +95,7 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     together = sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=1)
     cache = sampler_memory(shape, together, of_sampler)
     per_pod = sampler.per_pod or max(DEVICES_PER_POD, sampler.accelerators)
-    roles = (
+    roles = [
         RolePlan(
             "learner",
             learner,
@@ -95,23 +103,24 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             learner_parts(shape, learning, of_learner),
             _learner_misfit(shape, learning, learner),
             main_memory=_main_memory(shape, learning, learner),
-        ),
-        RolePlan(
-            "sampler",
-            sampler,
-            sampler.pods * sampling.devices,
-            cache.parts,
-            sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
-            None if sampling.engine == "endpoint" else cache,
-        ),
-    )
-    groups = [
-        _group("learner", learner, share=learning.shard),
-        _group("sampler", sampler, tensor=sampling.tensor_parallel),
+        )
     ]
+    groups = [_group("learner", learner, share=learning.shard)]
+    if sampling.engine != "endpoint":
+        roles.append(
+            RolePlan(
+                "sampler",
+                sampler,
+                sampler.pods * sampling.devices,
+                cache.parts,
+                sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
+                cache,
+            )
+        )
+        groups.append(_group("sampler", sampler, tensor=sampling.tensor_parallel))
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
-    return RunPlan(shape, learning, sampling, roles, size, keep, tuple(nodes_of(groups)))
+    return RunPlan(shape, learning, sampling, tuple(roles), size, keep, tuple(nodes_of(groups)))
 
 
 def _learner_misfit(shape: ModelShape, layout: LearnerLayout, place: Place) -> str | None:
@@ -126,7 +135,9 @@ def _learner_misfit(shape: ModelShape, layout: LearnerLayout, place: Place) -> s
 
 
 def _main_memory(shape: ModelShape, layout: LearnerLayout, place: Place) -> int:
-    return main_memory_bytes(shape, layout, place.accelerators)
+    # On devices that nobody knows the copy is counted as on CPUs, beside the model.
+    found = layout if place.accelerated else replace(layout, copied=False)
+    return main_memory_bytes(shape, found, place.accelerators)
 
 
 def refuse_others(spec: RunSpec) -> None:
@@ -160,12 +171,14 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
         trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),
         reference=bool(algorithm.kl.coefficient),
         critic=algorithm.value_model is not None,
-        # From GPUs it is copied into the memory of the node.
-        copied=not place.accelerators
-        and spec.checkpoint is not None
-        and spec.checkpoint.asynchronous == "always",
+        copied=place.sees_folder and _asynchronous(spec, place.accelerated),
         offload=learner.optimizer_offload,
     )
+
+
+def _asynchronous(spec: RunSpec, accelerated: bool) -> bool:
+    wanted = spec.checkpoint.asynchronous if spec.checkpoint is not None else "never"
+    return wanted == "always" or (wanted == "auto" and accelerated)
 
 
 def sampler_layout(spec: RunSpec, shape: ModelShape) -> SamplerLayout:

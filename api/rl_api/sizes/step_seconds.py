@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
 from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes
 from rl_api.sizes.run_plan import RunPlan
@@ -77,6 +78,15 @@ class StepSeconds:
         return max(sampling, learning) if self.overlaps else sampling + learning
 
 
+def refuse_servers(spec: RunSpec, whose: str) -> None:
+    """Raises InvalidConfig where a server decodes for the run; `whose`: whose spec it is."""
+    if spec.sampler.engine == "endpoint":
+        raise InvalidConfig(
+            f"--measured: found sampler.engine endpoint in {whose}, allowed: torch or vllm; "
+            "a server outside the run decodes, and its time is not known"
+        )
+
+
 def step_work(
     spec: RunSpec,
     shape: ModelShape,
@@ -94,7 +104,7 @@ def step_work(
         shape: of its model.
         learner: how its learners are spread.
         samplers: how many there are, > 0.
-        sampler_devices: of each.
+        sampler_devices: of each, > 0; see `refuse_servers`.
         answers: of a step.
         tokens: of these answers.
     """
@@ -113,7 +123,8 @@ def step_work(
 
 
 def planned_work(spec: RunSpec, plan: RunPlan, mean_length: float) -> tuple[Work, float]:
-    """What a step of a planned run works through if its answers have `mean_length` tokens on average; and their tokens."""
+    """What a step of a planned run works through if its answers have `mean_length` tokens on average; and their tokens. For
+    runs that decode themselves, see `refuse_servers`."""
     answers = float(spec.algorithm.prompts_per_step * spec.algorithm.group_size)
     tokens = answers * mean_length
     [pods] = [role.place.pods for role in plan.roles if role.name == "sampler"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
+from pathlib import Path
+from types import ModuleType
 
 import pytest
-from fault_plan import KINDS, PHASES, TARGETS, WORLDS, chapters, draw
+from fault_plan import KINDS, PHASES, TARGETS, WORLDS, Fault, chapters, draw
 from fault_report import Campaign, Result, beyond_noise, share_of, tables
 
 ALL = len(KINDS) * len(TARGETS) * len(PHASES)
@@ -43,7 +46,7 @@ def test_a_run_suffers_faults_of_its_own_world_alone():
 
 
 def campaign() -> Campaign:
-    found = Campaign(1)
+    found = Campaign({"seed": 1})
     for number, seconds in enumerate((1.0, 2.0, 30.0)):
         found.results.append(
             Result(number, "strict", "kill", "rank", "train", how="resumed", seconds=seconds)
@@ -81,3 +84,64 @@ def test_curves_agree_within_their_own_noise_and_no_further():
     )
     rising = [step / 60 for step in range(60)]
     assert beyond_noise(rising[:30], rising) == "", "of a longer run the same steps are compared"
+
+
+@pytest.fixture
+def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command, which starts runs as the integration tests do."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "integration"))
+    return importlib.import_module("chaos")
+
+
+def test_only_the_same_plan_of_the_same_code_goes_on(
+    chaos: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def disturb(found: Campaign, faults: list[Fault], *_: object, **__: object) -> None:
+        asked.append([fault.number for fault in faults])
+        found.results += [
+            Result(fault.number, fault.world, fault.kind, fault.target, fault.phase, how="went on")
+            for fault in faults
+        ]
+
+    asked: list[list[int]] = []
+    monkeypatch.setattr(chaos, "disturb", disturb)
+    monkeypatch.setattr(chaos, "_commit", lambda: "1a2b")
+    plan = ["--out", str(tmp_path), "--kinds", "stop", "--worlds", "strict,ranks", "--faults"]
+    assert chaos.main([*plan, "3"]) == chaos.main([*plan, "5"]) == 0
+    assert asked == [[1, 2, 3], [4, 5]]
+    capsys.readouterr()
+    file = tmp_path / "results.json"
+    before = file.read_text()
+    assert chaos.main([*plan, "5"]) == 2
+    assert capsys.readouterr().err == (
+        f"chaos: nothing left to do: {file} has all 5 faults; give more --faults, another --out, or remove it\n"
+    )
+    for change, words in (
+        (["--kinds", "kill,stop"], "kinds: stop, now kill,stop"),
+        (["--set", "sampler.threads=1"], "set: none, now sampler.threads=1"),
+        (["--seed", "2", "--per-run", "4"], "seed: 1, now 2, per-run: 10, now 4"),
+    ):
+        assert chaos.main([*plan, "9", *change]) == 2
+        assert capsys.readouterr().err == (
+            f"chaos: {file} is of another plan ({words}); ask for that one, give another --out, or remove it\n"
+        )
+    monkeypatch.setattr(chaos, "_commit", lambda: "3c4d")
+    assert chaos.main([*plan, "9"]) == 2
+    assert "(commit: 1a2b, now 3c4d)" in capsys.readouterr().err
+    assert file.read_text() == before
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("option", ["--faults", "--per-run"])
+@pytest.mark.parametrize("count", ["0", "-1", "1.5"])
+def test_less_than_one_fault_is_refused(
+    chaos: ModuleType, option: str, count: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as caught:
+        chaos.main([f"{option}={count}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: found {count}, allowed: a whole number from 1" in capsys.readouterr().err
+
+
+def test_the_code_that_is_tried_is_named(chaos: ModuleType):
+    assert chaos._commit() == "unknown" or len(chaos._commit().removesuffix("-dirty")) == 40

@@ -16,6 +16,7 @@ from rl_api.errors import Unavailable
 from rl_cli.main import main
 from rl_trainer.observe.metrics import MetricsWriter, StepRecord
 from rl_trainer.observe.timeline import Span, TimelineWriter
+from rl_trainer.run.attempts_file import note_attempt
 
 ROOT = Path(__file__).parents[3]
 RUN = """\
@@ -375,7 +376,8 @@ def test_seconds_of_a_step_by_what_another_run_measured(
         "a step: 24.5 s for 153,600 tokens of answers: generating 12 s, scoring 0.5 s, training 10 s, publishing 2 s, "
         "one after the other\n"
         "a checkpoint holds training up for 4 s\n"
-        "  scaled from 4 steps of before (qwen2, 7,615,616,512 parameters, ranks: 2, samplers: 3, 300 tokens per answer)\n"
+        "  scaled from 4 steps of before (qwen2, 7,615,616,512 parameters, learners on devices that it has not "
+        "recorded, ranks: 2, samplers: 3, 300 tokens per answer)\n"
     ) in capsys.readouterr().out
     faster = ("--set", "learner.replicas=4", "--set", "buffer.maxStaleness=1")
     assert command("--measured", "before", "--json", *steps, *faster) == 0
@@ -397,3 +399,91 @@ def test_what_has_measured_nothing_is_refused(command: Command, capsys: pytest.C
             f"rltrain: --measured: found no step with times in {name}/metrics.jsonl, allowed: the folder of a run that "
             "has trained\n"
         )
+
+
+def test_times_of_other_devices_or_of_a_much_smaller_model_come_with_a_warning(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == 0
+    measured_run(Path("before"))
+    capsys.readouterr()
+    divided = ("learner: {replicas: 2,", "learner: {replicas: 8, parallelism: fsdp2,")
+    on_gpus = ("--measured", "before", "--device-memory", "200G")
+    for gpus, words in ((True, "GPUs"), (False, "CPUs")):
+        note_attempt(Path("before"), "begun", attempt=None, step=0, learner_gpus=gpus)
+        assert command(*on_gpus, change=divided) == 0
+        output = capsys.readouterr()
+        assert f"learners on {words}, ranks: 2" in output.out
+        assert output.err == (
+            ""
+            if gpus
+            else "rltrain: --measured: the learners of before were on CPUs, and those of this run are on GPUs, which have "
+            "another speed: measure a run on the same devices\n"
+        )
+    assert command("--measured", "before") == 0
+    assert "--measured" not in capsys.readouterr().err, "nobody knows the devices of this run"
+    document = Path("before/run.yaml").read_text()
+    small = Path("small").absolute()
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps(MODELS["Qwen2.5-0.5B"]))
+    Path("before/run.yaml").write_text(document.replace(str(Path("model").absolute()), str(small)))
+    note_attempt(Path("before"), "begun", attempt=None, step=0, learner_gpus=True)
+    sentence = (
+        "--measured: the model of before has 494,032,768 parameters and that of this run 7,615,616,512, more than 10 times "
+        "apart: measure a model of about its size"
+    )
+    assert command(*on_gpus, change=divided) == 0
+    assert capsys.readouterr().err == f"rltrain: {sentence}\n"
+    assert command(*on_gpus, "--json", change=divided) == 0
+    assert json.loads(capsys.readouterr().out)["step"]["warnings"] == [sentence]
+
+
+ENDPOINT = (
+    "sampler: {replicas: 3, engine: vllm, maxNewTokens: 3072, tensorParallelSize: 2}",
+    "sampler: {replicas: 1, engine: endpoint, maxNewTokens: 3072, endpoint: {url: http://inference:8000, folder: /shared}}",
+)
+
+
+def test_where_a_server_decodes_its_memory_is_left_out_and_its_time_not_known(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--device-memory", "200G", "--svg", "plan.svg", change=ENDPOINT) == 0
+    output = capsys.readouterr().out
+    assert "a server outside the run holds the model and decodes; what it needs is not planned\n" in output
+    assert output.endswith("who sits with whom:\n  this machine node 0: 2 learners (copy 0 to copy 1)\n")
+    assert "sampler" not in Path("plan.svg").read_text()
+    assert command("--json", change=ENDPOINT) == 0
+    assert json.loads(capsys.readouterr().out)["roles"].keys() == {"learner"}
+    measured_run(Path("before"))
+    assert command("--measured", "before", change=ENDPOINT) == 2
+    refused = "allowed: torch or vllm; a server outside the run decodes, and its time is not known\n"
+    assert capsys.readouterr().err == (
+        f"rltrain: --measured: found sampler.engine endpoint in the run that is planned, {refused}"
+    )
+    ran = Path("before/run.yaml")
+    ran.write_text(ran.read_text().replace(ENDPOINT[0].replace("3072", "1536"), ENDPOINT[1]))
+    assert command("--measured", "before") == 2
+    assert (
+        capsys.readouterr().err == f"rltrain: --measured: found sampler.engine endpoint in before, {refused}"
+    )
+
+
+def test_a_checkpoints_copy_is_in_main_memory_where_learners_see_the_folder(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lines(*arguments: str) -> list[str]:
+        assert command(*arguments, change=divided) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if "main memory" in line]
+
+    divided = ("learner: {replicas: 2,", "learner: {replicas: 8, parallelism: fsdp2,")
+    here = ("--device-memory", "80G")
+    saves = "a checkpoint's copy, which checkpoint.asynchronous: never saves"
+    assert lines(*here) == [f"a learner pod's main memory: 11 GB (91 GB of all 8) for {saves}"]
+    [offloaded] = lines(*here, "--set", "learner.optimizerOffload=true")
+    assert offloaded.endswith(f" for optimizer moments, libraries and {saves}")
+    assert lines(*here, "--set", "checkpoint.asynchronous=never") == []
+    assert lines() == [], "auto is of GPUs alone"
+    on_a_cluster = ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))
+    assert lines(*on_a_cluster, "--set", "sampler.replicas=2") == [], (
+        "learners have no volume, and send it to the head"
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig, PlacementError
 from rl_trainer.placement.bundles import bundles
+from rl_trainer.placement.places import Placement
 from rl_trainer.run.supported import check_supported
 
 
@@ -24,6 +26,12 @@ def test_every_actor_has_a_bundle_of_its_own():
         ("sampler 0", 1, 0.0),
         ("sampler 1", 1, 0.0),
     ]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_placement_says_whether_learners_have_gpus(gpus: int):
+    reservation: Any = SimpleNamespace(bundles=bundles(spec(), gpus=gpus))
+    assert Placement(reservation, {}, None).learner_gpus is (gpus > 0)
 
 
 @pytest.mark.parametrize(("gpus", "learner", "sampler"), [(0, 0, 0), (1, 1, 0), (2, 1, 0), (3, 1, 1)])

@@ -99,3 +99,45 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
     [(rank, error)] = died
     assert rank == 1
     assert isinstance(error, SamplerSilent)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyPatch, loads: bool):
+    """Where the number of samplers is fixed: one that hangs while it loads is replaced again, long before the stall."""
+    clock, calls, warned = [0.0], list[str](), list[str]()
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._elasticity, samplers._restarts, samplers._watch, samplers.begun = None, 0, None, True
+    samplers._spec, samplers._failures, samplers._model = (
+        SimpleNamespace(retry=SimpleNamespace(limit=2)),
+        {},
+        None,
+    )
+    samplers._start_timeout, samplers._warn = 300.0, warned.append
+    samplers._buffer = SimpleNamespace(release=lambda rank: [])
+    actor = SimpleNamespace(begin=SimpleNamespace(remote=lambda: calls.append("begin")))
+    samplers._launch = lambda rank, node, model: _Sampler(actor, f"run {rank}", "loaded", "node", clock[0])
+    samplers._samplers = {0: _Sampler(actor, "run 0", None, "node", 0.0)}  # type: ignore[arg-type]
+    monkeypatch.setattr(fleet, "share_folder", lambda path: path)
+    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    monkeypatch.setattr(fleet.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(fleet.ray, "kill", lambda actor: None)
+
+    def wait(refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        assert loads or timeout <= fleet.LOOK_SECONDS, "it is looked at while it loads"
+        clock[0] += timeout
+        there = {"loaded": loads, "batch": not samplers._loading}
+        return [ref for ref in refs if there.get(ref)], []
+
+    monkeypatch.setattr(fleet.ray, "wait", wait)
+    samplers._died(0, fleet.ActorDied("sampler 0 died"))
+    assert samplers.ready == []
+    assert calls == ["begin"], "it takes tickets as soon as it can"
+    if loads:
+        assert samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0) == "batch"
+        assert samplers.ready == [0]
+        assert calls == ["begin"], "a second time would take its tickets away"
+        return
+    with pytest.raises(fleet.ActorDied, match=r"did not load within 300 s; samplers died 3 times"):
+        samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0)
+    assert 600 < clock[0] < 620
+    assert len(warned) == 2

@@ -13,6 +13,7 @@ from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_trainer.observe.console import Console
 from rl_trainer.placement.held_time import HeldTime, Nodes
 from rl_trainer.run.attempt import Attempt
+from rl_trainer.run.attempts_file import learner_gpus
 from rl_trainer.run.run_folder import RunFolder
 
 RUN = RLTrainingRun.model_validate(
@@ -30,6 +31,7 @@ class Trains(Attempt):
 
     def _open(self) -> None:
         self.counters.step = 4
+        self.learner_gpus = True
 
     def _close(self, error: BaseException | None) -> None:
         self.counters.step = 9
@@ -67,6 +69,9 @@ def test_each_attempt_is_noted(
         ("begun", 2, 4, None),
         *ended,
     ]
+    assert learner_gpus(tmp_path) is lines[0]["learner_gpus"] is True
+    (tmp_path / "attempts.jsonl").write_text('{"event": "begun"}\n{"learner_gpus": tr')
+    assert learner_gpus(tmp_path) is learner_gpus(tmp_path / "none") is None
 
 
 class Holds(Trains):

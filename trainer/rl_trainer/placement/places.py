@@ -48,6 +48,13 @@ class Placement:
             return len(self.places)
         return sum(bundle.name.startswith("sampler ") for bundle in self.reservation.bundles)
 
+    @property
+    def learner_gpus(self) -> bool:
+        """Whether learners have GPUs."""
+        return any(
+            bundle.gpus > 0 for bundle in self.reservation.bundles if bundle.name.startswith("learner ")
+        )
+
     def release(self) -> None:
         """Gives everything back."""
         for place in self.places.values():

@@ -42,8 +42,9 @@ class SamplerSilent(ActorDied):
 @dataclass
 class _Sampler:
     """One sampler that was started, and what became of it. `ready`: its answer that it has loaded everything; None: it has
-    given it, and takes part. `node`: where it was started. `ended`: the buffer has told it to stop. `died`: when its end was
-    seen. `unfinished`: groups that it left.
+    given it, and takes part. `node`: where it was started. `begun`: it was told to take tickets, which is done once, as
+    it gives those back that it had. `ended`: the buffer has told it to stop. `died`: when its end was seen.
+    `unfinished`: groups that it left.
     """
 
     actor: Any
@@ -51,6 +52,7 @@ class _Sampler:
     ready: ray.ObjectRef[int] | None
     node: str
     started: float
+    begun: bool = False
     ended: bool = False
     died: float | None = None
     error: ActorDied | None = None
@@ -138,7 +140,7 @@ class Samplers:
     def begin(self) -> None:
         """Lets all samplers take tickets, once weights are published."""
         self.begun = True
-        calls = {rank: self._samplers[rank].actor.begin.remote() for rank in self.ready}
+        calls = {rank: self._let_begin(self._samplers[rank]) for rank in self.ready}
         for rank, call in calls.items():
             try:
                 answer(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
@@ -250,15 +252,22 @@ class Samplers:
         while not self.ready:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
-            ready = [one.ready for one in self._samplers.values() if one.ready is not None]
+            ready = [one.ready for one in self._loading.values()]
             ray.wait(ready, timeout=LOOK_SECONDS) if ready else time.sleep(LOOK_SECONDS)
             self._look()
         return self.ready
 
     @property
+    def _loading(self) -> dict[int, _Sampler]:
+        """Those that do not take part yet, by rank."""
+        return {
+            rank: one for rank, one in self._samplers.items() if one.ready is not None and one.died is None
+        }
+
+    @property
     def _patience(self) -> float:
-        """Seconds to wait before somebody is looked for: nodes that come and go, or who stands still."""
-        nodes = LOOK_SECONDS if self._elasticity else math.inf
+        """Seconds to wait before somebody is looked for: nodes that come and go, who loads, or who stands still."""
+        nodes = LOOK_SECONDS if self._elasticity or self._loading else math.inf
         return min(nodes, self._watch.pulse.every) if self._watch is not None else nodes
 
     def _check_alive(self, samplers: Iterable[int], phase: str) -> None:
@@ -315,11 +324,14 @@ class Samplers:
         )
         self._failures[rank] = self._failures.get(rank, 0) + 1
         self._samplers[rank] = self._launch(rank, node, share_folder(self._model))
-        if self._elasticity is None:
-            # It is asked at once, and answers when it has loaded everything.
-            self._samplers[rank].ready = None
-            if self.begun:
-                self._samplers[rank].actor.begin.remote()
+        if self.begun and self._elasticity is None:
+            # It is asked at once, and takes tickets when it has loaded everything; until then `_join` holds its deadline.
+            self._let_begin(self._samplers[rank])
+
+    def _let_begin(self, one: _Sampler) -> ray.ObjectRef[None]:
+        one.begun = True
+        call: ray.ObjectRef[None] = one.actor.begin.remote()
+        return call
 
     def _end(self, rank: int) -> int:
         """Forgets a sampler and gives its groups to others; how many these are."""
@@ -328,14 +340,14 @@ class Samplers:
         return one.unfinished + len(self._buffer.release(rank))
 
     def _look(self) -> None:
-        """Every few seconds: gives samplers up whose node is gone, and starts others where there are new nodes."""
+        """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
+        whose node is gone, and starts others where there are new ones."""
+        for rank, one in list(self._loading.items()):
+            self._join(rank, one)
         now = time.monotonic()
         if self._elasticity is None or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        for rank, one in list(self._samplers.items()):
-            if one.ready is not None and one.died is None:
-                self._join(rank, one)
         nodes = nodes_of(self._places)
         plan = changes([self._seat(rank, node) for rank, node in nodes.items()], now, self._elasticity.most)
         for rank in plan.lost:
@@ -376,7 +388,9 @@ class Samplers:
             return
         one.ready = None
         self._failures.pop(rank, None)
-        if self.begun:
-            one.actor.begin.remote()
+        if self.begun and not one.begun:
+            self._let_begin(one)
+        if self._elasticity is None:
+            return  # it was replaced, which was said
         count = len(self.ready)
         self._tell(f"sampler {rank} joined: {count} {'sampler' if count == 1 else 'samplers'} now")

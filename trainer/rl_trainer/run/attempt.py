@@ -38,6 +38,8 @@ class Attempt:
         self._checkpoint: CheckpointStatus | None = None
         # Only where the Ray cluster is the attempt's own, pod by pod: other ones have nodes that are not the run's.
         self.held: HeldTime | None = None
+        # Whether learners have GPUs; None: they are not rltrain's own.
+        self.learner_gpus: bool | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -46,7 +48,7 @@ class Attempt:
                 self.remote.claim()
                 self.remote.bring(ATTEMPTS_FILE)
             self._open()
-            self._note("begun")
+            self._note("begun", learner_gpus=self.learner_gpus)
         except BaseException:
             self._stack.close()
             raise

@@ -5,6 +5,7 @@ A driver that was killed has no end there. Lines are never taken back, other tha
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -29,3 +30,19 @@ def note_attempt(folder: Path, event: str, *, attempt: int | None, step: int, **
     path = folder / ATTEMPTS_FILE
     with writing(path), path.open("ab") as file:
         file.write(dump_json(line).encode() + b"\n")
+
+
+def learner_gpus(folder: Path) -> bool | None:
+    """Whether the learners of the last driver that has begun there had GPUs; None: nothing says so."""
+    try:
+        lines = (folder / ATTEMPTS_FILE).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:  # a half written line of a driver that was killed
+            continue
+        if isinstance(found, dict) and isinstance(found.get("learner_gpus"), bool):
+            return bool(found["learner_gpus"])
+    return None

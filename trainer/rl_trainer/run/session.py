@@ -127,6 +127,7 @@ class Session(Attempt):
         placement = place_run(spec, self.console.warning)
         if not found.own:  # else they end with Ray, also where it does not answer any more
             self._stack.callback(placement.release)
+        self.learner_gpus = placement.learner_gpus
         self.console.phase("starting actors")
         self.actors = Actors.start(
             spec,

@@ -208,3 +208,13 @@ def test_a_checkpoint_that_is_copied_on_cpus_takes_each_rank_its_part():
     assert before.checkpoint == 0
     assert after.checkpoint == -(-checkpoint_bytes(QWEN, apart) // 4)
     assert after.total == before.total + after.checkpoint
+
+
+def test_from_accelerators_it_is_copied_into_the_pods_main_memory():
+    shared = replace(PLAIN, ranks=8, shard=8, copied=True)
+    assert learner_parts(QWEN, shared, H100).checkpoint == 0
+    assert main_memory_bytes(QWEN, shared, 8) == pytest.approx(12 * QWEN.parameters, abs=8)
+    both = main_memory_bytes(QWEN, replace(shared, offload=True), 4)
+    assert both == main_memory_bytes(QWEN, shared, 4) + main_memory_bytes(
+        QWEN, replace(shared, offload=True, copied=False), 4
+    )
