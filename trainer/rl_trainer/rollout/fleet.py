@@ -291,7 +291,7 @@ class Samplers:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
-        # Five threads: the loop, two calls of the driver, and two broadcasts of which the later one waits.
+        # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
         remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data)
         ready = actor.ready.remote()
