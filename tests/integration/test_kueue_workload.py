@@ -69,9 +69,13 @@ def test_what_kueue_says_of_one_that_waits_is_told_right(queue: Queue) -> None:
     assert f"flavor {queue.namespace} never has more than 8 nvidia.com/gpu" in sentence
     change = {"spec": {"stopPolicy": "Hold"}}
     queue.kube.kubectl("patch", "clusterqueue", queue.namespace, "--type=merge", "-p", json.dumps(change))
-    queue.until(
-        lambda: queue.condition("other", "QuotaReserved")[1] == "Inadmissible", "its queue is stopped"
-    )
+
+    def is_told() -> bool:
+        # Kueue looks at a Workload when that changes; that a queue was stopped it may see too late for those that wait.
+        queue.touch("other")
+        return queue.condition("other", "QuotaReserved")[1] == "Inadmissible"
+
+    queue.until(is_told, "its queue is stopped")
     assert told(queue, "other")[0] == "Inadmissible"
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,19 @@ from rl_serve.routing import PrefixRouter
 
 
 class Copy:
-    """Says who it is, as soon as it is let to."""
+    """Says who it is, as soon as it is let to: `wait` seconds later, or when so many as `together` says have asked who
+    write so into the same file."""
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         body = await request.json()
         await asyncio.sleep(body.get("wait", 0))
+        if "together" in body:
+            there = Path(body["file"])
+            with there.open("a") as file:
+                file.write(".")
+            async with asyncio.timeout(100):
+                while there.stat().st_size < body["together"]:
+                    await asyncio.sleep(0.05)
         return {"pid": os.getpid(), "asked": body["prompt"]}
 
 
@@ -107,8 +116,9 @@ def by_router(url: str) -> None:
     assert min(counts.values()) > 4
     # Many at once that begin alike are more than the share of one: they last until all of them are there.
     alike = next(iter(places)) * 20
-    with ThreadPoolExecutor(40) as pool:
-        busy = Counter(pool.map(lambda number: ask(url, alike + str(number), 8.0), range(40)))
+    with tempfile.NamedTemporaryFile() as file, ThreadPoolExecutor(40) as pool:
+        all_of_them = {"together": 40, "file": file.name}
+        busy = Counter(pool.map(lambda number: ask(url, alike + str(number), **all_of_them), range(40)))
     assert min(busy.values()) >= 10
     # A name that requests share brings others to one place.
     one = {ask(url, str(number) * 300, prompt_cache_key="team") for number in range(6)}

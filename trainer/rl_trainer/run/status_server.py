@@ -151,9 +151,13 @@ class StatusServer(Closes):
         self.reading += 1
         self._read.clear()
 
+    def is_read(self) -> int:
+        """Somebody asks for the status. Returns which one it is, for `was_read`."""
+        self._last_read = time.monotonic()  # now: who has the answer may end the run before its thread goes on
+        return self.reading
+
     def was_read(self, reading: int) -> None:
         """Somebody has got the status; `reading`: which one."""
-        self._last_read = time.monotonic()
         if reading == self.reading:
             self._read.set()
 
@@ -232,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/healthz":
             self._send(200, b"ok\n", "text/plain; charset=utf-8")
         elif path == "/status":
-            reading = owner.reading
+            reading = owner.is_read()
             self._json(200, owner.status())
             owner.was_read(reading)
         elif path == "/metrics":
