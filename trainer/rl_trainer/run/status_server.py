@@ -153,7 +153,9 @@ class StatusServer(Closes):
 
     def is_read(self) -> int:
         """Somebody asks for the status. Returns which one it is, for `was_read`."""
-        self._last_read = time.monotonic()  # now: who has the answer may end the run before its thread goes on
+        self._last_read = (
+            time.monotonic()
+        )  # now: who has the answer may end the run before its thread goes on
         return self.reading
 
     def was_read(self, reading: int) -> None:
