@@ -60,6 +60,12 @@ def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return made_once(tmp_path_factory, _save)
 
 
+@pytest.fixture
+def gpt2(family_folder: Callable[[str], Path]) -> Path:
+    """A family that the decoder does not run, with linear modules whose weights lie the other way round."""
+    return family_folder("gpt2")
+
+
 def _save(name: str, folder: Path) -> None:
     save_family_model(name, folder, FAMILIES, SIZES, GPT2)
     _save_tokenizer(folder)

@@ -22,15 +22,6 @@ SOME = LoraSpec(rank=2, alpha=2, target_modules=("k_proj", "v_proj", "up_proj", 
 TOKENS = torch.randint(2, 61, (3, 40), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A family that the decoder does not run, with linear modules whose weights lie the other way round."""
-    folder = tmp_path_factory.mktemp("models") / "gpt2"
-    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 def adapted(model: Decoder | LibraryModel, options: LoraSpec) -> Decoder | LibraryModel:
     """With adapters that change something."""
     model.add_lora(options, seed=1)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from kept_blocks import KeptBlocks
 
 from rl_api import LoraSpec, RunSpec
@@ -26,22 +25,11 @@ TARGETS = {"gpt2": ["c_attn", "c_proj", "c_fc"], "qwen2-tied": ["q_proj", "k_pro
 TOKENS = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A family that the decoder does not run, whose weights lie the other way round."""
-    folder = tmp_path_factory.mktemp("models") / "gpt2"
-    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(params=TARGETS)
 def learner(request: pytest.FixtureRequest) -> Learner:
     """One whose adapters are yet to come."""
     name = request.param
-    folder = (
-        request.getfixturevalue("gpt2") if name == "gpt2" else request.getfixturevalue("family_folder")(name)
-    )
+    folder = request.getfixturevalue("family_folder")(name)
     lora = {"rank": 3, "alpha": 12, "targetModules": TARGETS[name]}
     spec = RunSpec.model_validate(
         {
