@@ -17,13 +17,13 @@ from rl_api.base import API_VERSION
 from rl_api.crd_gang_rules import GANG_CEL_RULES
 from rl_api.crd_rules import NAME_RULES, PROFILE_CEL_RULES, RUN_RULES
 from rl_api.crd_schema import Rule, Schema, SchemaWriter
+from rl_api.crd_service_rules import SERVICE_CEL_RULES
 from rl_api.documents import dump_yaml
 from rl_api.profile import PROFILE_GROUPS, ProfileSpec
 from rl_api.progress import MOST_ATTEMPTS, RunStatus
 from rl_api.recipes import RECIPE_GROUPS
 from rl_api.run import RunSpec
 from rl_api.service import ServiceSpec
-from rl_api.service_rules import SERVICE_CEL_RULES
 from rl_api.service_status import MOST_PROMOTIONS, MOST_REFUSED, ServiceStatus
 
 GROUP, VERSION = API_VERSION.split("/")

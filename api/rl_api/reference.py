@@ -16,7 +16,8 @@ from rl_api.profile import PROFILE_RULES, RLTrainingProfile
 from rl_api.progress import Condition, RunStatus
 from rl_api.rules import CLUSTER_RULES, LOOP_RULES, RULES
 from rl_api.run import RLTrainingRun
-from rl_api.service import SERVICE_RULES, RLPolicyService
+from rl_api.service import RLPolicyService
+from rl_api.service_rules import SERVICE_RULES
 from rl_api.service_status import ServiceStatus
 
 _HEAD = """\

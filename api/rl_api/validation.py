@@ -23,7 +23,8 @@ from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rule
 from rl_api.rules import Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.sampler_rules import NO_SHARED_FOLDER
-from rl_api.service import RLPolicyService, check_service_rules
+from rl_api.service import RLPolicyService
+from rl_api.service_rules import check_service_rules
 
 Resource = RLTrainingRun | RLTrainingProfile | RLPolicyService
 """An object of the contract."""

@@ -134,6 +134,7 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "gemma3_text": _Family(tied=True, head_dim=256, norms=4, head_norms=True),
     "phi3": _Family(qkv_bias=_never, output_bias=_never, packed=True),
 }
+_FLAGS: Final = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 FAMILIES: Final = (*_FAMILIES, "gpt2")
 """Values of `model_type` whose sizes are known."""
 
@@ -142,11 +143,15 @@ def model_shape(raw: Mapping[str, Any], where: str = "config.json") -> ModelShap
     """The shape that the contents of a `config.json` describe; `where` begins the sentences of errors.
 
     Raises:
-        ModelError: the family is not one of FAMILIES, or a size is missing, no whole number of at least 1 or too large.
+        ModelError: the family is not one of FAMILIES, a size is missing, no whole number of at least 1 or too large, or what
+            is true or false is neither.
     """
     family = raw.get("model_type")
     if not isinstance(family, str):
         raise ModelError(f"{where}: model_type is missing; is this a Hugging Face model folder?")
+    for key in _FLAGS:
+        if not isinstance(value := raw.get(key), bool | None):
+            raise ModelError(f"{where}: {key}: found {value!r}, allowed: true or false")
     if family == "gpt2":
         return _gpt2(raw, where)
     if family not in _FAMILIES:

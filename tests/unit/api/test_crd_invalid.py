@@ -14,8 +14,8 @@ import pytest
 
 from rl_api.crd_gang_rules import GANG_CEL_RULES
 from rl_api.crd_rules import PROFILE_CEL_RULES, RUN_RULES
+from rl_api.crd_service_rules import SERVICE_CEL_RULES
 from rl_api.rules import CLUSTER_RULES, RULES
-from rl_api.service_rules import SERVICE_CEL_RULES
 from rl_api.validation import check_files
 
 FOLDER = Path(__file__).parents[2] / "invalid"

@@ -118,6 +118,10 @@ def test_families_of_our_decoder_are_known() -> None:
             {"num_hidden_layers": "3"},
             "here: num_hidden_layers: found '3', allowed: a whole number of at least 1",
         ),
+        (
+            {"tie_word_embeddings": "false"},
+            "here: tie_word_embeddings: found 'false', allowed: true or false",
+        ),
         ({"num_hidden_layers": 10**12}, f"here: num_hidden_layers: found {10**12}, allowed: at most 10000"),
         (
             {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": 5},
