@@ -245,6 +245,11 @@ def find_binaries() -> Path | None:
     return folder if complete else None
 
 
+def our_definitions() -> list[Path]:
+    """Our CustomResourceDefinitions, as the chart has them."""
+    return sorted((REPOSITORY / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
+
+
 def kuberay_definitions() -> list[Path]:
     """KubeRay's CustomResourceDefinitions, which scripts/tools takes from KubeRay's own Go module."""
     folder = REPOSITORY / ".tools" / "share" / "kuberay-crds"
@@ -269,10 +274,7 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApi]:
     api = KubeApi(tmp_path_factory.mktemp("kube"), binaries)
     try:
         api.start()
-        ours = sorted((REPOSITORY / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
-        for files in (ours, kuberay_definitions()):
-            if files:
-                api.install_definitions(*files)
+        api.install_definitions(*our_definitions(), *kuberay_definitions())
         yield api
     finally:
         api.stop()

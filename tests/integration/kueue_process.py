@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from big_yaml import yaml_documents
-from kube import REPOSITORY, KubeApi, find_binaries, http_status, kuberay_definitions
+from kube import REPOSITORY, KubeApi, find_binaries, http_status, kuberay_definitions, our_definitions
 from operator_process import Program
 from ports import free_ports
 
@@ -62,6 +62,9 @@ class KueueProcess(Program):
         """
         self._certify()
         self._install()
+        self._begin()
+
+    def _begin(self) -> None:
         super().start()
         url = f"http://127.0.0.1:{self._ports[1]}/readyz"
         self.until(lambda: http_status(url) == 200, "Kueue starts", START_SECONDS)
@@ -72,10 +75,10 @@ class KueueProcess(Program):
         return f"127.0.0.1:{self._ports[2]}"
 
     def restart(self, **gates: bool) -> None:
-        """Start it again, with these gates besides `GATES`."""
+        """Start it again, with these gates besides `GATES`; what was prepared on the API server is there."""
         self.kill()
         self._configure(gates)
-        self.start()
+        self._begin()
 
     def _configure(self, gates: dict[str, bool]) -> None:
         webhooks, health, metrics = self._ports
@@ -191,8 +194,7 @@ class QueuedCluster:
     def __enter__(self) -> QueuedCluster:
         try:
             self.kube.start()
-            ours = sorted((REPOSITORY / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
-            self.kube.install_definitions(*ours, *kuberay_definitions())
+            self.kube.install_definitions(*our_definitions(), *kuberay_definitions())
             self.kueue.start()
         except BaseException:
             self.__exit__()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube import REPOSITORY, KubeApi, find_binaries, kuberay_definitions
+from kube import REPOSITORY, KubeApi, find_binaries, kuberay_definitions, our_definitions
 from operator_inside import connected, run
 from operator_process import OperatorProcess, Program
 from ports import free_ports
@@ -197,8 +197,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gangs]:
     made: Gangs | None = None
     try:
         kube.start()
-        kube.install_definitions(*sorted((REPOSITORY / "charts/rltrain/templates/crds").glob("*.yaml")))
-        kube.install_definitions(*kuberay_definitions())
+        kube.install_definitions(*our_definitions(), *kuberay_definitions())
         kube.kubectl("create", "namespace", SYSTEM)
         values = ("crds.install=false", "defaultProfile.create=false")
         sets = [part for value in values for part in ("--set", value)]

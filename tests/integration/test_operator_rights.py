@@ -14,7 +14,7 @@ import played_kueue
 import pytest
 import yaml
 from audited_cluster import ACCOUNT, Cluster
-from kube import KubeApi, find_binaries, kuberay_definitions
+from kube import KubeApi, find_binaries, kuberay_definitions, our_definitions
 from rights_used import (
     a_cluster_to_work_in,
     a_conflict,
@@ -65,8 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made: Cluster | None = None
     try:
         kube.start()
-        kube.install_definitions(*sorted((ROOT / "charts/rltrain/templates/crds").glob("*.yaml")))
-        kube.install_definitions(*kuberay_definitions())
+        kube.install_definitions(*our_definitions(), *kuberay_definitions())
         played_kueue.install(kube)
         kube.kubectl("apply", "-f", str(ROOT / "manifests/rltrain.yaml"))
         made = Cluster(kube, log, tmp_path)
