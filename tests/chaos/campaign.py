@@ -6,8 +6,12 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +35,9 @@ SUPERVISOR_SECONDS: Final = 2.0
 """After so long somebody kills a stopped driver: nothing on its own machine could."""
 
 _ENDLESS: Final = 100_000
+_WHOLE: Final = 12
+"""Steps after which a run that went so far has evaluated and checkpointed as one that goes further."""
+
 _NAMES: Final = {"sampler": "sampler", "rank": "learner", "buffer": "buffer"}
 _SETTINGS: Final[dict[str, Any]] = {
     "task": {
@@ -50,11 +57,12 @@ class Disturbed:
         self.world, self._settings = world, [word for one in settings for word in ("--set", one)]
         self.files = RunFiles(folder, **merged(_SETTINGS, dict(WORLDS[world])))
         (folder / "chaos_reward.py").write_text(REWARD)
-        (folder / "scoring").mkdir()
+        (folder / "scoring").mkdir(exist_ok=True)
         self.files.feel(delay=0.01)
         self._process: Process
         self._victims: Victims
         self._seen: dict[int, str] = {}
+        self._read: tuple[object, list[StepRecord]] = (None, [])
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -81,15 +89,26 @@ class Disturbed:
             self._end(pid, title)
 
     def undisturbed(self, steps: int) -> list[StepRecord]:
-        """Trains so many steps, and is left alone."""
-        with self.files.start(*self._settings, "--set", f"stop.maxSteps={steps}") as process:
-            process.finish(60 + 2.0 * steps).assert_well()
-        return self.files.steps
+        """Trains at least so many steps, and is left alone; one that is shorter goes on."""
+        if len(self.steps) < steps:
+            steps = -(-steps // _WHOLE) * _WHOLE
+            self.files.feel()
+            resume = ["--resume"] if self.files.out.exists() else []
+            settings = [*resume, *self._settings, "--set", f"stop.maxSteps={steps}"]
+            with self.files.start(*settings) as process:
+                process.finish(60 + 2.0 * steps).assert_well()
+        return self.steps
 
     @property
     def steps(self) -> list[StepRecord]:
         """So far."""
-        return self.files.steps if (self.files.out / "metrics.jsonl").exists() else []
+        try:
+            stat = (self.files.out / "metrics.jsonl").stat()
+        except FileNotFoundError:
+            return []
+        if self._read[0] != (stat.st_mtime_ns, stat.st_size):
+            self._read = ((stat.st_mtime_ns, stat.st_size), self.files.steps)
+        return self._read[1]
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -207,52 +226,84 @@ class Disturbed:
         return f"step {len(self.steps)}, {', '.join(sorted(titles))}, it says: {words}"
 
 
-def disturb(
-    campaign: Campaign,
-    faults: Sequence[Fault],
-    folder: Path,
-    settings: Sequence[str],
-    *,
-    chapter: int = 10,
-    seconds: float = float("inf"),
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Injects `faults` into runs in `folder`; each run is then asked to stop, and looked at as a whole.
+@dataclass
+class Disturbance:
+    """Faults of one campaign, of several runs at once.
 
-    `seconds`: no fault begins later. `settings`: as of `rltrain run --set`.
+    Attributes:
+        settings: as of `rltrain run --set`.
+        quiet: where the undisturbed runs lie, one of each world, also of earlier calls.
+        seconds: no fault begins later.
+        tell: told of each fault and each run.
+        keep: called when `campaign` has changed.
     """
-    end = time.monotonic() + seconds
-    looked_at: dict[str, list[tuple[str, list[StepRecord]]]] = {}
-    for part in chapters(faults, chapter):
-        if time.monotonic() > end:
-            break
+
+    campaign: Campaign
+    settings: Sequence[str]
+    quiet: Path
+    seconds: float = float("inf")
+    tell: Callable[[str], None] = print
+    keep: Callable[[], None] = lambda: None
+    _changes: threading.Lock = field(default_factory=threading.Lock)
+    _worlds: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    _runs: set[Disturbed] = field(default_factory=set)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def inject(self, faults: Sequence[Fault], folder: Path, *, chapter: int = 10, at_once: int = 1) -> None:
+        """Injects `faults` into runs in `folder`, so many at once, each with up to `chapter` of them."""
+        end = time.monotonic() + self.seconds
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                for done in [
+                    pool.submit(self._chapter, part, folder, end) for part in chapters(faults, chapter)
+                ]:
+                    done.result()
+            except BaseException:
+                self._over.set()
+                for run in list(self._runs):
+                    run.close()
+                raise
+
+    def _chapter(self, part: Sequence[Fault], folder: Path, end: float) -> None:
+        """One run; it is then asked to stop, and looked at as a whole."""
+        if self._over.is_set() or time.monotonic() > end:
+            return
         name = f"{part[0].number:04d}-{part[0].world}"
-        run = Disturbed(folder / name, part[0].world, settings)
-        run.start()
+        run = Disturbed(folder / name, part[0].world, self.settings)
+        self._runs.add(run)
         try:
+            run.start()
             for fault in part:
                 if time.monotonic() > end:
                     break
                 result = run.suffer(fault)
-                campaign.results.append(result)
-                tell(f"{fault.number:4} {fault.world:12} {fault!s:40} {_told(result)}")
+                if self._over.is_set():
+                    return
+                with self._changes:
+                    self.campaign.results.append(result)
+                    self.keep()
+                    self.tell(f"{fault.number:4} {fault.world:12} {fault!s:40} {_told(result)}")
                 if result.failure and "hangs" in result.failure:
                     break  # who knows in which state it is
             run.finish()
             _judge(run)
-            looked_at.setdefault(run.world, []).append((name, run.steps))
+            with self._worlds[run.world]:
+                quiet = Disturbed(self.quiet / f"undisturbed-{run.world}", run.world, self.settings)
+                expected = quiet.undisturbed(len(run.steps))
+            self._conclude(*_compared(run, name, expected))
         except AssertionError as error:
-            campaign.failures.append(f"run {name}: {' '.join(str(error).split())[:1000]}")
-            tell(campaign.failures[-1])
+            if not self._over.is_set():
+                self._conclude("", f"run {name}: {' '.join(str(error).split())[:1000]}")
         finally:
             run.close()
-    for world, runs in looked_at.items():
-        _compare(
-            campaign,
-            Disturbed(folder / f"undisturbed-{world}-{len(campaign.results)}", world, settings),
-            runs,
-        )
-        tell(campaign.runs[-1])
+            self._runs.discard(run)
+
+    def _conclude(self, line: str, failure: str) -> None:
+        with self._changes:
+            self.campaign.runs += [line] if line else []
+            self.campaign.failures += [failure] if failure else []
+            self.keep()
+            self.tell(line or failure)
 
 
 def _told(result: Result) -> str:
@@ -269,26 +320,21 @@ def _judge(run: Disturbed) -> None:
     assert oldest <= bound, f"trained on groups of {oldest} versions ago, allowed: {bound}"
 
 
-def _compare(campaign: Campaign, quiet: Disturbed, runs: Sequence[tuple[str, list[StepRecord]]]) -> None:
-    """The learning curves against that of a run that nobody disturbed."""
-    expected = quiet.undisturbed(max(len(steps) for _, steps in runs))
-    strict = WORLDS[quiet.world]["buffer"]["maxStaleness"] == 0
-    for name, steps in runs:
-        if strict:
-            same = [curve(one) == curve(other) for one, other in zip(steps, expected, strict=False)]
-            wrong = (
-                "" if all(same) else f"differs from the undisturbed run from step {same.index(False) + 1} on"
-            )
-        else:
-            wrong = beyond_noise([one.reward_mean for one in steps], [one.reward_mean for one in expected])
-        if wrong:
-            campaign.failures.append(f"run {name}: {wrong}")
-        last = steps[-1]
-        campaign.runs.append(
-            f"run {name}: {len(steps)} steps, {len(steps) * PROMPTS} prompts, each once; reward {last.reward_mean:.3f}, "
-            f"undisturbed {expected[len(steps) - 1].reward_mean:.3f}"
-            + (f"; {wrong}" if wrong else ", bit by bit the same curve" if strict else ", within noise")
-        )
+def _compared(run: Disturbed, name: str, expected: Sequence[StepRecord]) -> tuple[str, str]:
+    """What is said of a run and its learning curve, beside that of one that nobody disturbed; and what is wrong with it."""
+    steps = run.steps
+    strict = WORLDS[run.world]["buffer"]["maxStaleness"] == 0
+    if strict:
+        same = [curve(one) == curve(other) for one, other in zip(steps, expected, strict=False)]
+        wrong = "" if all(same) else f"differs from the undisturbed run from step {same.index(False) + 1} on"
+    else:
+        wrong = beyond_noise([one.reward_mean for one in steps], [one.reward_mean for one in expected])
+    line = (
+        f"run {name}: {len(steps)} steps, {len(steps) * PROMPTS} prompts, each once; reward {steps[-1].reward_mean:.3f}, "
+        f"undisturbed {expected[len(steps) - 1].reward_mean:.3f}"
+        + (f"; {wrong}" if wrong else ", bit by bit the same curve" if strict else ", within noise")
+    )
+    return line, f"run {name}: {wrong}" if wrong else ""
 
 
 def curve(record: StepRecord) -> tuple[object, ...]:

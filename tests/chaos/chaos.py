@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from campaign import disturb
+from campaign import Disturbance
 from fault_plan import KINDS, PHASES, TARGETS, WORLDS, draw
 from fault_report import Campaign, tables
 
@@ -20,6 +21,7 @@ EXAMPLES = """examples:
   make chaos ARGS="--set weightSync.transport=objectStore --phases publish"
   make chaos ARGS="--kinds stop --targets rank --faults 6"
   make chaos ARGS="--seconds 180 --out runs/chaos"      # again and again: each call goes on after the last one's faults
+  make chaos ARGS="--worlds collective,delta,adapter,background --phases publish,checkpoint --faults 80 --out runs/ways"
 """
 
 
@@ -56,21 +58,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    began = time.monotonic()
-    try:
-        disturb(
-            campaign,
-            left,
-            args.out / f"from-{len(done) + 1}",
-            args.set,
-            chapter=args.per_run,
-            seconds=args.seconds,
-            tell=lambda text: print(text, flush=True),
-        )
-    finally:
-        args.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(campaign.to_json(), indent=1) + "\n")
+    began, earlier = time.monotonic(), len(done)
+
+    def tell(text: str) -> None:
+        now, seconds = len(campaign.results), time.monotonic() - began
+        rest = f", {seconds / (now - earlier) * (len(faults) - now):.0f} s left" if now > earlier else ""
+        print(f"[{now}/{len(faults)}{rest}] {text}", flush=True)
+
+    def keep() -> None:
+        temporary = file.with_suffix(".new")
+        temporary.write_text(json.dumps(campaign.to_json(), indent=1) + "\n")
+        temporary.replace(file)
         (args.out / "results.md").write_text(tables(campaign) + "\n")
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    Disturbance(campaign, args.set, args.out, args.seconds, tell, keep).inject(
+        left, args.out / f"from-{earlier + 1}", chapter=args.per_run, at_once=args.at_once
+    )
     print(
         f"\n{tables(campaign)}\n\n{len(campaign.results)} faults, now {time.monotonic() - began:.0f} s; {file}"
     )
@@ -134,10 +138,17 @@ def _parser() -> argparse.ArgumentParser:
         help="a field of every run, as of rltrain run",
     )
     parser.add_argument("--per-run", type=_count, default=10, help="faults in a row of one run (default: 10)")
+    parser.add_argument(
+        "--at-once", type=_count, default=2, help="so many runs at the same time (default: 2)"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no fault begins later than so")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder (default: runs/chaos)")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no run stays behind
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -33,9 +33,17 @@ WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "buffer": {"maxStaleness": 0},
         "weightSync": {"transport": "adapter"},
     },
+    "background": {
+        **_TWO_RANKS,
+        "buffer": {"maxStaleness": 1},
+        "checkpoint": {"asynchronous": "always"},
+    },
 }
-"""Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not, and
-how weights travel."""
+"""Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not, how
+weights travel, and whether checkpoints are written while the next steps run."""
+
+DRIVER_PAUSES: Final = 4
+"""A driver's pauses are so many times as long: nobody gives it up, however long it stands still."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def draw(
     for number, (kind, target, phase) in enumerate(itertools.islice(combinations, count)):
         if number % chapter == 0:
             world = next(homes)
-        pause = chance.uniform(0.2, longest_pause)
+        pause = chance.uniform(0.2, longest_pause) * (DRIVER_PAUSES if target == "driver" else 1)
         faults.append(Fault(number + 1, world, kind, target, phase, chance.random(), round(pause, 2)))
     return faults
 

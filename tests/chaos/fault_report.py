@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fault_plan import KINDS, PHASES, TARGETS
+from fault_plan import KINDS, PHASES, TARGETS, WORLDS
 
 
 @dataclass
@@ -93,7 +93,7 @@ def share_of(sorted_values: Sequence[float], share: float) -> float:
 
 
 def tables(campaign: Campaign) -> str:
-    """Markdown: recovery seconds by kind of fault and target, and how many faults met which phase."""
+    """Markdown: recovery seconds by kind of fault and target, and how many faults met which phase of which run."""
     rows = [
         ["fault", "target", "faults", "went on", "resumed", "failed", "p50 s", "p95 s", "longest s"],
         ["---"] * 2 + ["---:"] * 7,
@@ -104,9 +104,12 @@ def tables(campaign: Campaign) -> str:
             if of_both:
                 rows.append([kind, target, *_row(of_both)])
     rows.append(["all", "", *_row(campaign.results)])
-    met = Counter(one.phase for one in campaign.results)
-    phases = [list(PHASES), ["---:"] * len(PHASES), [str(met[phase]) for phase in PHASES]]
-    return f"{_lines(rows)}\n\nFaults by the phase that they met:\n\n{_lines(phases)}"
+    met = Counter((one.world, one.phase) for one in campaign.results)
+    met.update(("all", one.phase) for one in campaign.results)
+    worlds = [world for world in (*WORLDS, "all") if any((world, phase) in met for phase in PHASES)]
+    phases = [["run", *PHASES], ["---"] + ["---:"] * len(PHASES)]
+    phases += [[world, *(str(met[world, phase]) for phase in PHASES)] for world in worlds]
+    return f"{_lines(rows)}\n\nFaults by the run and the phase that they met:\n\n{_lines(phases)}"
 
 
 def _row(results: Sequence[Result]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from campaign import disturb
+from campaign import Disturbance
 from fault_plan import Fault, draw
 from fault_report import Campaign
 
@@ -19,15 +19,15 @@ WHAT = (
 
 
 def one(number: int, kind: str, target: str, phase: str) -> Fault:
-    drawn = draw(SEED, number + 1, worlds=["ranks"], kinds=[kind], targets=[target], phases=[phase])
-    return drawn[number]
+    chosen = {"worlds": ["ranks"], "kinds": [kind], "targets": [target], "phases": [phase]}
+    return draw(SEED, number + 1, longest_pause=0.5, **chosen)[number]
 
 
 def test_a_run_that_is_hit_again_and_again_learns_what_it_learns_undisturbed(tmp_path: Path):
-    campaign = Campaign(SEED)
+    campaign = Campaign({"seed": SEED})
     told: list[str] = []
     faults = [one(number, *what) for number, what in enumerate(WHAT)]
-    disturb(campaign, faults, tmp_path, [], tell=told.append)
+    Disturbance(campaign, [], tmp_path, tell=told.append).inject(faults, tmp_path)
     assert campaign.problems == [], "\n".join(told)
     assert [result.how for result in campaign.results] == ["went on", "resumed", "went on", "went on"]
     assert "learner" in campaign.results[1].sentence

@@ -10,11 +10,13 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError
 
+from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow.calls import answers
 from rl_trainer.flow.pulse import Pulse, Watch
+from rl_trainer.learner.group import Learners
 
 LIMIT = 60.0
 
@@ -62,6 +64,13 @@ def test_named_is_who_was_silent_at_two_looks(asked: Asked):
     assert asked.look(said=["learner 1"]) == set()
 
 
+def test_a_buffer_that_answers_at_once_is_asked_at_every_look(asked: Asked):
+    assert asked.look(said=["learner 1"]) == set()
+    assert asked.look(said=["learner 1"]) == {"learner 1"}
+    assert asked.look(said=[]) == set()
+    assert asked.questions == 3
+
+
 def test_a_buffer_that_does_not_answer_is_silent_itself(asked: Asked):
     assert [asked.look() for _ in range(6)] == [set()] * 6
     assert asked.look() == {"buffer"}
@@ -91,6 +100,18 @@ def test_the_rank_that_stands_still_is_named_and_not_the_one_that_waits_for_it(
         match=r"^learner 1: no sign of life for 60 s \(retry.livenessTimeout\) while training",
     ):
         answers(["zero", "one"], "learner", "training", 5.0, watch)  # type: ignore[list-item, arg-type]
+
+
+def test_a_learner_that_stands_still_is_named_also_where_it_alone_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
+    watch: Any = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"learner 0"}))
+    actor = SimpleNamespace(broadcast_failure=SimpleNamespace(remote=lambda: "call"))
+    with pytest.raises(
+        DeadlineExceeded, match=r"^learner 0: no sign of life .* while looking at a broadcast"
+    ):
+        Learners([actor], RunSpec.model_construct(), watch=watch).broadcast_failure()
 
 
 def test_where_nobody_is_silent_all_who_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch):

@@ -101,6 +101,65 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
     assert isinstance(error, SamplerSilent)
 
 
+def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
+    """Two samplers, of which 0 stands still; who is started in its place answers, as 1 does."""
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._elasticity, samplers._restarts, samplers._gave_up, samplers._data = None, 0, False, None
+    samplers._spec, samplers._failures, samplers._model = (
+        SimpleNamespace(retry=SimpleNamespace(limit=limit)),
+        {},
+        None,
+    )
+    samplers._start_timeout, samplers._warn, samplers.begun = 300.0, lambda _: None, False
+    samplers._buffer = SimpleNamespace(release=lambda rank: [])
+    samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: {"sampler 0"} - {*killed})
+    killed: list[str] = []
+
+    def sampler(name: str, answers: bool) -> _Sampler:
+        def ask(*_: Any, **__: Any) -> str:
+            return f"{'answer' if answers else 'silence'} of {name}"
+
+        actor = SimpleNamespace(
+            name=name, **dict.fromkeys(("begin", "evaluate"), SimpleNamespace(remote=ask))
+        )
+        return _Sampler(actor, f"run of {name}", None, "node", 0.0)  # type: ignore[arg-type]
+
+    samplers._samplers = {0: sampler("sampler 0", False), 1: sampler("sampler 1", True)}
+    samplers._launch = lambda rank, node, model: sampler("another sampler 0", True)
+
+    def answer(call: str, *_: Any) -> list[str]:
+        if call.startswith("silence"):
+            assert killed, "nobody waits for one that stands still"
+            raise fleet.ActorDied("sampler 0 died")
+        return [call]
+
+    def wait(calls: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return [
+            call for call in calls if call.startswith("answer") or (killed and call.startswith("silence"))
+        ], []
+
+    monkeypatch.setattr(fleet, "share_folder", lambda path: path)
+    monkeypatch.setattr(fleet, "answer", answer)
+    monkeypatch.setattr(fleet.ray, "kill", lambda actor: killed.append(actor.name))
+    monkeypatch.setattr(fleet.ray, "wait", wait)
+    return samplers
+
+
+def test_a_sampler_that_stands_still_as_sampling_begins_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    samplers = stopped_sampler(monkeypatch, limit=1)
+    samplers.begin()
+    assert samplers.ready == [0, 1]
+    assert samplers._restarts == 0, "others answered since"
+
+
+def test_a_run_without_retries_ends_where_a_sampler_stands_still_in_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    samplers = stopped_sampler(monkeypatch, limit=0)
+    with pytest.raises(fleet.ActorDied, match=r"sampler 0: no sign of life .*\(retry.limit is 0\)"):
+        samplers.evaluate(["one", "two"], None)
+
+
 @pytest.mark.parametrize("loads", [True, False])
 def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyPatch, loads: bool):
     """Where the number of samplers is fixed: one that hangs while it loads is replaced again, long before the stall."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,6 +78,27 @@ def test_a_second_run_by_hand_in_one_head_is_refused_at_once(tmp_path: Path, mon
     monkeypatch.setattr("rl_trainer.run.run_folder.time.sleep", lambda seconds: pytest.fail("it waits"))
     with attempt(tmp_path, "8c1f/1/z", monkeypatch), pytest.raises(RunFolderBusy, match="is training"):
         RunFolder(tmp_path, resume=True)
+
+
+def test_who_finds_the_folder_held_by_a_stopped_process_is_told_so(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as process, RunFolder(tmp_path) as held:
+        (tmp_path / ".lock").write_text(str(process.pid))
+        (tmp_path / ".owner").write_text(f"{socket.gethostname()}:{process.pid}")
+        try:
+            with pytest.raises(RunFolderBusy, match="choose another --out or stop it first"):
+                RunFolder(tmp_path, resume=True)
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            with pytest.raises(
+                RunFolderBusy, match=rf"it is stopped, .* kill -CONT {process.pid} .* --resume"
+            ):
+                RunFolder(tmp_path, resume=True)
+            (tmp_path / ".owner").write_text(f"another-node:{process.pid}")
+            with pytest.raises(RunFolderBusy, match="choose another --out or stop it first"):
+                RunFolder(tmp_path, resume=True)
+        finally:
+            process.kill()
+        assert held.path == tmp_path.resolve()
 
 
 def test_the_same_head_and_another_run_may_go_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,8 @@ from ray.exceptions import RayError
 from rl_trainer.error_text import RESUME_HINT
 
 BUFFER = "buffer"
+# For the buffer's answer, which takes milliseconds; one that takes longer is read at the next look.
+_ANSWER_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,7 @@ class Watch:
         self._looked = now
         if self._asked is None:
             self._asked, self._since = self.pulse.buffer.silent.remote(self.pulse.limit), now
-            return frozenset()
-        if not ray.wait([self._asked], timeout=0)[0]:
+        if not ray.wait([self._asked], timeout=_ANSWER_SECONDS)[0]:
             return frozenset({BUFFER}) if now - self._since >= self.pulse.limit else frozenset()
         try:
             found = frozenset(ray.get(self._asked, timeout=0))

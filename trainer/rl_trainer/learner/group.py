@@ -21,7 +21,7 @@ from rl_trainer.checkpoint.shards import SHARD_BYTES
 from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
 from rl_trainer.checkpoint.tensor_file import ShardWriter
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import answer, answers
+from rl_trainer.flow.calls import answers
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.actor import Begun, LearnerActor
@@ -250,7 +250,7 @@ class Learners:
 
     def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
-        return answer(call, "learner 0", phase, timeout or self.timeout)
+        return answers([call], "learner", phase, timeout or self.timeout, self.watch)[0]
 
     def _all(
         self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None

@@ -99,6 +99,7 @@ class Samplers:
         self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE + awaited
         self.begun = False
         self._restarts = 0
+        self._gave_up = False  # too many have died: the run is over
         self._failures: dict[int, int] = {}
         self._few_since: float | None = None
         self._next_look = 0.0
@@ -140,12 +141,12 @@ class Samplers:
     def begin(self) -> None:
         """Lets all samplers take tickets, once weights are published."""
         self.begun = True
-        calls = {rank: self._let_begin(self._samplers[rank]) for rank in self.ready}
-        for rank, call in calls.items():
+        calls = {rank: (one := self._samplers[rank], self._let_begin(one)) for rank in self.ready}
+        for rank, (one, call) in calls.items():
             try:
-                answer(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
+                self.wait_for(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
             except ActorDied as error:
-                self._died(rank, error)
+                self._lost(rank, one, error)
 
     def wait_for(
         self,
@@ -227,8 +228,7 @@ class Samplers:
                     found[part] = self._evaluated(asked, call)
                     break
                 except ActorDied as error:
-                    if self._samplers.get(asked) is one and one.died is None:
-                        self._died(asked, error)
+                    self._lost(asked, one, error)
                 ranks = self._wait_for_one()
                 asked = rank if rank in ranks else ranks[0]
                 one, call = self._samplers[asked], ask(asked, prompts[part])
@@ -308,11 +308,19 @@ class Samplers:
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
+    def _lost(self, rank: int, one: _Sampler, error: ActorDied) -> None:
+        """A call to `one` was not answered: it has died now, or was seen to die before and another may be in its place."""
+        if self._gave_up:
+            raise error
+        if self._samplers.get(rank) is one and one.died is None:
+            self._died(rank, error)
+
     def _replace(self, rank: int, node: str | None) -> None:
         """Starts a dead sampler anew in its place."""
         one, limit = self._samplers[rank], self._spec.retry.limit
         self._restarts += 1
         if self._restarts > limit:
+            self._gave_up = True
             raise ActorDied(
                 f"{one.error}; samplers died {self._restarts} times without a batch in between (retry.limit is {limit})"
             ) from one.error

@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import yaml
 
 from rl_api import RLTrainingRun
@@ -101,14 +102,27 @@ class RunFolder(Closes):
                 self._lock.seek(0)
                 owner = self._lock.read().strip() or "unknown"
                 self._lock.close()
-                raise RunFolderBusy(
-                    f"--out {path}: process {owner} is training in this run folder; choose another --out or stop it first"
-                )
+                hint = "choose another --out or stop it first"
+                if self._stands_still(owner):
+                    hint = (
+                        f"it is stopped, so that nothing happens: kill -CONT {owner} lets it go on, kill -KILL {owner} ends "
+                        "it, for --resume to go on from its last checkpoint"
+                    )
+                raise RunFolderBusy(f"--out {path}: process {owner} is training in this run folder; {hint}")
             time.sleep(_LOOK_SECONDS)
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+
+    def _stands_still(self, owner: str) -> bool:
+        """Whether the process that holds the lock is one of this machine, and stopped: SIGSTOP, or Ctrl-Z in a terminal."""
+        if self._owner() != f"{socket.gethostname()}:{owner}":
+            return False
+        try:
+            return bool(psutil.Process(int(owner)).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
 
     def _locks(self) -> bool:
         """Whether the lock is ours, or the file system has none: nothing to be known there."""
