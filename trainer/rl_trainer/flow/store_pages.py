@@ -23,8 +23,8 @@ _MEMORY = " /dev/shm/"
 def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> None:
     """Takes the store's pages out of this process's resident set; they stay in the store and come back when they are read.
 
-    At any moment, whatever other threads do. Where there is no such list of mappings (not Linux), nothing happens. Pages of a
-    store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident.
+    At any moment, whatever other threads do. Where there is no such list of mappings (not Linux), nothing happens. Pages of
+    a store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident.
     """
     try:
         lines = maps.read_text().splitlines()
