@@ -8,7 +8,8 @@ One process has a decoder in bfloat16 and publishes it as a learner does, others
 the CPU engine does. A version's seconds are from the call of the publisher until the last sampler has loaded it; MB/s are
 the model's bytes in that time, whatever travelled. The pause is what a sampler's loop stands still for: the longest of the
 samplers' loads, as they decode while a version arrives and is copied to a second set of parameters; it is also given as a
-share of the whole. Between two versions
+share of the whole. On a machine that does other work only the processors' time of a version, the learner's and one
+sampler's, can be compared. Between two versions
 `--share` of the elements change, one of each two neighbours' last bits, which a real step does to the share that the row
 `real steps` finds: AdamW at the default learning rate, on a small decoder with fp32 masters.
 
@@ -55,13 +56,15 @@ FIRST = 2
 
 @dataclass(frozen=True)
 class Found:
-    """One version's way: seconds, and bytes that were put into the store."""
+    """One version's way: seconds, bytes put into the store, and seconds of processors of the learner and of a sampler."""
 
     total: float
     publish: float
     receive: float
     pause: float
     sent: int
+    learner: float
+    sampler: float
 
 
 def measure(
@@ -77,7 +80,7 @@ def measure(
         if version:
             call(learner, "step", share)()
         start = time.perf_counter()
-        publication, publish, sent = call(learner, "publish", version)()
+        publication, publish, sent, learning = call(learner, "publish", version)()
         taken: list[tuple[Any, ...]] = [(publication,)] * len(samplers)
         if address is not None:
             invitation = Invitation(version, "bench", address, len(samplers) + 1, WAIT)
@@ -87,8 +90,8 @@ def measure(
         times = [answer() for answer in answers]
         total = time.perf_counter() - start
         if version >= FIRST:
-            receive, pause = (max(one[part] for one in times) for part in (0, 1))
-            found.append(Found(total, publish, receive, pause, sent))
+            receive, pause, sampling = (max(one[part] for one in times) for part in (0, 1, 2))
+            found.append(Found(total, publish, receive, pause, sent, learning, sampling))
     expected = call(learner, "digest")()
     for answer in [call(sampler, "digest") for sampler in samplers]:
         assert answer() == expected, f"{way}: a sampler has other weights than the learner"
@@ -101,13 +104,13 @@ def by_ray(actor: Any, method: str, *arguments: Any) -> Callable[[], Any]:
     return lambda: ray.get(reference, timeout=WAIT)
 
 
-def copy_speed(size: int) -> float:
+def copy_speed(size: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes/s of one copy of `size` bytes within memory that was touched before."""
     source = np.full(size, 1, np.uint8)
     target = source.copy()
-    start = time.perf_counter()
+    start = clock()
     np.copyto(target, source)
-    return size / (time.perf_counter() - start)
+    return size / (clock() - start)
 
 
 @dataclass(frozen=True)
@@ -249,10 +252,14 @@ def main() -> int:
                 size * 1e6 / total / copy,
                 *(1000 * _median(found, part) for part in ("publish", "receive", "pause")),
                 100 * _median(found, "pause") / total,
+                *(1000 * _median(found, part) for part in ("learner", "sampler")),
                 _median(found, "sent") / 1e6,
             ]
         )
-    columns = ["", "MB/s", "x naive", "of copy", "publish ms", "receive ms", "pause ms", "pause %", "MB sent"]
+    columns = ["", "MB/s", "x naive", "of copy", "publish ms", "receive ms", "pause ms", "pause %"]
+    columns += ["learner cpu ms", "sampler cpu ms", "MB sent"]
+    computed = statistics.median(copy_speed(COPIED, time.thread_time) for _ in range(3))
+    print(f"one copy of 100 MB: {1e11 / computed:.1f} ms of a processor")
     print(
         f"real steps: {100 * statistics.median(one.changed for one in steps):.2f} % of the elements change, "
         f"{100 * statistics.median(one.sent for one in steps):.2f} % of the bytes are sent"

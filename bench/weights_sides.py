@@ -95,13 +95,13 @@ class LearnerSide:
             elif parameter.requires_grad:
                 parameter.add_(0.001)
 
-    def publish(self, version: int) -> tuple[Publication, float, int]:
-        """The publication, seconds, and bytes that went into the store."""
-        before, start = self.store.bytes, time.perf_counter()
+    def publish(self, version: int) -> tuple[Publication, float, int, float]:
+        """The publication, seconds, bytes that went into the store, and seconds of processors."""
+        before, start, computed = self.store.bytes, time.perf_counter(), time.process_time()
         published = self.publisher.publish(self._offer(), version)
-        seconds = time.perf_counter() - start
+        seconds, computed = time.perf_counter() - start, time.process_time() - computed
         sent = self.publisher.sent if self.way == NAIVE else self.store.bytes - before
-        return published, seconds, sent
+        return published, seconds, sent, computed
 
     def meeting_point(self) -> tuple[str, int]:
         """Where samplers meet this learner for broadcasts."""
@@ -155,10 +155,11 @@ class SamplerSide:
 
     def take(
         self, publication: Publication, invitation: Invitation | None = None, member: int = 0
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float, float]:
         """Seconds until all of it is here, checked and prepared as the CPU engine does beside decoding, and of loading it;
-        by a broadcast if there is an `invitation`. What came the naive way is loaded as it is."""
-        start = time.perf_counter()
+        by a broadcast if there is an `invitation`. What came the naive way is loaded as it is. The last are of processors,
+        for both."""
+        start, computed = time.perf_counter(), time.process_time()
         if invitation is not None and (error := self.receiver.join(invitation, member)):
             raise RuntimeError(error)
         tensors = self.receiver.receive(publication, WAIT)
@@ -170,7 +171,7 @@ class SamplerSide:
             forget_store_pages(keep=KEPT_BYTES)
         middle = time.perf_counter()
         load()
-        return middle - start, time.perf_counter() - middle
+        return middle - start, time.perf_counter() - middle, time.process_time() - computed
 
     def digest(self) -> int:
         """See `LearnerSide.digest`."""
