@@ -7,24 +7,25 @@
 One process has a decoder in bfloat16 and publishes it as a learner does, others have one each and load what they receive as
 the CPU engine does. A version's seconds are from the call of the publisher until the last sampler has loaded it; MB/s are
 the model's bytes in that time, whatever travelled. The pause is what a sampler's loop stands still for: the longest of the
-samplers' loads, as they decode while a version arrives; it is also given as a share of the whole. Between two versions
+samplers' loads, as they decode while a version arrives and is copied to a second set of parameters; it is also given as a
+share of the whole. On a machine that does other work only the processors' time of a version, the learner's and one
+sampler's, can be compared. Between two versions
 `--share` of the elements change, one of each two neighbours' last bits, which a real step does to the share that the row
 `real steps` finds: AdamW at the default learning rate, on a small decoder with fp32 masters.
 
 `naive` is what one would write first: `torch.save` of the state dict, `ray.put` of its bytes, `torch.load` of what `ray.get`
 brings. `of copy` is MB/s over those of one copy of the same bytes from memory to memory, one thread, in the same run.
-Ways take turns, and the first version of each, which carries the base and touches memory for the first time, is left out.
+Ways take turns, and the first two versions of each, which carry the base and touch memory for the first time, are left out.
 Of what this machine's memory has no room for nothing is measured, and it is said.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,180 +35,36 @@ import ray
 import table
 import torch
 from torch.nn.functional import cross_entropy
+from weights_sides import NAIVE, WAIT, LearnerSide, SamplerSide, config_of
 
-from rl_api import LoraSpec
 from rl_trainer.flow.ray_store import RayStore
-from rl_trainer.model.config import DecoderConfig, parse_config
 from rl_trainer.model.decoder import Decoder
-from rl_trainer.model.tiny import tiny_config
 from rl_trainer.run.ray_session import ray_session
-from rl_trainer.weights.source import LazyTensor, source_of
-from rl_trainer.weights.transports.base import AdapterOffer, Offer
-from rl_trainer.weights.transports.collective import Broadcaster
-from rl_trainer.weights.transports.create import create_publisher, create_receiver
+from rl_trainer.weights.source import source_of
+from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
 from rl_trainer.weights.transports.group import Invitation
-from rl_trainer.weights.transports.publication import Publication
 
 WAYS = ("objectStore", "collective", "delta", "adapter")
-NAIVE = "naive"
 COPIED = 256 << 20  # bytes, more than any cache has
-WAIT = 300.0  # seconds that anything may take
-LORA = LoraSpec(rank=16, alpha=32)
 # What each way holds beside the model of the learner and those of the samplers, in models: with the learner and in the
 # store, and with each sampler.
-EXTRA = {"objectStore": (2, 0), "collective": (2, 2), "delta": (3, 1), "adapter": (2, 1), NAIVE: (4, 2)}
-
-
-class NaivePublisher:
-    """`Publisher` in three lines."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def publish(self, offer: Offer, version: int) -> Publication:
-        """All tensors as one file."""
-        file = io.BytesIO()
-        torch.save(dict(offer.weights().items()), file)
-        data = file.getvalue()
-        self.sent = len(data)
-        return Publication(version, "objectStore", [ray.put(data)])
-
-
-class NaiveReceiver:
-    """`Receiver` in two."""
-
-    def receive(self, publication: Publication, timeout: float) -> Mapping[str, torch.Tensor]:
-        """The file opened."""
-        found: dict[str, torch.Tensor] = torch.load(
-            io.BytesIO(ray.get(publication.blocks[0], timeout=timeout))
-        )
-        return found
-
-
-class CountingStore(RayStore):
-    """Ray's, which adds up what is put."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def put(self, value: Any) -> ray.ObjectRef[Any]:
-        """As `RayStore.put`."""
-        for one in value if isinstance(value, list) else [value]:
-            self.bytes += getattr(one, "nbytes", 0) or getattr(getattr(one, "block", None), "nbytes", 0)
-        return super().put(value)
-
-
-class LearnerSide:
-    """A decoder that is published, and changes as training changes it."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        torch.set_num_threads(1)
-        self.config = config
-
-    def open(self, way: str) -> int:
-        """Begins anew; bytes of the model."""
-        self.way, self.store = way, CountingStore()
-        self.decoder = made(self.config)
-        self.size = sum(value.nbytes for value in self.decoder.parameters())
-        if way == "adapter":
-            self.decoder.add_lora(LORA, seed=0)
-        self.publisher: Any = NaivePublisher() if way == NAIVE else create_publisher(way, self.store, rank=0)  # type: ignore[arg-type]
-        return self.size
-
-    @torch.no_grad()
-    def step(self, share: float) -> None:
-        """One training step's changes."""
-        for parameter in self.decoder.parameters():
-            if self.way != "adapter":
-                parameter.view(-1).view(torch.int16)[:: max(1, round(1 / share))].bitwise_xor_(1)
-            elif parameter.requires_grad:
-                parameter.add_(0.001)
-
-    def publish(self, version: int) -> tuple[Publication, float, int]:
-        """The publication, seconds, and bytes that went into the store."""
-        before, start = self.store.bytes, time.perf_counter()
-        published = self.publisher.publish(self._offer(), version)
-        seconds = time.perf_counter() - start
-        sent = self.publisher.sent if self.way == NAIVE else self.store.bytes - before
-        return published, seconds, sent
-
-    def meeting_point(self) -> tuple[str, int]:
-        """Where samplers meet this learner for broadcasts."""
-        self.broadcaster = Broadcaster(self.store, ray.util.get_node_ip_address())
-        return self.broadcaster.point.address
-
-    def broadcast(self, publication: Publication, invitation: Invitation) -> None:
-        """Begins to send what is published."""
-        self.broadcaster.send(publication, invitation)
-
-    def _offer(self) -> Offer:
-        decoder = self.decoder
-
-        def adapter() -> AdapterOffer | None:
-            if self.way != "adapter":
-                return None
-            tensors = {name: LazyTensor.of(value) for name, value in decoder.adapter_state().items()}
-            base = decoder.hf_tensors(merged=False)
-            return AdapterOffer(
-                lambda: source_of(tensors), lambda: source_of(base), decoder.adapted(), torch.bfloat16
-            )
-
-        return Offer(lambda: source_of(decoder.hf_tensors()), adapter)
-
-    @torch.no_grad()
-    def digest(self) -> int:
-        """Of the weights that samplers are to have; the same in any order."""
-        if self.way != "adapter":
-            return digest(self.decoder.parameters())
-        state, changed, found = self.decoder.adapter_state(), self.decoder.adapted(), 0
-        for name, tensor in self.decoder.hf_tensors(merged=False).items():
-            value = tensor.make().clone()
-            if name in changed:
-                changed[name].merge(value, state, into=value)
-            found += digest([value])
-        return found
-
-
-class SamplerSide:
-    """A decoder into which weights are loaded."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        torch.set_num_threads(1)
-        self.decoder = Decoder(config, torch.bfloat16)
-
-    def open(self, way: str) -> None:
-        """Begins anew."""
-        self.receiver: Any = (
-            NaiveReceiver() if way == NAIVE else create_receiver(way, RayStore(), place="bench")
-        )  # type: ignore[arg-type]
-
-    def take(
-        self, publication: Publication, invitation: Invitation | None = None, member: int = 0
-    ) -> tuple[float, float]:
-        """Seconds until all of it is here and checked, and of loading it; by a broadcast if there is an `invitation`."""
-        start = time.perf_counter()
-        if invitation is not None and (error := self.receiver.join(invitation, member)):
-            raise RuntimeError(error)
-        tensors = self.receiver.receive(publication, WAIT)
-        middle = time.perf_counter()
-        self.decoder.load_hf_state_dict(tensors)
-        return middle - start, time.perf_counter() - middle
-
-    def digest(self) -> int:
-        """See `LearnerSide.digest`."""
-        return digest(self.decoder.parameters())
+EXTRA = {"objectStore": (2, 1), "collective": (2, 3), "delta": (3, 2), "adapter": (2, 2), NAIVE: (4, 2)}
+# Versions of each way that are left out: two are in the store in turn, and each touches memory for the first time.
+FIRST = 2
 
 
 @dataclass(frozen=True)
 class Found:
-    """One version's way: seconds, and bytes that were put into the store."""
+    """One version's way: seconds, bytes put into the store, and seconds of processors of the learner and of a sampler."""
 
     total: float
     publish: float
     receive: float
     pause: float
     sent: int
+    learner: float
+    sampler: float
 
 
 def measure(
@@ -219,11 +76,11 @@ def measure(
         answer()
     address = call(learner, "meeting_point")() if way == "collective" else None
     found = []
-    for version in range(repetitions + 1):
+    for version in range(repetitions + FIRST):
         if version:
             call(learner, "step", share)()
         start = time.perf_counter()
-        publication, publish, sent = call(learner, "publish", version)()
+        publication, publish, sent, learning = call(learner, "publish", version)()
         taken: list[tuple[Any, ...]] = [(publication,)] * len(samplers)
         if address is not None:
             invitation = Invitation(version, "bench", address, len(samplers) + 1, WAIT)
@@ -232,9 +89,9 @@ def measure(
         answers = [call(one, "take", *what) for one, what in zip(samplers, taken, strict=True)]
         times = [answer() for answer in answers]
         total = time.perf_counter() - start
-        if version:
-            receive, pause = (max(one[part] for one in times) for part in (0, 1))
-            found.append(Found(total, publish, receive, pause, sent))
+        if version >= FIRST:
+            receive, pause, sampling = (max(one[part] for one in times) for part in (0, 1, 2))
+            found.append(Found(total, publish, receive, pause, sent, learning, sampling))
     expected = call(learner, "digest")()
     for answer in [call(sampler, "digest") for sampler in samplers]:
         assert answer() == expected, f"{way}: a sampler has other weights than the learner"
@@ -247,49 +104,13 @@ def by_ray(actor: Any, method: str, *arguments: Any) -> Callable[[], Any]:
     return lambda: ray.get(reference, timeout=WAIT)
 
 
-def digest(tensors: Any) -> int:
-    """Sum of all bits, taken as whole numbers."""
-    return sum(int(value.detach().reshape(-1).view(torch.int16).sum(dtype=torch.int64)) for value in tensors)
-
-
-def config_of(megabytes: float) -> DecoderConfig:
-    """A decoder of about so many bytes in bfloat16."""
-    hidden = 64 if megabytes < 4 else 512 if megabytes < 1000 else 1024
-    inner, vocabulary = 3 * hidden, 1024
-    layer = 2 * (4 * hidden**2 + 3 * hidden * inner)
-    layers = max(1, round((megabytes * 1e6 - 2 * vocabulary * hidden) / layer))
-    raw = {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-    }
-    heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}
-    from rl_api.run import TinyModelSpec
-
-    return parse_config(tiny_config(TinyModelSpec()) | raw | heads)
-
-
-@torch.no_grad()
-def made(config: DecoderConfig) -> Decoder:
-    """With the same random numbers again and again: it is not for their sake."""
-    decoder = Decoder(config, torch.bfloat16)
-    some = (torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
-    for parameter in decoder.parameters():
-        flat = parameter.view(-1)
-        for start in range(0, len(flat), len(some)):
-            part = flat[start : start + len(some)]
-            part.copy_(some[: len(part)])
-    return decoder
-
-
-def copy_speed(size: int) -> float:
+def copy_speed(size: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes/s of one copy of `size` bytes within memory that was touched before."""
     source = np.full(size, 1, np.uint8)
     target = source.copy()
-    start = time.perf_counter()
+    start = clock()
     np.copyto(target, source)
-    return size / (time.perf_counter() - start)
+    return size / (clock() - start)
 
 
 @dataclass(frozen=True)
@@ -431,10 +252,14 @@ def main() -> int:
                 size * 1e6 / total / copy,
                 *(1000 * _median(found, part) for part in ("publish", "receive", "pause")),
                 100 * _median(found, "pause") / total,
+                *(1000 * _median(found, part) for part in ("learner", "sampler")),
                 _median(found, "sent") / 1e6,
             ]
         )
-    columns = ["", "MB/s", "x naive", "of copy", "publish ms", "receive ms", "pause ms", "pause %", "MB sent"]
+    columns = ["", "MB/s", "x naive", "of copy", "publish ms", "receive ms", "pause ms", "pause %"]
+    columns += ["learner cpu ms", "sampler cpu ms", "MB sent"]
+    computed = statistics.median(copy_speed(COPIED, time.thread_time) for _ in range(3))
+    print(f"one copy of 100 MB: {1e11 / computed:.1f} ms of a processor")
     print(
         f"real steps: {100 * statistics.median(one.changed for one in steps):.2f} % of the elements change, "
         f"{100 * statistics.median(one.sent for one in steps):.2f} % of the bytes are sent"

@@ -140,7 +140,11 @@ _OF_LEARNERS = (
     ("libraries", "1 GiB, without accelerator 0.6 GiB", "assumed: CUDA context, NCCL, cuBLAS"),
 )
 _OF_SAMPLERS = (
-    ("weights", "w P / (tensor-parallel size x stages) on the fullest stage; layers in fp8: 1 in place of w"),
+    (
+        "weights",
+        "w P / (tensor-parallel size x stages) on the fullest stage; layers in fp8: 1 in place of w; on a CPU twice, as a "
+        "new version is copied beside the one that decodes",
+    ),
     ("forward pass", "8192 w (3 H + max(2 q + 2 kv, 3 I) / tensor-parallel size), and 12 V of each sequence"),
     (
         "left for keys and values",

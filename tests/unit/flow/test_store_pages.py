@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from rl_trainer.flow.store_pages import forget_store_pages, store_mappings
+from rl_trainer.flow.store_pages import forget_store_pages, shared_bytes, store_mappings
 
 SIZE = 8 << 20
 
@@ -42,10 +43,25 @@ def test_the_content_is_there_afterwards(tmp_path: Path):
                 if place[1] - place[0] == SIZE
             ]
             assert resident(start) == SIZE >> 10
-            forget_store_pages()
+            forget_store_pages(keep=1 << 40)
             assert resident(start) == 0
             assert shared[:] == content
 
 
+def test_some_pages_in_memory_may_stay():
+    with NamedTemporaryFile(prefix="plasma", dir="/dev/shm") as file:
+        file.truncate(SIZE)
+        with mmap.mmap(file.fileno(), SIZE) as shared:
+            shared[:] = b"a" * SIZE
+            ((start, _),) = store_mappings(Path("/proc/self/maps").read_text().splitlines())
+            assert shared_bytes() >= SIZE
+            forget_store_pages(keep=shared_bytes())
+            assert resident(start) == SIZE >> 10
+            forget_store_pages(keep=SIZE - 1)
+            assert resident(start) == 0
+            assert shared[:] == b"a" * SIZE
+
+
 def test_without_a_list_of_mappings_nothing_happens(tmp_path: Path):
     forget_store_pages(tmp_path / "none")
+    assert shared_bytes(tmp_path / "none") == 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, ModelError
 from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.weights.transports.publication import Publication
 
@@ -35,9 +35,13 @@ def version(number: int) -> Publication:
     return Publication(number, "objectStore", [])
 
 
+def as_it_is(tensors: Mapping[str, torch.Tensor], version: int) -> Mapping[str, torch.Tensor]:
+    return tensors
+
+
 def test_a_version_is_taken_once_it_is_here():
     gate, woken = Gate(), threading.Event()
-    arrival = Arrival(gate, SECONDS, woken.set)
+    arrival = Arrival(gate, as_it_is, SECONDS, woken.set)
     assert arrival.take(version(3)) is None
     assert arrival.take(version(3)) is None
     gate.open.release()
@@ -50,7 +54,7 @@ def test_a_version_is_taken_once_it_is_here():
 
 def test_another_version_waits_for_the_one_that_is_arriving_and_takes_its_place():
     gate, woken = Gate(), threading.Event()
-    arrival = Arrival(gate, SECONDS, woken.set)
+    arrival = Arrival(gate, as_it_is, SECONDS, woken.set)
     arrival.want(version(3))
     assert arrival.take(version(4)) is None
     gate.open.release()
@@ -67,7 +71,7 @@ def test_another_version_waits_for_the_one_that_is_arriving_and_takes_its_place(
 
 def test_what_fails_is_raised_where_it_is_taken_and_can_be_asked_for_again():
     gate, woken = Gate(), threading.Event()
-    arrival = Arrival(gate, SECONDS, woken.set)
+    arrival = Arrival(gate, as_it_is, SECONDS, woken.set)
     gate.error = DeadlineExceeded("it did not arrive")
     arrival.want(version(3))
     gate.open.release()
@@ -77,3 +81,25 @@ def test_what_fails_is_raised_where_it_is_taken_and_can_be_asked_for_again():
     gate.error = None
     assert arrival.take(version(3)) is None
     gate.open.release()
+
+
+def test_what_can_be_done_ahead_is_done_where_it_arrives():
+    gate, woken, names = Gate(), threading.Event(), list[str]()
+
+    def prepare(tensors: Mapping[str, torch.Tensor], version: int) -> str:
+        names.append(threading.current_thread().name)
+        if version == 4:
+            raise ModelError("a tensor is missing")
+        return f"{version}: {int(tensors['version'])}"
+
+    arrival = Arrival(gate, prepare, SECONDS, woken.set)
+    gate.open.release(2)
+    arrival.want(version(3))
+    assert woken.wait(SECONDS)
+    assert arrival.take(version(3)) == "3: 3"
+    woken.clear()
+    arrival.want(version(4))
+    assert woken.wait(SECONDS)
+    with pytest.raises(ModelError, match="a tensor is missing"):
+        arrival.take(version(4))
+    assert names == ["weights of version 3", "weights of version 4"]

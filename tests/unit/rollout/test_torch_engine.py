@@ -273,6 +273,46 @@ def test_weights_are_copied_and_a_bad_set_changes_nothing():
     assert all(torch.equal(value, before[name]) for name, value in engine._decoder.hf_state_dict().items())
 
 
+def test_weights_that_were_prepared_beside_steps_are_those_that_are_loaded_at_once():
+    texts = prompts(6, longest=20)
+    found = []
+    for ahead in (False, True):
+        engine = TorchEngine(decoder(1), slots=4)
+        engine.version = 7
+        engine.add(requests(texts, [10] * 6))
+        for version, after in ((8, 4), (9, 5)):
+            source = {name: value.clone() for name, value in decoder(version).hf_state_dict().items()}
+            if not ahead:
+                for _ in range(after):
+                    engine.step()
+                engine.load_weights(source, version)
+                continue
+            void = engine.prepare_weights({name: value + 1 for name, value in source.items()}, 100)
+            load = engine.prepare_weights(source, version)
+            del void
+            for value in source.values():
+                value.zero_()
+            for _ in range(after):
+                engine.step()
+            assert engine.version == version - 1
+            load()
+        found.append(drain(engine))
+    assert {8, 9} <= {int(version) for one in found[0].values() for version in one.versions}
+    for index, expected in found[0].items():
+        assert found[1][index].versions.tolist() == expected.versions.tolist()
+        assert found[1][index].tokens.tolist() == expected.tokens.tolist()
+        assert found[1][index].logprobs.tolist() == expected.logprobs.tolist()
+
+
+def test_a_bad_set_cannot_be_prepared_and_changes_nothing():
+    engine, source = TorchEngine(decoder(1), slots=2), decoder(2).hf_state_dict()
+    with pytest.raises(ModelError, match=r"weights of version 2: tensor model\.norm\.weight has shape \[3\]"):
+        engine.prepare_weights({**source, "model.norm.weight": torch.zeros(3)}, 2)
+    before = decoder(1).hf_state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in engine._decoder.hf_state_dict().items())
+    assert engine.version == 0
+
+
 def test_weights_that_are_not_numbers_spoil_nothing_afterwards():
     good = {name: value.clone() for name, value in decoder(1).hf_state_dict().items()}
     engine = TorchEngine(decoder(1), slots=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -46,6 +47,41 @@ def test_other_ranks_make_the_tensors_with_the_first_and_publish_nothing():
     assert StorePublisher(store, 1).publish(Offer(lambda: TensorSource(shapes, items)), 4) is None
     assert made == list(TENSORS)
     assert not store.blocks
+
+
+class Slow(KeptBlocks):
+    """Keeps a block only when the next one is being made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = threading.Semaphore(0)
+        self.threads: set[int] = set()
+
+    def put(self, block: object) -> int:
+        assert self.made.acquire(timeout=10.0)
+        self.threads.add(threading.get_ident())
+        return super().put(block)
+
+
+def test_a_block_is_put_while_the_next_is_made():
+    store = Slow()
+    tensors = {str(number): torch.full((50,), float(number)) for number in range(9)}
+
+    def items() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, one in enumerate(tensors.items()):
+            if number in (3, 5, 7, 8):  # the last tensor of a block, but for the first one's
+                store.made.release()
+            yield one
+        store.made.release()
+
+    shapes = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
+    published = StorePublisher(store, 0, limit=416).publish(Offer(lambda: TensorSource(shapes, items)), 4)
+    assert published is not None
+    assert published.blocks == list(range(5))
+    assert len(store.threads) == 1
+    assert store.threads != {threading.get_ident()}
+    found = create_receiver("objectStore", store, place="here").receive(published, 1.0)
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
 def test_what_does_not_arrive_or_is_damaged_is_named():

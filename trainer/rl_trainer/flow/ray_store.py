@@ -8,16 +8,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from rl_trainer.flow.store_pages import forget_store_pages
+from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
 
 
 class RayStore:
-    """Objects by reference; what was read or written does not stay in this process's resident set."""
+    """Objects by reference; of what was read or written no more than `KEPT_BYTES` stay in this process's resident set."""
 
     def put(self, value: Any) -> ray.ObjectRef[Any]:
         """Keeps a value as long as somebody has its reference."""
         reference = ray.put(value)
-        forget_store_pages()
+        forget_store_pages(keep=KEPT_BYTES)
         return reference
 
     def get(self, handles: Sequence[ray.ObjectRef[Any]], timeout: float) -> list[Any]:
@@ -25,7 +25,7 @@ class RayStore:
 
         Raises TimeoutError when not all of them are on this node after `timeout` seconds; Ray's own errors for lost ones.
         """
-        forget_store_pages()  # of what was read before
+        forget_store_pages(keep=KEPT_BYTES)  # of what was read before
         try:
             found: list[Any] = ray.get(list(handles), timeout=timeout)
         except GetTimeoutError:

@@ -162,6 +162,7 @@ class Decoder(nn.Module):
             self.head = nn.Parameter(torch.zeros_like(self.embed))
         self._rotations = torch.empty(0, config.head_dim // 2, dtype=torch.complex64, device=device)
         self._checkpointed = False
+        self._spare: dict[str, torch.Tensor] = {}
 
     def initialize(self, std: float, seed: int) -> None:
         """Normal weights of the given standard deviation, zero biases, unit norms; the same for a seed everywhere."""
@@ -348,6 +349,30 @@ class Decoder(nn.Module):
         check_shapes(self.config, shapes_of(tensors), where)
         with torch.no_grad():
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
+
+    def prepare_hf_state_dict(
+        self, tensors: Mapping[str, Rows], where: str = "weights"
+    ) -> Callable[[], None]:
+        """What takes time of `load_hf_state_dict`, ahead and beside whoever computes with the model; not of divided ones.
+
+        The tensors are copied to a second set of memory, which is kept from then on: as many bytes as the parameters have.
+        The result, to be called once, makes it the parameters'. Whatever was prepared before and not called is void.
+
+        Raises ModelError as `load_hf_state_dict` does.
+        """
+        check_shapes(self.config, shapes_of(tensors), where)
+        spare = self._spare
+        with torch.no_grad():
+            for name, value in self.named_parameters():
+                if name not in spare:
+                    spare[name] = torch.empty_like(value)
+            fuse(self.config, tensors, spare)
+
+        def exchange() -> None:
+            for name, value in self.named_parameters():
+                value.data, spare[name] = spare[name], value.data
+
+        return exchange
 
     def load_folder(self, folder: Path) -> None:
         """As `load_hf_state_dict` from the files of a folder."""

@@ -27,7 +27,7 @@ from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
-from rl_trainer.flow.store_pages import forget_store_pages
+from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
@@ -113,7 +113,9 @@ class SamplerActor:
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
         self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         self._wake = threading.Event()
-        self._arrival = Arrival(self.receiver, spec.weight_sync.timeout.seconds, self._wake.set)
+        self._arrival = Arrival(
+            self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
+        )
         self._jobs: deque[_Evaluation] = deque()
         self._evaluation: _Evaluation | None = None
         self._held: deque[Acquired] = deque()
@@ -314,14 +316,13 @@ class SamplerActor:
             return False
         if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
             return False
-        tensors = self._arrival.take(published)
-        if tensors is None:  # the loop goes on, and is woken
+        load = self._arrival.take(published)
+        if load is None:  # the loop goes on, and is woken
             return False
         self._close_span()
         with self.spans.span("load weights", version=version):
-            self.engine.load_weights(tensors, version)
-            del tensors
-            forget_store_pages()
+            load()
+            forget_store_pages(keep=KEPT_BYTES)
             self._loaded = version
         return True
 

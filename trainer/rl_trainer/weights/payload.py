@@ -20,8 +20,8 @@ from xxhash import xxh3_64_intdigest
 from rl_api.errors import ModelError
 from rl_trainer.weights.source import LazyTensor, TensorSource
 
-# Bytes of a block at most.
-BLOCK_BYTES = 64 << 20
+# Bytes of a block at most: many blocks to a version, so that one is put into the store while the next is made.
+BLOCK_BYTES = 32 << 20
 # At which bytes of a block a tensor may begin; pieces of one are multiples of it, so that no number is cut.
 _ALIGNMENT = 16
 
@@ -126,17 +126,17 @@ def checksum_of(block: np.ndarray) -> int:
     return xxh3_64_intdigest(block.data)
 
 
-class Room:
-    """Memory for one block after the other: what was touched before takes a copy in a quarter of the time."""
+class Rooms:
+    """Memory for two blocks in turn: what was touched before takes a copy in a quarter of the time."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = [torch.empty(0, dtype=torch.uint8)] * 2
 
     def __call__(self, size: int) -> Tensor:
-        """uint8 [size], the same memory each time."""
-        if self._memory.numel() < size:
-            self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory[:size]
+        """uint8 [size], the memory of the block before the last one."""
+        before, last = self._memory
+        self._memory = [last, torch.empty(size, dtype=torch.uint8) if before.numel() < size else before]
+        return self._memory[1][:size]
 
 
 def _new_room(size: int) -> Tensor:
@@ -155,7 +155,7 @@ def pack_weights(
         source: the tensors.
         version: of them.
         limit: a multiple of 16.
-        room: memory for so many bytes, where a block is made; a block is good until it is asked for again.
+        room: memory for so many bytes, where a block is made; a block is good until it is handed out again.
     """
     parts = list(_parts(source, limit))
     taken = _Taken(source.items())

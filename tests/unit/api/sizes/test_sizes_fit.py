@@ -146,7 +146,7 @@ def test_a_pod_without_accelerators_needs_memory() -> None:
     sentence = sampler_misfit(
         QWEN, SamplerLayout(engine="torch", sequences=1, length=100), Device(8 * GB, False)
     )
-    assert sentence == "sampler: 7.6 B parameters need 15 GB on one 8.0 GB pod; give the pods more memory"
+    assert sentence == "sampler: 7.6 B parameters need 30 GB on one 8.0 GB pod; give the pods more memory"
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def test_the_torch_engine_takes_what_its_sequences_need() -> None:
     assert memory.allowed == H100.memory
     assert memory.blocks == 3 * 7
     assert memory.parts.caches == 21 * block_bytes(QWEN, layout)
+    on_cpu = sampler_memory(QWEN, layout, Device(H100.memory, accelerator=False))
+    assert on_cpu.parts.weights == 2 * memory.parts.weights, "new ones are copied beside those that decode"
 
 
 def test_without_room_there_are_no_blocks() -> None:

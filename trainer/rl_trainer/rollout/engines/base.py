@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -195,6 +195,14 @@ class Engine(ABC):
         Sequences in flight go on with the keys and values they have. Raises ModelError when a tensor is missing, unknown or
         of another shape; then the weights are as before.
         """
+
+    def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
+        """Does ahead what can be done of `load_weights` while steps go on, on another thread; one call at a time.
+
+        What it returns does the rest, between two steps, and is the end of `load_weights`; what was prepared before and not
+        called is void. Raises what that raises, as the result may. An engine that can do nothing ahead leaves all for it.
+        """
+        return partial(self.load_weights, tensors, version)
 
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """What sequences in flight have beyond their first `known[id]` tokens; those without anything new, or that `known`

@@ -10,7 +10,7 @@ loop, so each token, the first included, comes from the same code.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,23 @@ class TorchEngine(Engine):
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
         self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
+        self._loaded(version)
+
+    def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
+        """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first; the
+        memory of a GPU is for keys and values.
+        """
+        if self._device.type != "cpu":
+            return super().prepare_weights(tensors, version)
+        exchange = self._decoder.prepare_hf_state_dict(tensors, where=f"weights of version {version}")
+
+        def load() -> None:
+            exchange()
+            self._loaded(version)
+
+        return load
+
+    def _loaded(self, version: int) -> None:
         self.version = version
         self._prefixes.clear()
         if self._tainted:

@@ -69,7 +69,7 @@ class Publisher(Protocol):
         """Makes the weights that the learner has now available as `version`; None on every rank but the first.
 
         All ranks call it together. When it returns, the weights may be changed: what is published is in host memory. At
-        most one block is held beside the store's.
+        most two blocks are held beside the store's.
         """
         ...
 

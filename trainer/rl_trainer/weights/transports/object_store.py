@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.weights.payload import BLOCK_BYTES, Room, pack_weights, unpack_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, WeightsBlock, pack_weights, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Offer, Store
 from rl_trainer.weights.transports.publication import Publication
@@ -20,7 +21,7 @@ class StorePublisher:
     def __init__(self, store: Store, rank: int, limit: int = BLOCK_BYTES):
         """`limit`: bytes of a block at most."""
         self._store, self._rank, self._limit = store, rank, limit
-        self._room = Room()
+        self._rooms = Rooms()
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
@@ -28,8 +29,7 @@ class StorePublisher:
         if self._rank:
             take_part(source)
             return None
-        # Not a loop, whose variable would keep a block while the next one is made.
-        blocks = list(map(self._store.put, pack_weights(source, version, self._limit, self._room)))
+        blocks = put_blocks(self._store, pack_weights(source, version, self._limit, self._rooms))
         return Publication(version, "objectStore", blocks)
 
 
@@ -43,6 +43,22 @@ class StoreReceiver:
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
         return unpack_weights(take_blocks(self._store, publication, self._place, timeout))
+
+
+def put_blocks(store: Store, blocks: Iterator[WeightsBlock]) -> list[Any]:
+    """Their handles. Each is put by a thread while the next is made here, as what makes it may be a collective; when a block
+    is asked for, those before the last are in the store.
+    """
+    handles: list[Any] = []
+    with ThreadPoolExecutor(1, "weights to the store") as thread:
+        last: Future[Any] | None = None
+        for block in blocks:
+            if last is not None:
+                handles.append(last.result())
+            last = thread.submit(store.put, block)
+        if last is not None:
+            handles.append(last.result())
+    return handles
 
 
 def take_blocks(
