@@ -383,7 +383,9 @@ class Checkpoints:
         return self.spec.checkpoint.asynchronous if self.spec.checkpoint is not None else "never"
 
     def _asynchronous(self, learned: LearnerState) -> bool:
-        return self._wanted == "always" or (self._wanted == "auto" and learned.on_gpus)
+        # A pod's memory has a limit, which was set without the copy.
+        auto = self._wanted == "auto" and learned.on_gpus and self.folder.attempt is None
+        return self._wanted == "always" or auto
 
     def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
         if not self.outside:
