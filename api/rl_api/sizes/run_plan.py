@@ -28,8 +28,8 @@ class Place:
         per_pod: devices that a pod can have at most, None: nobody says.
         main_memory: bytes of each pod with accelerators, None: not known.
         sees_folder: its ranks write checkpoints into the run folder themselves, and on GPUs copy them first; on a cluster
-            they upload them, write to a claim that several nodes can mount, or send them to the head piece by piece, and copy
-            them where the run asks for that alone (always): their pods' memory is limited.
+            they upload them, write to a claim that several nodes can mount, or send them to the head piece by piece, and
+            copy them where the run asks for that alone (always): their pods' memory is limited.
     """
 
     pods: int

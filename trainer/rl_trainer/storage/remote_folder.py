@@ -173,15 +173,16 @@ class RemoteFolder:
         return RemoteWriter(self, name, size)
 
     def abort_parts(self, name: str) -> None:
-        """Forget the parts of files below the folder `name` that nobody will finish, as their writers were killed.
+        """Forget parts of files below the folder `name` (empty: all) that nobody will finish, as their writers were killed.
 
         Who may not look for such parts leaves them to the bucket's own rules.
         """
         if not is_s3(self.uri):
             return
-        bucket, _, prefix = self._path(name).partition("/")
+        bucket, _, key = self._path(name).strip("/").partition("/")
+        prefix = f"{key}/" if key else ""
         with contextlib.suppress(PermissionError, NotImplementedError):
-            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
+            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
             for one in found.get("Uploads") or ():
                 with contextlib.suppress(FileNotFoundError):  # its writer lives, and has finished it
                     self._files.call_s3(
