@@ -61,12 +61,12 @@ def start_high_water() -> int:
     return resident("VmRSS")
 
 
-def resident(name: str) -> int:
-    """VmRSS (now) or VmHWM (highest) of this process in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def resident(name: str, process: Path = Path("/proc/self")) -> int:
+    """VmRSS (now) or VmHWM (highest) of a process, by itself of this one, in bytes."""
+    for line in (process / "status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
+    raise RuntimeError(f"{process / 'status'} has no {name}")
 
 
 if __name__ == "__main__":

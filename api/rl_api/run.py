@@ -65,7 +65,7 @@ class StorageSpec(Model):
     """Where checkpoints are kept: exactly one of the fields."""
 
     persistent_volume_claim: ObjectName | None = None
-    """PersistentVolumeClaim in the run's namespace (on a cluster)."""
+    """PersistentVolumeClaim in the run's namespace (on a cluster). Learners mount it too if it is ReadWriteMany."""
     s3: Address | None = None
     """s3://bucket/folder. On a cluster each run has a folder of its own in it."""
     path: Address | None = None
@@ -83,9 +83,10 @@ class CheckpointSpec(Model):
     """Where; null: the run folder. Required on a cluster, whose pods lose their disks."""
     asynchronous: Literal["auto", "always", "never"] = "auto"
     """Whether learners train on while they write one, which they copy into the memory of their nodes first. auto: where
-    they are on GPUs; on CPUs the copy would need 12 bytes per parameter beside the 16 that training has. The last one, and
-    one that is asked for, is waited for, and so is what learners send that do not see the folder: on a cluster with
-    trainer.kind rltrain all of it, also with always, as the head alone mounts the storage."""
+    they are on GPUs of one machine; on CPUs the copy would need 12 bytes per parameter beside the 16 that training has,
+    and the memory of a cluster's pods is limited. The last one, and
+    one that is asked for, is waited for, and so is what learners send that do not see the folder and upload nothing: on a
+    cluster with trainer.kind rltrain all of it, also with always, on a claim that one node alone can mount."""
 
 
 class StopSpec(Model):
@@ -153,8 +154,9 @@ class RunSpec(Model):
     """Container image of the trainer; null: the profile's."""
     secrets: tuple[ObjectName, ...] = Field(default=(), max_length=MOST_ITEMS, strict=False)
     """Secrets of the run's namespace: their keys become environment variables of the processes in its head, such as
-    HF_TOKEN or AWS_ACCESS_KEY_ID, but for RAY_*, RLTRAIN_* and *_VISIBLE_DEVICES; with trainer.kind command or verl in
-    all its pods. On one machine they are not looked at: set the variables there."""
+    HF_TOKEN or AWS_ACCESS_KEY_ID, but for RAY_*, RLTRAIN_* and *_VISIBLE_DEVICES; with checkpoint.storage.s3 in its
+    learners too, with trainer.kind command or verl in all its pods. On one machine they are not looked at: set the
+    variables there."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of everything random: model, prompts, sampling."""
     trainer: TrainerSpec = TrainerSpec()

@@ -15,8 +15,11 @@ import s3fs
 from object_store import ObjectStore
 from training_runs import PROMPTS, RunFiles, ray_here, until
 
-from rl_api.errors import TaskError
+from rl_api.errors import CheckpointError, TaskError
 from rl_api.task import TaskSpec
+from rl_trainer.checkpoint.manifest import sha256_of
+from rl_trainer.checkpoint.remote import sweep
+from rl_trainer.checkpoint.tensor_file import ShardWriter, file_head
 from rl_trainer.cli import main
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
@@ -109,6 +112,82 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
     third = small_run(tmp_path / "third", "s3://lost-disk/runs/two", stop={"maxSteps": 1})
     third.run("--set", "model.source=s3://lost-disk/runs/one/final", "--set", "model.tiny=null").assert_well()
     assert (third.out / "initial" / "model.safetensors").read_bytes() == whole.weights
+
+
+def test_files_in_parts_are_there_whole_or_not_at_all(store: ObjectStore):
+    kept, remote = store.bucket("parts"), RemoteFolder("s3://parts/run")
+    head = file_head("step-00000002/model", {"a": ("U8", (20 << 20,))})
+    piece = bytes(range(256)) * (4 << 10)
+
+    def begun() -> ShardWriter:
+        writer = ShardWriter(remote, [head])
+        for _ in range(10):
+            writer.write(head.name, piece)
+        assert remote.sizes() == {}
+        return writer
+
+    def parts() -> int:
+        return len(remote._files.call_s3("list_multipart_uploads", Bucket="parts").get("Uploads") or ())
+
+    writer = begun()
+    for _ in range(10):
+        writer.write(head.name, piece)
+    file = kept / "run" / head.name
+    assert writer.finish() == {head.name: (head.size, sha256_of(file))}
+    assert file.read_bytes() == head.content + 20 * piece
+    remote.delete("step-00000002")
+
+    begun().close()
+    assert (remote.sizes(), parts()) == ({}, 0), "who gives up leaves nothing"
+    killed = begun()
+    remote.write("step-00000002/rank-0", b"of another")
+    assert parts() == 1
+    sweep(remote)
+    assert (remote.sizes(), parts()) == ({}, 0), "nor does the next attempt leave what a killed one has"
+    with pytest.raises(
+        CheckpointError, match=r"^step-00000002/model could not be written to s3://parts/run: "
+    ):
+        for _ in range(10):
+            killed.write(head.name, piece)
+    killed.close()
+    assert remote.sizes() == {}
+
+
+def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    kept = store.bucket("elsewhere") / "run"
+    written = {"everySteps": 2, "keep": 2, "asynchronous": "always", "storage": {"s3": "s3://elsewhere/run"}}
+    changes: dict[str, object] = {
+        "algorithm": {"name": "elsewhere:loss"},
+        "learner": {"replicas": 2, "parallelism": "fsdp2"},
+        "checkpoint": written,
+    }
+    for number, steps in enumerate((4, 6)):
+        files = small_run(tmp_path / str(number), "", **changes, stop={"maxSteps": steps})
+        (files.folder / "elsewhere.py").write_text(ELSEWHERE)
+        with files.start("--resume", **ray_here()) as process:
+            process.finish().assert_well()
+        files.assert_nothing_lost_or_twice()
+        assert files.summary["resumed_from"] == (4 if number else None)
+        assert checkpoints(files.out / "checkpoints") == ([4] if number else []), (
+            "but for what it went on from"
+        )
+        assert checkpoints(kept) == [steps - 2, steps]
+    assert main(["verify", "s3://elsewhere/run/step-00000006"]) == 0
+    assert "every file is as it was written" in capsys.readouterr().out
+    names = sorted(path.name for path in (kept / "step-00000006").rglob("*.safetensors"))
+    assert names == [
+        f"{part}-0000{rank}-of-00002.safetensors" for part in ("model", "optimizer") for rank in (1, 2)
+    ]
+
+
+ELSEWHERE = """
+import rl_trainer.learner.actor
+rl_trainer.learner.actor._reached = lambda folder: False  # as on a node with another disk
+def loss(inputs):
+    return -inputs.advantages * inputs.log_probs
+"""
 
 
 def test_prompts_from_the_object_store(store: ObjectStore):

@@ -27,8 +27,9 @@ class Place:
         per_node: devices of a node, None: not known.
         per_pod: devices that a pod can have at most, None: nobody says.
         main_memory: bytes of each pod with accelerators, None: not known.
-        sees_folder: its ranks write checkpoints into the run folder themselves, and so may copy them first; on a cluster the
-            head alone has the volume, and learners send it theirs piece by piece.
+        sees_folder: its ranks write checkpoints into the run folder themselves, and on GPUs copy them first; on a cluster
+            they upload them, write to a claim that several nodes can mount, or send them to the head piece by piece, and
+            copy them where the run asks for that alone (always): their pods' memory is limited.
     """
 
     pods: int
@@ -171,7 +172,7 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
         trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),
         reference=bool(algorithm.kl.coefficient),
         critic=algorithm.value_model is not None,
-        copied=place.sees_folder and _asynchronous(spec, place.accelerated),
+        copied=_asynchronous(spec, place.accelerated and place.sees_folder),
         offload=learner.optimizer_offload,
     )
 

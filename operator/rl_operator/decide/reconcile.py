@@ -315,8 +315,8 @@ def _begin(look: Look) -> Decision:
 
 def _start(look: Look, number: int) -> Decision:
     """Make what an attempt needs, when it begins and when it goes on after its pods were taken away."""
-    effective = look.effective
-    assert effective is not None
+    assert look.effective is not None
+    effective = replace(look.effective, shared_claim=look.world.claim_shared)
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     look = look.set("Training", "False", "Starting", "the pods are starting")
     missing, apply = _shared(look)

@@ -220,6 +220,8 @@ class World:
     """Whether the checkpoint claim is there; None: not looked for."""
     claim_class: str | None = None
     """Storage class of the claim; None: it has none, or was not looked for."""
+    claim_shared: bool = False
+    """Whether pods on several nodes can write to the claim (ReadWriteMany); not where it was not looked for."""
     others: Others = NOBODY
     """The other runs of its namespace."""
     key: bytes = field(default=b"", repr=False)

@@ -21,6 +21,8 @@ class Backend:
     """Whether not the head alone writes checkpoints."""
     workers_need_secrets = False
     """Whether workers get the Secrets of the run: they read models, data and object stores themselves."""
+    learners_write = True
+    """Whether learners write their part of a checkpoint where they reach its place, and send it to the head elsewhere."""
 
     samplers_leave = True
     """Whether a sampler gives its work back when its pod is told to go."""
@@ -47,6 +49,7 @@ class Command(Backend):
 
     follows_stop = False
     workers_need_secrets = True
+    learners_write = False
     samplers_leave = False
 
     def workers(self, spec: RunSpec) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ class Effective:
     profile: ProfileSpec
     image_pull_policy: str
     """Whether nodes ask the registry for an image that they have."""
+    shared_claim: bool = False
+    """Whether pods on several nodes can write to its claim; known when an attempt starts."""
 
     def role(self, name: str) -> Role:
         """One role."""
@@ -116,6 +118,12 @@ class Effective:
         """PersistentVolumeClaim of the run's checkpoints, if it uses one."""
         storage = self.spec.checkpoint.storage if self.spec.checkpoint is not None else None
         return storage.persistent_volume_claim if storage is not None else None
+
+    @property
+    def in_object_store(self) -> bool:
+        """Whether the run's checkpoints are in an object store."""
+        storage = self.spec.checkpoint.storage if self.spec.checkpoint is not None else None
+        return storage is not None and storage.s3 is not None
 
     @property
     def limits(self) -> ProfileLimitsSpec:

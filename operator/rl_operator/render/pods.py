@@ -77,8 +77,7 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         _add_head_parts(effective, attempt, spec, container)
     if role.name == SAMPLER and effective.backend.samplers_leave:
         _add_leaving(spec, container)
-    # Where workers write too, the claim must be one that several nodes can mount.
-    if role.name == HEAD or (effective.backend.workers_write and effective.claim is not None):
+    if role.name == HEAD or (effective.claim is not None and _writes(effective, role)):
         _add_storage(effective, role, spec, container)
     add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
     return {"metadata": metadata, "spec": spec}
@@ -145,11 +144,21 @@ def restricted_pod(
     return spec, container
 
 
+def _writes(effective: Effective, role: Role) -> bool:
+    """Whether a worker writes to the claim, which must be one that several nodes can mount: else learners, which then may be
+    on other nodes than the head, would wait for it for good."""
+    backend = effective.backend
+    return backend.workers_write or (
+        role.name == LEARNER and backend.learners_write and effective.shared_claim
+    )
+
+
 def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:
     """Of the run where models, data and checkpoints are read and written; of the task where code of the user's runs, unless
     that has a container of its own."""
-    task = effective.spec.given_task
-    own = effective.spec.secrets if role.name == HEAD or effective.backend.workers_need_secrets else ()
+    task, backend = effective.spec.given_task, effective.backend
+    uploads = role.name == LEARNER and backend.learners_write and effective.in_object_store
+    own = effective.spec.secrets if role.name == HEAD or backend.workers_need_secrets or uploads else ()
     here = task is not None and role.name in (HEAD, SAMPLER) and role.code is None
     return own + (task.secrets if task is not None and here else ())
 

@@ -96,9 +96,9 @@ class Cluster:
         }
         memory.token, changes["unasked"] = await self._token(key, world, memory.uid)
         current = self.plan(run, memory)
-        if open_attempt is None and isinstance(current, Effective) and current.claim is not None:
-            changes |= await self._claim(key[0], current.claim)
         begins = open_attempt is None or not world.rays
+        if begins and isinstance(current, Effective) and current.claim is not None:
+            changes |= await self._claim(key[0], current.claim)
         if begins and isinstance(current, Effective) and current.profile.gang is not None:
             changes["pod_group"] = await self._pod_group(POD_GROUPS.get(current.profile.gang.scheduler, ()))
         if isinstance(current, Effective) and current.queued:
@@ -181,12 +181,16 @@ class Cluster:
         return await self._known.lately(what, _SECRET_SECONDS, lambda: earlier_token(self.api, key, uid))
 
     async def _claim(self, namespace: str, claim: str) -> dict[str, Any]:
-        """Whether a claim is there, and its storage class."""
+        """Whether a claim is there, its storage class, and whether several nodes can write to it."""
 
         async def ask() -> dict[str, Any]:
             found = await self.api.find("PersistentVolumeClaim", namespace, claim)
             spec = (found or {}).get("spec") or {}
-            return {"claim_exists": found is not None, "claim_class": spec.get("storageClassName")}
+            return {
+                "claim_exists": found is not None,
+                "claim_class": spec.get("storageClassName"),
+                "claim_shared": "ReadWriteMany" in (spec.get("accessModes") or ()),
+            }
 
         return await self._known.lately(("claim", namespace, claim), _CLAIM_SECONDS, ask)
 

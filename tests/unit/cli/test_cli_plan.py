@@ -345,6 +345,8 @@ def test_a_checkpoints_copy_is_in_main_memory_where_learners_see_the_folder(
     assert lines(*here, "--set", "checkpoint.asynchronous=never") == []
     assert lines() == [], "auto is of GPUs alone"
     on_a_cluster = ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))
-    assert lines(*on_a_cluster, "--set", "sampler.replicas=2") == [], (
-        "learners have no volume, and send it to the head"
-    )
+    assert lines(*on_a_cluster, "--set", "sampler.replicas=2") == [], "there it is asked for alone"
+    always = ("--set", "checkpoint.asynchronous=always")
+    assert lines(*on_a_cluster, "--set", "sampler.replicas=2", *always) == [
+        f"a learner pod's main memory: 11 GB for {saves}"
+    ]

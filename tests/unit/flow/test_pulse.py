@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.flow.calls import answers
+from rl_trainer.flow.calls import MEANWHILE_SECONDS, answers
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.learner.group import Learners
 
@@ -135,3 +135,34 @@ def test_a_sampler_that_was_given_up_is_not_silent_while_another_loads():
         assert await actor.silent(-1.0) == ["learner 0"]
 
     asyncio.run(story())
+
+
+def test_what_is_told_is_heard_once_the_buffer_answers(asked: Asked):
+    asked.actor.told = SimpleNamespace(remote=lambda: "told")
+    assert asked.watch.told() == {}
+    asked.said = {"learner 0": 1}
+    assert asked.watch.told() == {"learner 0": 1}
+    asked.said = ActorDiedError()
+    assert asked.watch.told() == {}, "who needs the buffer says that it has died"
+
+    async def tell() -> None:
+        actor = BufferActor(BufferConfig(groups_per_step=1))
+        for said in (1, 2):
+            await actor.tell("learner 0", said)
+        assert await actor.told() == {"learner 0": 2}
+
+    asyncio.run(tell())
+
+
+def test_something_else_is_seen_to_while_calls_are_awaited(monkeypatch: pytest.MonkeyPatch):
+    waits, looks = list[float](), iter([True, True, False])
+
+    def wait(calls: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        waits.append(timeout)
+        return (calls, []) if len(waits) == 4 else ([], calls)
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", lambda call, timeout: call)
+    assert answers(["zero"], "learner", "training", 90.0, meanwhile=lambda: next(looks)) == ["zero"]  # type: ignore[list-item]
+    assert waits[:2] == [MEANWHILE_SECONDS] * 2
+    assert min(waits[2:]) > 60.0, "nothing is left to look for"

@@ -11,12 +11,15 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.remote import complete, fetch, steps, sweep
 from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
+from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.checkpoint.tensor_file import FileHead, ShardWriter, file_head
 from rl_trainer.learner import actor, group
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners, LearnersWriting
 from rl_trainer.learner.saving import Written
+from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.weights.stream import Piece
 
 PARTS = {WEIGHTS: "model"}
@@ -42,6 +45,7 @@ class Here:
 
     def __init__(self, rank: int):
         self.rank, self.learner, self._rounds, self._writing, self._save = rank, rank, iter(()), None, 0
+        self._pulse: Any = None
         self.dropped: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -137,3 +141,99 @@ def test_who_waits_asks_each_rank_once_a_look(monkeypatch: pytest.MonkeyPatch):
     looks = iter([[Written(0, None)], [Written(1, None)], [Written(2, {"0": (84, "x")})]])
     assert LearnersWriting(SavedFiles({}, {}, 0), ["0"], lambda: next(looks), lambda: None).wait().digests
     assert next(looks, None) is None
+
+
+class Told:
+    """As `Pulse` and `Watch` together."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def tell(self, name: str, said: Any) -> None:
+        """As `Pulse`."""
+        self.said[name] = said
+
+    def told(self) -> dict[str, Any]:
+        """As `Watch`."""
+        return self.said
+
+
+def test_learners_that_cannot_be_asked_have_told(
+    ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told: Any = Told()
+    for one in ranks:
+        one._pulse = told
+    learners = Learners(ranks, RunSpec(), watch=told)
+    monkeypatch.setattr(actor, "_reached", lambda folder: folder == tmp_path and False)
+    sent = learners.write(tmp_path, PARTS, background=True)
+    assert sent.finished() is not None, "there is nothing that they write after it was sent"
+    monkeypatch.undo()
+    monkeypatch.setattr(group, "answers", lambda calls, *_: list(calls))
+    monkeypatch.setattr(actor, "Save", OneFile)
+    writing = learners.write(tmp_path, PARTS, background=True)
+    for one in ranks:
+        one._writing._thread.join(10)
+        monkeypatch.setattr(one, "save_written", lambda: pytest.fail("asked"), raising=False)
+    first, told.said["learner 1"] = told.said["learner 1"], (1, Written(4, {}))
+    assert writing.finished() is None, "what one of them said is of an earlier save"
+    told.said["learner 1"] = (first[0], CheckpointError("1: No space left on device"))
+    with pytest.raises(CheckpointError, match=r"^1: No space left on device$"):
+        writing.finished()
+    told.said["learner 1"] = first
+    files = writing.finished()
+    assert files is not None
+    assert {name: size for name, (size, _) in files.digests.items()} == {
+        name: (tmp_path / name).stat().st_size for name in ("0", "1")
+    }
+
+
+def test_ranks_upload_where_they_do_not_see_the_folder(
+    ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_scheme: None
+):
+    """Rank 0 sees it: so a checkpoint is made of both kinds of files."""
+    store, remote = CheckpointStore(tmp_path / "here"), RemoteFolder(f"file://{tmp_path}/remote")
+    seen = iter([True, False])
+    monkeypatch.setattr(actor, "_reached", lambda folder: next(seen))
+    with store.begin(7, {"cursor": 7}) as draft:
+        files = (
+            Learners(ranks, RunSpec()).write(draft.folder, PARTS, upload=f"{remote.uri}/step-00000007").wait()
+        )
+        assert files.uploaded == {"1"}
+        assert sorted(path.name for path in draft.folder.iterdir()) == ["0"]
+        assert steps(remote) == [], "nothing counts yet"
+        content = draft.manifest(files.digests, files.uploaded)
+        assert complete(store, remote, draft.folder, content) == f"{remote.uri}/step-00000007"
+    assert steps(remote) == [7]
+    assert remote.names("step-00000007") == ["0", "1", "manifest.json"]
+    found = fetch(CheckpointStore(tmp_path / "there"), remote)
+    assert found is not None
+    assert (found.step, found.metadata, found.files) == (7, {"cursor": 7}, files.digests)
+
+    (tmp_path / "remote" / "step-00000007" / "1").write_bytes(b"short")
+    with pytest.raises(
+        CheckpointError, match=r"could not be completed in .*: 1 has 5 bytes there instead of the \d"
+    ):
+        complete(store, remote, tmp_path, content)
+
+
+def test_ranks_that_cannot_upload_send_and_say_why(
+    ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(actor, "_reached", lambda folder: False)
+    writing = Learners(ranks, RunSpec()).write(tmp_path, PARTS, upload="gcs://bucket/step-00000007")
+    files = writing.wait()
+    assert files.uploaded == frozenset()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files.digests) == ["0", "1"]
+    assert writing.refused.startswith("nothing can be written to gcs://bucket/step-00000007: ")
+
+
+def test_what_killed_writers_have_left_is_swept_away(tmp_path: Path, any_scheme: None):
+    remote = RemoteFolder(f"file://{tmp_path}/remote")
+    for name in ("step-00000004/manifest.json", "step-00000004/a", "step-00000006/a", "final/a", "run.yaml"):
+        remote.write(name, b"x")
+    sweep(remote)
+    assert remote.names() == ["final", "run.yaml", "step-00000004"]
+    with ShardWriter(remote, [file_head("step-00000006/b", {"a": ("F32", (4,))})]) as writer:
+        writer.write("step-00000006/b", bytes(8))
+    assert remote.names("step-00000006") == [], "what is given up half-way is not there"

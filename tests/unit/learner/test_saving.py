@@ -36,13 +36,18 @@ def written(writing: Writing) -> Written:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_what_was_added_is_in_the_files_and_known_by_its_checksum(tmp_path: Path, background: bool):
-    writing = Writing(tmp_path, [HEAD], background=background)
+    told: list[object] = []
+    writing = Writing(tmp_path, [HEAD], background=background, tell=told.append)
     for piece in PIECES:
         writing.add([piece])
     assert writing.look().digests is None
     writing.start()
     file = tmp_path / "model" / "part"
-    assert written(writing).digests == {"model/part": (HEAD.size, sha256_of(file))}
+    found = written(writing)
+    assert found.digests == {"model/part": (HEAD.size, sha256_of(file))}
+    if writing._thread is not None:
+        writing._thread.join(10)
+    assert told == ([found] if background else []), "who writes at once is asked"
     assert file.read_bytes() == HEAD.content + bytes([1] * 8 + [2] * 8)
 
 
@@ -51,12 +56,15 @@ def test_a_thread_that_cannot_write_says_so_to_who_looks(tmp_path: Path, monkeyp
         raise CheckpointError(f"{name}: No space left on device")
 
     monkeypatch.setattr(ShardWriter, "write", full)
-    writing = Writing(tmp_path, [HEAD], background=True)
+    told: list[object] = []
+    writing = Writing(tmp_path, [HEAD], background=True, tell=told.append)
     writing.add(PIECES)
     assert writing.look() == Written(0, None), "nothing is written before all is copied"
     writing.start()
     with pytest.raises(CheckpointError, match=r"^model/part: No space left on device$"):
         written(writing)
+    writing._thread.join(10)  # type: ignore[union-attr]
+    assert [str(one) for one in told] == ["model/part: No space left on device"]
 
 
 def test_what_is_given_up_ends_with_the_piece_that_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

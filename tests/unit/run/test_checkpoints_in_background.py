@@ -31,7 +31,7 @@ def test_always_without_effect_is_said_at_the_start(tmp_path: Path, asynchronous
     folder = RunFolder(tmp_path / "run")
     try:
         checkpoints = Checkpoints(spec, folder, None, print)
-        sentence = checkpoints.never_in_background(reach)
+        sentence = checkpoints.ask_learners(reach)
     finally:
         folder.close()
     assert len(asked) == (asynchronous == "always")
@@ -57,6 +57,6 @@ def test_a_folder_that_cannot_be_made_is_left_to_the_first_checkpoint(tmp_path: 
     try:
         checkpoints = Checkpoints(spec, folder, None, print)
         checkpoints.store.folder.rmdir()
-        assert checkpoints.never_in_background(lambda _: False) is None
+        assert checkpoints.ask_learners(lambda _: False) is None
     finally:
         folder.close()

@@ -107,6 +107,7 @@ class BufferActor:
         self._published = False
         self._stopping = False
         self._beats: dict[str, float] = {}
+        self._told: dict[str, Any] = {}
         self._waiting = WaitingCalls()
         self._takers = Changes()
 
@@ -249,6 +250,14 @@ class BufferActor:
         """Those that have given signs of life, but none for `limit` seconds."""
         now = time.monotonic()
         return [name for name, at in self._beats.items() if now - at > limit]
+
+    async def tell(self, name: str, said: Any) -> None:
+        """Keeps the last that the actor of this name says unasked."""
+        self._told[name] = said
+
+    async def told(self) -> dict[str, Any]:
+        """What has been told last, by name."""
+        return self._told
 
     async def stop(self) -> None:
         """The run is over: every `acquire` returns with `stop`."""

@@ -60,18 +60,79 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
                 remote.upload(info.path / name, f"{step_name(info.step)}/{name}")
             check()
             remote.write(_manifest(info.step), (info.path / MANIFEST).read_bytes())
-        there = steps(remote)
-        kept = [info.step, *(step for step in reversed(there) if step < info.step)][: store.keep]
-        gone = [step for step in there if step not in kept]
-        needed = pinned(RemotePins(remote), time.time(), store.tell) if gone else frozenset()
-        steps_needed = {step for step, _ in needed if step < info.step}
-        for step in gone:
-            if step not in steps_needed or (step, _digest(remote, step)) not in needed:
-                delete(remote, step)
+        _prune(store, remote, info.step)
 
     what = f"The checkpoint of step {info.step} could not be copied to {remote.uri}"
     remote.within(what, copy, f"It is safe in {info.path}.")
     return f"{remote.uri}/{step_name(info.step)}"
+
+
+def complete(
+    store: CheckpointStore,
+    remote: RemoteFolder,
+    folder: Path,
+    content: bytes,
+    check: Callable[[], None] = lambda: None,
+) -> str:
+    """Make a checkpoint there of files that learners have uploaded and the others of its manifest, which are in `folder`.
+
+    Args:
+        content: the manifest.
+        check: as of `mirror`, as is what happens to other checkpoints there.
+
+    Returns:
+        Its URI.
+
+    Raises:
+        CheckpointError: it failed or took too long: then there is no such checkpoint, and the one before is untouched.
+    """
+    info = parse_manifest(content, folder)
+    name = step_name(info.step)
+
+    def work() -> None:
+        check()
+        for file, (size, _) in info.files.items():
+            if (folder / file).is_file():
+                remote.upload(folder / file, f"{name}/{file}")
+            elif (found := remote.size(f"{name}/{file}")) != size:
+                raise OSError(f"{file} has {found:,} bytes there instead of the {size:,} that were written")
+        check()
+        remote.write(_manifest(info.step), content)
+        _prune(store, remote, info.step)
+
+    remote.within(
+        f"The checkpoint of step {info.step} could not be completed in {remote.uri}",
+        work,
+        "The one before is untouched.",
+    )
+    return f"{remote.uri}/{name}"
+
+
+def clear(remote: RemoteFolder, step: int) -> None:
+    """Deletes what there is of a step, parts of its files included. Within `RemoteFolder.within`."""
+    delete(remote, step)
+    remote.abort_parts(step_name(step))
+
+
+def sweep(remote: RemoteFolder) -> None:
+    """Deletes what killed writers have left, which is no checkpoint. Within `RemoteFolder.within`; nobody else may write."""
+    whole = {step_name(step) for step in steps(remote)}
+    for name in remote.names():
+        if step_of(name) is not None and name not in whole:
+            remote.delete(name)
+    remote.abort_parts("")
+
+
+def _prune(store: CheckpointStore, remote: RemoteFolder, newest: int) -> None:
+    """Deletes copies beyond the store's `keep` beside the newest, and of later steps, but for those that are pinned."""
+    there = steps(remote)
+    kept = [newest, *(step for step in reversed(there) if step < newest)][: store.keep]
+    gone = [step for step in there if step not in kept]
+    needed = pinned(RemotePins(remote), time.time(), store.tell) if gone else frozenset()
+    steps_needed = {step for step, _ in needed if step < newest}
+    for step in gone:
+        if step not in steps_needed or (step, _digest(remote, step)) not in needed:
+            delete(remote, step)
 
 
 def fetch(store: CheckpointStore, remote: RemoteFolder) -> Checkpoint | None:

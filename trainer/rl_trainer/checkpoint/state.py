@@ -25,15 +25,23 @@ class SavedFiles:
         digests: size and SHA-256 of each file, by its path within the folder.
         weight_map: of the weights: file by tensor, in the order of the files.
         weight_bytes: of all weights.
+        uploaded: those files that lie in the object store and not in the folder.
     """
 
     digests: Digests
     weight_map: Mapping[str, str]
     weight_bytes: int
+    uploaded: frozenset[str] = frozenset()
 
 
 class Unfinished(Protocol):
-    """Files of which everything is known, and that learners are writing while they go on, or have written."""
+    """Files of which everything is known, and that learners are writing while they go on, or have written.
+
+    Attributes:
+        refused: why some of them are not uploaded though they were to be; empty: nothing is wrong.
+    """
+
+    refused: str
 
     def finished(self) -> SavedFiles | None:
         """What was written; None: they are still at it. Raises CheckpointError when a file cannot be written."""
@@ -51,7 +59,9 @@ class Unfinished(Protocol):
 class WriteLearners(Protocol):
     """See `Learners.write`."""
 
-    def __call__(self, folder: Path, parts: Mapping[str, str], *, background: bool = False) -> Unfinished:
+    def __call__(
+        self, folder: Path, parts: Mapping[str, str], *, background: bool = False, upload: str | None = None
+    ) -> Unfinished:
         """Begins to write."""
         ...
 

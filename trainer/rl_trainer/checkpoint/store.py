@@ -27,7 +27,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -331,16 +331,21 @@ class Draft(Closes):
         Raises:
             CheckpointError: as `CheckpointStore.save`.
         """
+        content = self.manifest(written)
         with self._store.saying(self._step, MANIFEST):
-            files = {name: settle(self.folder / name, written.get(name)) for name in files_in(self.folder)}
-            if missing := sorted(written.keys() - files.keys()):
-                raise OSError(errno.ENOENT, f"{missing[0]}, which a learner wrote, is not there")
-            (self.folder / MANIFEST).write_bytes(
-                build_manifest(self._step, json.loads(self._metadata), files)
-            )
+            (self.folder / MANIFEST).write_bytes(content)
             self._stack.close()  # publishes it
         self._store.prune(self._step)
         return read_manifest(self._store.path(self._step))
+
+    def manifest(self, written: Digests, elsewhere: Collection[str] = ()) -> bytes:
+        """The manifest of what is in its folder, and of those files of `written` that lie `elsewhere`; see `finish`."""
+        with self._store.saying(self._step, MANIFEST):
+            files = {name: settle(self.folder / name, written.get(name)) for name in files_in(self.folder)}
+            files |= {name: written[name] for name in elsewhere}
+            if missing := sorted(written.keys() - files.keys()):
+                raise OSError(errno.ENOENT, f"{missing[0]}, which a learner wrote, is not there")
+            return build_manifest(self._step, json.loads(self._metadata), files)
 
     def close(self) -> None:
         """Removes it, unless it is finished."""

@@ -19,6 +19,7 @@ from typing import Any
 from rl_api.errors import CheckpointError
 from rl_trainer.error_text import reason
 from rl_trainer.storage.files import Closes
+from rl_trainer.storage.remote_folder import RemoteFolder, RemoteWriter
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Number format, as safetensors files name it, and shape by name, in the order of the bytes."""
@@ -64,15 +65,21 @@ def file_head(name: str, shapes: Shapes, metadata: Mapping[str, str] | None = No
 class ShardWriter(Closes):
     """Files below `folder` that are written piece by piece, and their checksums with them: nothing is read again for these.
 
-    Raises CheckpointError when one cannot be written.
+    In an object store they are streamed: of a file one part is in memory, and until it is whole it is not there at all.
+
+    Raises CheckpointError when one cannot be written, and Unavailable, which is one, of an object store.
     """
 
-    def __init__(self, folder: Path, heads: Iterable[FileHead]):
-        self._files: dict[str, _PieceFile] = {}
+    def __init__(self, folder: Path | RemoteFolder, heads: Iterable[FileHead]):
+        self._files: dict[str, _PieceFile | _StreamedFile] = {}
         try:
             for head in heads:
                 with _said(head.name):
-                    self._files[head.name] = _PieceFile(folder / head.name, head)
+                    self._files[head.name] = (
+                        _PieceFile(folder / head.name, head)
+                        if isinstance(folder, Path)
+                        else _StreamedFile(folder, head)
+                    )
         except BaseException:
             self.close()
             raise
@@ -83,7 +90,7 @@ class ShardWriter(Closes):
             self._files[name].write(piece)
 
     def finish(self) -> Digests:
-        """Size and SHA-256 of every file; all of them are on disk then."""
+        """Size and SHA-256 of every file; all of them are on disk, or in the object store, then."""
         found: Digests = {}
         for name, file in self._files.items():
             with _said(name):
@@ -96,29 +103,80 @@ class ShardWriter(Closes):
             file.close()
 
 
-class _PieceFile:
-    def __init__(self, path: Path, head: FileHead):
-        path.parent.mkdir(parents=True, exist_ok=True)
+class _Counted:
+    """Size and SHA-256 of what is written of a file."""
+
+    def __init__(self, head: FileHead):
         self._expected, self._size, self._digest = head.size, 0, hashlib.sha256()
+
+    def _count(self, piece: Any) -> None:
+        self._size += len(piece)
+        self._digest.update(piece)
+
+    def _counted(self) -> tuple[int, str]:
+        if self._size != self._expected:
+            raise OSError(f"{self._size:,} bytes came instead of {self._expected:,}")
+        return self._size, self._digest.hexdigest()
+
+
+class _PieceFile(_Counted):
+    def __init__(self, path: Path, head: FileHead):
+        super().__init__(head)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
         self.write(head.content)
 
     def write(self, piece: Any) -> None:
-        self._size += len(piece)
-        self._digest.update(piece)
+        self._count(piece)
         self._file.write(piece)
 
     def finish(self) -> tuple[int, str]:
-        if self._size != self._expected:
-            raise OSError(f"{self._size:,} bytes came instead of {self._expected:,}")
+        found = self._counted()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return self._size, self._digest.hexdigest()
+        return found
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of bytes that are of no use any more
             self._file.close()
+
+
+class _StreamedFile(_Counted):
+    """A file in an object store, opened with its first bytes and finished with its last: of many, one holds a part."""
+
+    def __init__(self, folder: RemoteFolder, head: FileHead):
+        super().__init__(head)
+        self._folder, self._head, self._writer = folder, head, None
+        self._said = f"{head.name} could not be written to {folder.uri}"
+
+    _writer: RemoteWriter | None
+
+    def write(self, piece: Any) -> None:
+        first = self._size == 0
+        for part in (self._head.content, piece) if first else (piece,):
+            self._count(part)
+        self._folder.within(self._said, lambda: self._send(piece, first=first))
+
+    def finish(self) -> tuple[int, str]:
+        if self._size == 0:  # it holds no tensor
+            self.write(b"")
+        return self._counted()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(CheckpointError):  # what is left of it the next attempt sweeps away
+                self._folder.within(self._said, self._writer.abort)
+
+    def _send(self, piece: Any, *, first: bool) -> None:
+        if self._writer is None:
+            self._writer = self._folder.writer(self._head.name, self._head.size)
+        if first:
+            self._writer.write(self._head.content)
+        self._writer.write(piece)
+        if self._size == self._expected:
+            self._writer.finish()
+            self._writer = None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -24,6 +24,8 @@ from rl_trainer.flow.pulse import BUFFER, Watch, silence
 # What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
 _NODE_LOST = ("node failure", "node was terminated", "its node has died")
+# Between two looks at something else while calls are awaited.
+MEANWHILE_SECONDS = 1.0
 # How long Ray may take to notice a death.
 DEATH_SECONDS = 5.0
 
@@ -58,19 +60,28 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
 
 
 def answers(
-    calls: Sequence[ray.ObjectRef[Any]], actors: str, phase: str, timeout: float, watch: Watch | None = None
+    calls: Sequence[ray.ObjectRef[Any]],
+    actors: str,
+    phase: str,
+    timeout: float,
+    watch: Watch | None = None,
+    meanwhile: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
     """Results of `calls`, in order; as soon as all are there, or one has failed. Call i is of actor `{actors} {i}`.
 
     One failure must be seen although the other actors go on waiting for the failed one in a collective; so must one that
-    stands still, which `watch` knows. Raises as `answer` does.
+    stands still, which `watch` knows. `meanwhile` is called at once, and every `MEANWHILE_SECONDS` for as long as it asks
+    for that. Raises as `answer` does, and what `meanwhile` raises.
     """
     deadline = time.monotonic() + timeout
     names = {call: f"{actors} {rank}" for rank, call in enumerate(calls)}
-    pending = list(calls)
+    pending, again = list(calls), True
     while pending:
-        left = max(0.0, deadline - time.monotonic())
-        done, pending = ray.wait(pending, timeout=left if watch is None else min(left, watch.pulse.every))
+        again = again and meanwhile()
+        patience = max(0.0, deadline - time.monotonic())
+        if watch is not None:
+            patience = min(patience, watch.pulse.every)
+        done, pending = ray.wait(pending, timeout=min(patience, MEANWHILE_SECONDS) if again else patience)
         if not done and time.monotonic() < deadline:
             if watch is not None:
                 check_alive(watch, {BUFFER, *names.values()}, phase)

@@ -1,14 +1,15 @@
 """Signs of life: who stands still (stopped, swapping, cut off with its node) never ends its calls, and Ray sees only deaths.
 
 Every actor tells the buffer, on a thread of its own, that it lives, whatever its other threads do. While the driver waits
-for anything it asks the buffer who has not: one call, whatever the number of actors.
+for anything it asks the buffer who has not: one call, whatever the number of actors. By the same way an actor tells what
+is to be known while it is busy, and cannot be asked.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ class Pulse:
         """From now on `name` gives signs of life, until its process ends."""
         threading.Thread(target=self._go_on, args=(name,), name="signs of life", daemon=True).start()
 
+    def tell(self, name: str, said: Any) -> None:
+        """The driver is to know what `name` says, whenever it listens; see `Watch.told`. From any thread."""
+        self.buffer.tell.remote(name, said)
+
     def _go_on(self, name: str) -> None:
         while True:
             self.buffer.beat.remote(name)  # nobody waits for it: a buffer that is gone is others' concern
@@ -50,8 +55,23 @@ class Watch:
     def __init__(self, pulse: Pulse, clock: Callable[[], float] = time.monotonic):
         self.pulse, self._clock = pulse, clock
         self._asked: Any = None
+        self._listening: Any = None
         self._since = self._looked = clock()
         self._named: frozenset[str] = frozenset()
+
+    def told(self) -> Mapping[str, Any]:
+        """The last that each actor has told (`Pulse.tell`), where the buffer says so at once; else nothing, and the next
+        call may know. To be called again and again while something is waited for."""
+        if self._listening is None:
+            self._listening = self.pulse.buffer.told.remote()
+        if not ray.wait([self._listening], timeout=_ANSWER_SECONDS)[0]:
+            return {}
+        listened, self._listening = self._listening, None
+        try:
+            found: Mapping[str, Any] = ray.get(listened, timeout=0)
+        except RayError:  # it has died, which whoever needs it says
+            return {}
+        return found
 
     def look(self) -> frozenset[str]:
         """Those who are silent now. To be called again and again while something is waited for, every `pulse.every` seconds.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_api import RunSpec
-from rl_api.errors import CheckpointError, ObjectiveError
+from rl_api.errors import CheckpointError, ObjectiveError, RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
@@ -35,6 +36,7 @@ from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
+from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import Piece
@@ -45,6 +47,8 @@ from rl_trainer.weights.transports.publication import Publication
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# Without a byte moved to an object store: of files, below the driver's deadline for a round, and of a first try.
+_UPLOAD_SECONDS, _PROBE_SECONDS = 240.0, 60.0
 
 
 class LearnerActor:
@@ -200,26 +204,45 @@ class LearnerActor:
         return _reached(folder)
 
     def begin_save(
-        self, number: int, folder: Path, parts: Mapping[str, str], limit: int, background: bool
+        self,
+        number: int,
+        folder: Path,
+        parts: Mapping[str, str],
+        limit: int,
+        background: bool,
+        upload: str | None = None,
     ) -> Begun:
         """From now on `save_round` makes this rank's files of `parts` (see `saving.Save`); what was begun is forgotten.
 
-        They are written below `folder` where it is a folder of this node too. `background`: rounds are copied, and written
-        by a thread after the last one. `number`: above 0, another one each time, by which `save_written` knows them.
+        They are written below `folder` where it is a folder of this node too, else below `upload`, a folder in an object
+        store, where there is one that this process can write to. `background`: rounds are copied, and written by a thread
+        after the last one. `number`: above 0, another one each time, by which `save_written` knows them.
         """
         self.drop_save(self._save)
         save = Save(self.learner, parts, limit=limit, copied=background)
-        reached = _reached(folder)
-        self._writing = Writing(folder, save.heads, background=background) if reached else None
+        place, refused = _place(folder, upload, f".rank-{self.rank}")
+        self._writing = None
+        if place is not None:
+            self._writing = Writing(
+                place, save.heads, background=background, tell=partial(self._tell_written, number)
+            )
         self._rounds, self._save = save.rounds(), number
-        heads, files = () if reached else tuple(save.heads), tuple(head.name for head in save.heads)
-        return Begun(files, heads, save.weight_map if self.rank == 0 else {}, save.weight_bytes)
+        return Begun(
+            files=tuple(head.name for head in save.heads),
+            heads=tuple(save.heads) if place is None else (),
+            weight_map=save.weight_map if self.rank == 0 else {},
+            weight_bytes=save.weight_bytes,
+            uploads=isinstance(place, RemoteFolder),
+            refused=refused,
+        )
 
     def save_round(self) -> list[Piece] | None:
         """Writes or copies the next bytes, or returns them where this rank cannot write; None: these were all."""
         forget_store_pages()  # of the ones before
         found = next(self._rounds, None)
         if self._writing is None:
+            if found is None:
+                self._tell_written(self._save, Written(0, {}))
             return found
         if found is None:
             self._rounds = iter(())  # it refers to what the optimizer has now
@@ -227,6 +250,11 @@ class LearnerActor:
             return None
         self._writing.add(found)
         return []
+
+    def _tell_written(self, number: int, said: Written | RLTrainError) -> None:
+        """What `save_written` would answer: a learner that updates does not."""
+        if self._pulse is not None:
+            self._pulse.tell(f"learner {self.rank}", (number, said))
 
     def save_written(self, number: int) -> Written:
         """How far the files are that this rank writes itself of what was begun as `number`.
@@ -253,6 +281,28 @@ def _reached(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
+def _place(folder: Path, upload: str | None, probe: str) -> tuple[Path | RemoteFolder | None, str]:
+    """Where this process writes its files, None: it cannot; and why not to `upload`, though it was to, or nothing.
+
+    `probe`: a name in `upload` under which a file is written and deleted again.
+    """
+    if _reached(folder):
+        return folder, ""
+    if upload is None:
+        return None, ""
+    remote = RemoteFolder(upload, stalled=_PROBE_SECONDS)
+
+    def write() -> None:
+        remote.write(probe, b"")
+        remote.delete(probe)
+
+    try:
+        remote.within(f"nothing can be written to {upload}", write)
+    except CheckpointError as error:
+        return None, str(error)
+    return RemoteFolder(upload, stalled=_UPLOAD_SECONDS), ""
+
+
 @dataclass(frozen=True)
 class Begun:
     """What a rank says of its part of what is saved.
@@ -262,12 +312,16 @@ class Begun:
         heads: of those that it cannot write itself.
         weight_map: of rank 0: file by tensor of all weights.
         weight_bytes: of all weights.
+        uploads: whether its files go to the object store.
+        refused: why they do not, though they were to; empty: they do.
     """
 
     files: tuple[str, ...]
     heads: tuple[FileHead, ...]
     weight_map: Mapping[str, str]
     weight_bytes: int
+    uploads: bool = False
+    refused: str = ""
 
 
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import ray
 
 from rl_api import RunSpec
-from rl_api.errors import CheckpointError, DeadlineExceeded
+from rl_api.errors import CheckpointError, DeadlineExceeded, RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.checkpoint.shards import SHARD_BYTES
@@ -116,10 +116,11 @@ class Learners:
         advantages: Sequence[Advantage],
         step: int,
         version: int | None = None,
+        meanwhile: Callable[[], bool] = lambda: False,
     ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """One training step on all members of `groups`; `advantages` in their order.
 
-        The new weights come along as `version`, unless that is None.
+        The new weights come along as `version`, unless that is None. `meanwhile`: see `answers`.
         """
         algorithm = self.spec.algorithm
         trained = step // self.spec.weight_sync.every_steps
@@ -142,6 +143,7 @@ class Learners:
             "update",
             [(share, denominators, trained, version, train_policy) for share in _shares(groups, chosen)],
             "training",
+            meanwhile=meanwhile,
         )
         update, published, _ = results[0]
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
@@ -202,17 +204,25 @@ class Learners:
         return LearnerState(steps, contents, on_gpus, self.write)
 
     def write(
-        self, folder: Path, parts: Mapping[str, str], *, limit: int = SHARD_BYTES, background: bool = False
+        self,
+        folder: Path,
+        parts: Mapping[str, str],
+        *,
+        limit: int = SHARD_BYTES,
+        background: bool = False,
+        upload: str | None = None,
     ) -> LearnersWriting:
         """Every rank writes its part of the tensors below `folder`, in rounds, each by a deadline.
 
-        What a rank cannot write, as the folder is not one of its node, it sends: here one piece of it is held at a time.
+        A rank whose node has another folder writes to `upload`; what it cannot write there it sends: here one piece of it
+        is held at a time.
 
         Args:
             folder: empty, of a name that is used once.
             parts: see `saving.Save`.
             limit: bytes in one file of weights at most.
             background: on return all is copied, and learners may go on while they write it; else it is written then.
+            upload: a folder in an object store in which nothing counts yet; None: there is none.
 
         Raises as `answers` does; CheckpointError: a file cannot be written.
         """
@@ -220,7 +230,10 @@ class Learners:
         number, phase, ranks = self._saves, f"writing {', '.join(parts)}", len(self.actors)
         try:
             begun: list[Begun] = self._all(
-                "begin_save", [(number, folder, parts, limit, background)] * ranks, phase, ROUND_TIMEOUT
+                "begin_save",
+                [(number, folder, parts, limit, background, upload)] * ranks,
+                phase,
+                ROUND_TIMEOUT,
             )
             with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
                 while self._write_round(writer, phase):
@@ -230,9 +243,29 @@ class Learners:
             self._drop_save(number)
             raise
         looks = partial(self._all, "save_written", [(number,)] * ranks, phase, ROUND_TIMEOUT)
-        files = SavedFiles(sent, begun[0].weight_map, begun[0].weight_bytes)
+        uploaded = frozenset(name for one in begun if one.uploads for name in one.files)
+        files = SavedFiles(sent, begun[0].weight_map, begun[0].weight_bytes, uploaded)
         names = {name for one in begun for name in one.files}
-        return LearnersWriting(files, names, looks, partial(self._drop_save, number))
+        refused = next((one.refused for one in begun if one.refused), "")
+        told = partial(self._told, number) if background and self.watch is not None else None
+        return LearnersWriting(files, names, looks, partial(self._drop_save, number), refused, told)
+
+    def _told(self, number: int) -> list[Written] | None:
+        """What all ranks have told of their files, without being asked, once they have; None: some have not.
+
+        Raises what one of them failed with.
+        """
+        assert self.watch is not None
+        said = self.watch.told()
+        words = [said.get(f"learner {rank}") for rank in range(len(self.actors))]
+        found: list[Written] = []
+        for word in words:
+            if word is None or word[0] != number:
+                continue
+            if isinstance(word[1], RLTrainError):
+                raise word[1]
+            found.append(word[1])
+        return found if len(found) == len(words) else None
 
     def _write_round(self, writer: ShardWriter, phase: str) -> bool:
         """One round of all ranks; whether there may be another."""
@@ -253,16 +286,24 @@ class Learners:
         return answers([call], "learner", phase, timeout or self.timeout, self.watch)[0]
 
     def _all(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], phase: str, timeout: float | None = None
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        phase: str,
+        timeout: float | None = None,
+        meanwhile: Callable[[], bool] = lambda: False,
     ) -> list[Any]:
         calls = [
             getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
         ]
-        return answers(calls, "learner", phase, timeout or self.timeout, self.watch)
+        return answers(calls, "learner", phase, timeout or self.timeout, self.watch, meanwhile)
 
 
 class LearnersWriting:
-    """What learners have copied and are writing; see `state.Unfinished`. `names`: of all files that they write or send."""
+    """What learners have copied and are writing; see `state.Unfinished`, also for `refused`.
+
+    `names`: of all files that they write or send.
+    """
 
     def __init__(
         self,
@@ -270,13 +311,17 @@ class LearnersWriting:
         names: Collection[str],
         look: Callable[[], Sequence[Written]],
         drop: Callable[[], None],
+        refused: str = "",
+        told: Callable[[], Sequence[Written] | None] | None = None,
     ) -> None:
-        self._files, self._look, self._drop = files, look, drop
+        self._files, self._look, self._drop, self.refused = files, look, drop, refused
+        self._told = told
         self._names = {*names, *files.weight_map.values()}
 
     def finished(self) -> SavedFiles | None:
-        """See `state.Unfinished`."""
-        return self._all_of(self._look())
+        """See `state.Unfinished`. While learners update, too, where they tell when they are done."""
+        found = self._look() if self._told is None else self._told()
+        return None if found is None else self._all_of(found)
 
     def drop(self) -> None:
         """See `state.Unfinished`."""

@@ -6,19 +6,22 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
+from rl_api.errors import CheckpointError, RLTrainError
 from rl_trainer.checkpoint.shards import SHARD_BYTES, Shard, deal, model_shards, shard_name
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
 from rl_trainer.checkpoint.tensor_file import ROWS, Digests, FileHead, ShardWriter, file_head
+from rl_trainer.error_text import reason
 from rl_trainer.learner.rank import Learner
 from rl_trainer.model.export import WEIGHTS_METADATA
 from rl_trainer.model.rows import copies, first_row, is_divided, local
 from rl_trainer.storage.files import Closes
+from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.weights.source import LazyTensor, TensorSource, lazy, source_of
 from rl_trainer.weights.stream import CHUNK_BYTES, Piece, byte_rounds, file_shapes
 
@@ -148,10 +151,21 @@ class Save:
 
 
 class Writing(Closes):
-    """Files of one rank, which it writes itself: as `add` is called or, with `background`, from `start` on by a thread."""
+    """Files of one rank, which it writes itself: as `add` is called or, with `background`, from `start` on by a thread.
 
-    def __init__(self, folder: Path, heads: Sequence[FileHead], *, background: bool):
-        self._writer = ShardWriter(folder, heads)
+    `tell` is called by the thread when it ends, with what it has written or failed with: whoever has the rank do something
+    else meanwhile cannot ask.
+    """
+
+    def __init__(
+        self,
+        folder: Path | RemoteFolder,
+        heads: Sequence[FileHead],
+        *,
+        background: bool,
+        tell: Callable[[Written | RLTrainError], None] = lambda said: None,
+    ):
+        self._writer, self._tell = ShardWriter(folder, heads), tell
         self._waiting: deque[Piece] | None = deque() if background else None
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()
@@ -200,6 +214,12 @@ class Writing(Closes):
                     self._digests = self._writer.finish()
             except Exception as error:  # for who looks
                 self._failure = error
+        if self._digests is not None:
+            self._tell(Written(self._written, self._digests))
+        elif isinstance(self._failure, RLTrainError):
+            self._tell(self._failure)
+        elif self._failure is not None:
+            self._tell(CheckpointError(f"a file cannot be written: {reason(self._failure)}"))
 
 
 @dataclass(frozen=True)

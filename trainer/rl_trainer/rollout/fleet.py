@@ -15,7 +15,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import answer
+from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
 from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
@@ -31,8 +31,6 @@ START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
-# How often it sees to something else while it waits.
-MEANWHILE_SECONDS = 1.0
 
 
 class SamplerSilent(ActorDied):

@@ -105,11 +105,18 @@ class Actors:
         self._theirs.extend(spans)
         return found
 
-    def update(self, batch: Batch, advantages: Sequence[Advantage], step: int) -> UpdateResult:
-        """Training step number `step`, counted from 0. The weights come along if it is their turn."""
+    def update(
+        self,
+        batch: Batch,
+        advantages: Sequence[Advantage],
+        step: int,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> UpdateResult:
+        """Training step number `step`, counted from 0. The weights come along if it is their turn. `meanwhile`: see
+        `answers`."""
         every = self.spec.weight_sync.every_steps
         version = None if (step + 1) % every else (step + 1) // every
-        result, published, spans = self.learners.update(batch.groups, advantages, step, version)
+        result, published, spans = self.learners.update(batch.groups, advantages, step, version, meanwhile)
         if published is not None:
             self._published = self.broadcasts.spread(published)
         self._theirs.extend(spans)

@@ -19,9 +19,7 @@ are cut off.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,8 +29,8 @@ from typing import Any
 
 from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
-from rl_trainer.checkpoint.manifest import Checkpoint
-from rl_trainer.checkpoint.remote import fetch, mirror
+from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest, step_name
+from rl_trainer.checkpoint.remote import clear, complete, fetch, mirror
 from rl_trainer.checkpoint.shards import SUFFIX, shards_of
 from rl_trainer.checkpoint.state import (
     ADAPTER,
@@ -51,6 +49,7 @@ from rl_trainer.error_text import RESUME_HINT, reason
 from rl_trainer.model.export import ADAPTER_WEIGHTS, appearing, describe_adapter, describe_weights
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
+from rl_trainer.run.copies import copy, link, on_a_thread
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import parent_of
@@ -95,6 +94,8 @@ class Checkpoints:
         self.lineage: Mapping[str, Any] = {}
         self._parent: Checkpoint | None = None
         self._unfinished: _Unfinished | None = None
+        self._uploads = False
+        self._warn, self._warned = warn, False
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -122,16 +123,22 @@ class Checkpoints:
         self._parent = found
         return found
 
-    def never_in_background(self, reach: Callable[[Path], bool]) -> str | None:
-        """What to tell where `checkpoint.asynchronous: always` is without effect; None: it has one, or is not asked for.
+    def ask_learners(self, reach: Callable[[Path], bool]) -> str | None:
+        """Find out whether learners see the checkpoint folder, or are to upload what they hold. To be called before `begin`.
 
+        What to tell where `checkpoint.asynchronous: always` is without effect; None: it has one, or is not asked for.
         `reach`: whether all learners see a folder that was just made; see `Learners.reach`.
         """
-        if self._wanted != "always":
+        if self._wanted != "always" and self.remote is None:
             return None
+        if self.remote is not None:
+            with contextlib.suppress(CheckpointError):  # the first checkpoint will say so
+                self.remote.sweep()
         with self.store.probe() as folder:
-            if folder is None or reach(folder):
-                return None
+            seen = folder is None or reach(folder)
+        self._uploads = self.remote is not None and not seen
+        if seen or self._uploads:
+            return None
         return (
             "checkpoint.asynchronous is always, but not all learners see the checkpoint folder "
             f"{self.store.folder}: what those hold goes to the driver, and training waits for it"
@@ -175,10 +182,17 @@ class Checkpoints:
             with self.store.saying(step, ""):
                 parts = {part: _FILES[part] for part in learned.contents}
                 background = background and self._asynchronous(learned)
-                writing = learned.write(draft.folder, parts, background=background)
+                upload = self._upload_folder(step)
+                writing = learned.write(draft.folder, parts, background=background, upload=upload)
         except BaseException:
             draft.close()
+            self._clear(step)
             raise
+        if writing.refused and not self._warned:
+            self._warned = True
+            self._warn(
+                f"learners do not upload checkpoints themselves, and send them through the driver: {writing.refused}"
+            )
         self._unfinished = _Unfinished(step, draft, writing, model_folder, background)
         try:
             draft.write(
@@ -214,17 +228,19 @@ class Checkpoints:
         if unfinished is not None:
             unfinished.writing.drop()
             unfinished.draft.close()
+            if unfinished.copy is None or unfinished.copy.done():  # else it may be one a moment later
+                self._clear(unfinished.step)
 
     def _end(self, *, wait: bool) -> CheckpointStatus | None:
         unfinished = self._unfinished
         assert unfinished is not None, "one was begun"
         try:
             if unfinished.copy is None:
-                info = self._finish(unfinished, wait=wait)
-                if info is None:
+                finished = self._finish(unfinished, wait=wait)
+                if finished is None:
                     return None
-                self._parent = info
-                unfinished.copy = _on_a_thread(lambda: self._copy_away(info))
+                self._parent, work = finished
+                unfinished.copy = on_a_thread(work)
             if not wait and not unfinished.copy.done():
                 return None
             place = unfinished.copy.result()
@@ -234,18 +250,53 @@ class Checkpoints:
         self._unfinished = None
         return CheckpointStatus(step=unfinished.step, uri=place, time=datetime.now(UTC))
 
-    def _finish(self, unfinished: _Unfinished, *, wait: bool) -> Checkpoint | None:
-        """The checkpoint in the store, once learners have written their files; None: they are still at it."""
+    def _finish(self, unfinished: _Unfinished, *, wait: bool) -> tuple[Checkpoint, Callable[[], str]] | None:
+        """The checkpoint, once learners have written their files, in the store or as far as they have not uploaded it; and
+        what is left to be done to it, which says where it is to be found then. None: they are still at it."""
         with self.store.saying(unfinished.step, ""):
             files = unfinished.writing.wait() if wait else unfinished.writing.finished()
             if files is None:
                 return None
             folder, lora = unfinished.draft.folder, self.spec.learner.lora
+            (folder / MODEL).mkdir(exist_ok=True)
             describe_weights(unfinished.model_folder, folder / MODEL, files)
             if lora is not None:
                 describe_adapter(lora, str(self.folder.initial), folder / ADAPTER_FOLDER)
         self.folder.check_owner()
-        return unfinished.draft.finish(files.digests)
+        if files.uploaded:
+            content = unfinished.draft.manifest(files.digests, files.uploaded)
+            return parse_manifest(content, folder), lambda: self._complete(unfinished.draft, content)
+        info = unfinished.draft.finish(files.digests)
+        return info, lambda: self._copy_away(info)
+
+    def _complete(self, draft: Draft, content: bytes) -> str:
+        """Makes a checkpoint of what learners have uploaded; returns where it is to be found."""
+        assert self.remote is not None, "learners have uploaded to it"
+        with contextlib.suppress(CheckpointError):  # as of a copy
+            self.remote.put(RUN_FILE)
+        place = complete(self.store, self.remote.remote, draft.folder, content, self.remote.check_owner)
+        draft.close()
+        return place
+
+    def _upload_folder(self, step: int) -> str | None:
+        """Where learners upload their files of a step, made empty: from here on an earlier checkpoint of it is none."""
+        if self.remote is None or not self._uploads:
+            return None
+        remote, check = self.remote.remote, self.remote.check_owner
+
+        def work() -> None:
+            check()
+            clear(remote, step)
+
+        remote.within(f"{remote.uri} cannot be used for the checkpoint of step {step}", work)
+        return f"{remote.uri}/{step_name(step)}"
+
+    def _clear(self, step: int) -> None:
+        """Deletes what learners have uploaded of a step that becomes no checkpoint; the rest the next attempt deletes."""
+        if self.remote is None or not self._uploads:
+            return
+        with contextlib.suppress(RLTrainError):
+            self.remote.forget(step)
 
     def _copy_away(self, info: Checkpoint) -> str:
         """Copies a finished checkpoint to the object store, where there is one; returns where it is to be found."""
@@ -266,10 +317,10 @@ class Checkpoints:
         folder, model = self.folder, self.folder.path / "model" / "resumed"
         try:
             shutil.rmtree(model, ignore_errors=True)
-            shutil.copytree(checkpoint.file(MODEL), model, copy_function=_link)
+            shutil.copytree(checkpoint.file(MODEL), model, copy_function=link)
             for name in ("initial", EXAMPLES_FILE):
                 if not (folder.path / name).exists() and (checkpoint.path / name).exists():
-                    _copy(checkpoint.path / name, folder.path / name)
+                    copy(checkpoint.path / name, folder.path / name)
             metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
             if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
                 shutil.copyfile(kept, metrics)
@@ -332,44 +383,17 @@ class Checkpoints:
         return self.spec.checkpoint.asynchronous if self.spec.checkpoint is not None else "never"
 
     def _asynchronous(self, learned: LearnerState) -> bool:
-        return self._wanted == "always" or (self._wanted == "auto" and learned.on_gpus)
+        # A pod's memory has a limit, which was set without the copy.
+        auto = self._wanted == "auto" and learned.on_gpus and self.folder.attempt is None
+        return self._wanted == "always" or auto
 
     def _lost_with_a_disk(self, metrics: MetricsWriter) -> dict[str, Writer]:
         if not self.outside:
             return {}
-        files: dict[str, Writer] = {METRICS_FILE: lambda target: _copy(metrics.path, target)}
+        files: dict[str, Writer] = {METRICS_FILE: lambda target: copy(metrics.path, target)}
         examples = self.folder.path / EXAMPLES_FILE
         if examples.exists():
-            files[EXAMPLES_FILE] = lambda target: _copy(examples, target)
+            files[EXAMPLES_FILE] = lambda target: copy(examples, target)
         if self.initial is not None:
-            files["initial"] = lambda target: _copy(self.folder.initial, target)
+            files["initial"] = lambda target: copy(self.folder.initial, target)
         return files
-
-
-def _on_a_thread(work: Callable[[], str]) -> Future[str]:
-    """What `work` gives, in the end; its thread keeps no process that ends."""
-    future: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # for who asks
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="checkpoint copy", daemon=True).start()
-    return future
-
-
-def _link(source: str, target: str) -> None:
-    """A second name for the same bytes, which nobody ever writes to; a copy where the file system has no such thing."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        shutil.copyfile(source, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rl_api import RunSpec
 from rl_api.errors import RunFolderBusy
-from rl_trainer.checkpoint.remote import delete, steps
+from rl_trainer.checkpoint.remote import clear, delete, steps, sweep
 from rl_trainer.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from rl_trainer.run.attempts_file import ATTEMPTS_FILE
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder, attempt_after
@@ -88,6 +88,31 @@ class RemoteRun:
             lambda: self._copy(remote, names),
             f"They are in {self.folder.path}.",
         )
+
+    def sweep(self) -> None:
+        """Delete what killed writers have left of checkpoints that became none. Raises as `forget`."""
+
+        def work() -> None:
+            self.check_owner()
+            sweep(self.remote)
+
+        self.remote.within(f"{self.remote.uri} still has files of unfinished checkpoints", work)
+
+    def forget(self, step: int) -> None:
+        """Delete what there is of a step that has become no checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be deleted, or not soon: the next attempt deletes it.
+            RunFolderBusy: another process has taken the folder over.
+        """
+        remote = RemoteFolder(self.remote.uri, stalled=_HURRY_SECONDS)
+
+        def work() -> None:
+            self.check_owner()
+            if step not in steps(remote):
+                clear(remote, step)
+
+        remote.within(f"{remote.uri} still has files of step {step}", work)
 
     def put(self, *names: str) -> None:
         """Copy files there, in this order.

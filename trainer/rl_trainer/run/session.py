@@ -139,7 +139,7 @@ class Session(Attempt):
             tell=self.console.message,
             warn=self.console.warning,
         )
-        if sentence := self.checkpoints.never_in_background(self.actors.learners.reach):
+        if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)
 
     def _start_clock(self) -> None:
@@ -180,8 +180,8 @@ class Session(Attempt):
 
     def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
         """One training step."""
-        result = self.actors.update(batch, advantages, self.counters.step)
-        self._look_at_checkpoint()  # learners answer again
+        result = self.actors.update(batch, advantages, self.counters.step, self._look_at_checkpoint)
+        self._look_at_checkpoint()
         check_agreement(self.spec, self.counters.step, batch.groups, result.metrics)
         if self._kl is not None:
             result.metrics["kl"] = self._kl

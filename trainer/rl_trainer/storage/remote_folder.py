@@ -26,6 +26,8 @@ _AT_S3 = (
 )
 _LOOK_SECONDS = 1.0
 _PIECE = 8 << 20
+# Parts of a file that is written piece by piece; S3 takes 10,000.
+_MOST_PARTS = 9_000
 
 
 def is_s3(uri: str) -> bool:
@@ -165,6 +167,29 @@ class RemoteFolder:
         if found != size:
             raise OSError(f"{name} arrived with {found:,} bytes instead of {size:,}")
 
+    def writer(self, name: str, size: int) -> RemoteWriter:
+        """A file of `size` bytes there that is written piece by piece; of these one is in memory."""
+        self._make_parent(name)
+        return RemoteWriter(self, name, size)
+
+    def abort_parts(self, name: str) -> None:
+        """Forget parts of files below the folder `name` (empty: all) that nobody will finish, as their writers were killed.
+
+        Who may not look for such parts leaves them to the bucket's own rules.
+        """
+        if not is_s3(self.uri):
+            return
+        bucket, _, key = self._path(name).strip("/").partition("/")
+        prefix = f"{key}/" if key else ""
+        with contextlib.suppress(PermissionError, NotImplementedError):
+            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            for one in found.get("Uploads") or ():
+                with contextlib.suppress(FileNotFoundError):  # its writer lives, and has finished it
+                    self._files.call_s3(
+                        "abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"]
+                    )
+                self._moved = time.monotonic()
+
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there. Raises FileNotFoundError when there is none."""
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -201,3 +226,40 @@ class RemoteFolder:
             self._moved = time.monotonic()
 
         return Callback(hooks={"moved": moved})
+
+
+class RemoteWriter:
+    """A file in a folder there that is written piece by piece: whole from `finish` on, and before not there at all.
+
+    To be called within `RemoteFolder.within`, as the folder's own methods are.
+    """
+
+    def __init__(self, folder: RemoteFolder, name: str, size: int) -> None:
+        self._folder, self._name, self._size = folder, name, size
+        self._part = max(_PIECE, -(-size // _MOST_PARTS))
+        self._file: Any = folder._files.open(folder._path(name), "wb", block_size=self._part)
+
+    def write(self, data: Any) -> None:
+        """The next bytes, or a contiguous array of them."""
+        view = memoryview(data)
+        for at in range(0, len(view), self._part):
+            self._file.write(view[at : at + self._part])
+            self._folder._moved = time.monotonic()
+
+    def finish(self) -> None:
+        """There are no more: it is there when its size was read back."""
+        self._file.close()
+        if (found := self._folder.size(self._name)) != self._size:
+            raise OSError(f"{self._name} arrived with {found:,} bytes instead of {self._size:,}")
+        self._folder._moved = time.monotonic()
+
+    def abort(self) -> None:
+        """Nobody writes the rest: what is there of it is deleted."""
+        if self._file.closed:
+            return
+        if is_s3(self._folder.uri):
+            self._file.discard()
+            self._file.closed = True  # or it would be finished when its memory is freed
+        else:
+            self._file.close()
+            self._folder.delete(self._name)

@@ -187,3 +187,15 @@ def test_a_claim_of_a_class_that_is_not_allowed() -> None:
         "team for more."
     )
     assert kinds(story.look(claim_class="shared"))[-1] == "RayJob"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_learners_of_an_attempt_get_a_claim_that_several_nodes_can_mount(shared: bool) -> None:
+    ray_job = next(one for one in Story().look(claim_shared=shared).create if one["kind"] == "RayJob")
+    workers = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    mounted = [
+        one["groupName"]
+        for one in workers
+        if any("persistentVolumeClaim" in volume for volume in one["template"]["spec"]["volumes"])
+    ]
+    assert mounted == (["learner"] if shared else [])

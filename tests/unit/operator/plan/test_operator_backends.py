@@ -144,13 +144,18 @@ def test_what_differs_by_trainer() -> None:
     specs = {"rltrain": {}, "command": {"trainer": COMMAND}, "verl": VERL}
     backends = {kind: backend_of(make_plan(spec, PROFILE).spec) for kind, spec in specs.items()}
     differs = {
-        kind: (backend.follows_stop, backend.workers_write, backend.workers_need_secrets)
+        kind: (
+            backend.follows_stop,
+            backend.workers_write,
+            backend.workers_need_secrets,
+            backend.learners_write,
+        )
         for kind, backend in backends.items()
     }
     assert differs == {
-        "rltrain": (True, False, False),
-        "command": (False, False, True),
-        "verl": (True, True, True),
+        "rltrain": (True, False, False, True),
+        "command": (False, False, True, False),
+        "verl": (True, True, True, True),
     }
 
 

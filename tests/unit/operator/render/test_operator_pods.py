@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -100,6 +101,15 @@ class TestPods:
             "sampler": ["judge"],
         }
 
+    def test_learners_get_the_secrets_of_the_run_where_they_upload_checkpoints(self) -> None:
+        storage = {"persistentVolumeClaim": None, "s3": "s3://bucket/folder"}
+        found = groups(make_plan({"secrets": ["object-store"], "checkpoint": {"storage": storage}}))
+        assert {role: secrets_of(group) for role, group in found.items()} == {
+            "head": ["object-store"],
+            "learner": ["object-store"],
+            "sampler": [],
+        }
+
     def test_workers_of_a_program_of_its_own_get_the_secrets_too(self) -> None:
         found = groups(make_plan(VERL | {"secrets": ["hub"]}, make_profile(default=True, pools=GPU_POOLS)))
         assert {role: secrets_of(group) for role, group in found.items()} == {
@@ -191,6 +201,22 @@ class TestPods:
         for spec, volumes in ((VERL, [claim]), (VERL | {"checkpoint": None}, [])):
             pod = groups(make_plan(spec, profile))["learner"]["template"]["spec"]
             assert pod["volumes"][2:] == volumes
+
+    def test_learners_have_a_claim_that_several_nodes_can_mount(self) -> None:
+        effective = make_plan()
+        for shared in (False, True):
+            found = groups(replace(effective, shared_claim=shared))
+            (head,) = [one for one in container(found["head"])["volumeMounts"] if one["name"] == "data"]
+            volume = {"name": "data", "persistentVolumeClaim": {"claimName": "ckpt"}}
+            for role, there in (("learner", shared), ("sampler", False)):
+                assert (head in container(found[role])["volumeMounts"]) == there
+                assert (volume in found[role]["template"]["spec"]["volumes"]) == there
+        trainer = {"kind": "command", "command": ["train"], "workers": ["learner"]}
+        own = make_plan({"trainer": trainer})
+        learner = container(groups(replace(own, shared_claim=True))["learner"])
+        assert all(one["name"] != "data" for one in learner["volumeMounts"]), (
+            "it may write what it likes there"
+        )
 
     def test_only_the_head_of_verl_is_told_what_a_node_has(self) -> None:
         found = groups(make_plan(VERL, make_profile(default=True, pools=GPU_POOLS)))
