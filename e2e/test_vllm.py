@@ -25,7 +25,7 @@ def test_sharded_learners_train_with_a_divided_sampler_and_a_killed_one_is_repla
     cluster: Cluster, train: Train
 ) -> None:
     run = train("divided", SPEC)
-    first = run.wait_for_step(1, START_SECONDS)
+    run.wait_for_step(1, START_SECONDS)
     roles = run.status["roles"]
     assert (roles["learner"]["ready"], roles["sampler"]["ready"]) == (2, 1)
     (sampler,) = run.pods("sampler")
@@ -35,8 +35,8 @@ def test_sharded_learners_train_with_a_divided_sampler_and_a_killed_one_is_repla
         "VLLM::Worker_TP0",
         "VLLM::Worker_TP1",
     ]
-    kill_and_go_on(run, "learner", START_SECONDS, steps=10)
+    kill_and_go_on(run, "learner", START_SECONDS, steps=20)
     mismatch = {line["step"]: line["mismatch_kl"] for line in run.metrics(TRAINER_IMAGE)}
     # Before the kill and after it: what the learners trained on was sampled by their own weights, in both halves.
-    assert first < run.status["attempts"][1]["fromStep"] < run.step == max(mismatch)
+    assert run.status["attempts"][1]["fromStep"] < run.step == len(mismatch)
     assert max(abs(value) for value in mismatch.values()) < ROUNDING
