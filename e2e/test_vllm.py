@@ -12,7 +12,7 @@ from training_run import ENDLESS
 START_SECONDS = 600
 SPEC = ENDLESS | {
     "learner": {"replicas": 2, "parallelism": "fsdp2"},
-    "sampler": {"engine": "vllm", "tensorParallelSize": 2, "resources": {"cpu": 0.2, "memory": "6Gi"}},
+    "sampler": {"engine": "vllm", "tensorParallelSize": 2, "resources": {"cpu": 0.2, "memory": "4Gi"}},
     # Each step's samples are of the policy that it begins with: only rounding is between sampler and learner.
     "buffer": {"maxStaleness": 0},
 }
