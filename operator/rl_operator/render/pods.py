@@ -120,7 +120,8 @@ def restricted_pod(
     }
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": role.ephemeral_storage}},
-        # For Ray's object store. What is in it counts as memory of the container.
+        # For Ray's object store, and what the processes of an engine exchange that is divided over several devices. What is
+        # in it counts as memory of the container.
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": role.memory}},
     ]
     spec: Manifest = {

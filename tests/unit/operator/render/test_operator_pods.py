@@ -172,6 +172,20 @@ class TestPods:
                 assert sizes.pop("shm") == memory, "counted as memory"
                 assert all(size == {"sizeLimit": disk} for size in sizes.values())
 
+    @pytest.mark.parametrize(("pool", "gpus", "cpus"), [("h100", "4", "1"), ("cpu", None, "4")])
+    def test_a_divided_sampler_is_one_pod_with_shared_memory(
+        self, pool: str, gpus: str | None, cpus: str
+    ) -> None:
+        """The processes of its parts exchange what they compute through /dev/shm: 64 MiB, a runtime's usual, are too few."""
+        divided = {"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2, "pools": [pool]}
+        spec = {"sampler": divided | {"resources": {"memory": "48Gi"}}}
+        group = groups(make_plan(spec, make_profile(default=True, pools=GPU_POOLS)))["sampler"]
+        assert (group["replicas"], group["rayStartParams"]["num-cpus"]) == (1, cpus)
+        one, pod = container(group), group["template"]["spec"]
+        assert one["resources"]["limits"].get("nvidia.com/gpu") == gpus
+        assert {"name": "shm", "mountPath": "/dev/shm"} in one["volumeMounts"]
+        assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "48Gi"}} in pod["volumes"]
+
     @pytest.mark.parametrize(
         ("limit", "asked"), [("100Mi", "100Mi"), ("256Mi", "256Mi"), ("300M", "256Mi"), ("1Gi", "256Mi")]
     )
