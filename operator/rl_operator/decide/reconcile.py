@@ -338,14 +338,12 @@ def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
         return missing
     if not world.dra and (without := missing_dra(effective.roles)) is not None:
         return without
-    if effective.claim is not None and world.claim_exists is False:
-        return missing_claim(effective.claim)
-    if (
-        effective.claim is not None
-        and world.claim_exists
-        and (why := effective.wrong_claim(world.claim_class))
-    ):
-        return Diagnosis("ClaimNotAllowed", why)
+    for path, name in effective.claims.items():
+        claim = world.claims.get(name)
+        if claim is not None and not claim.exists:
+            return missing_claim(name, path)
+        if claim is not None and (why := effective.wrong_claim(path, claim.storage_class)):
+            return Diagnosis("ClaimNotAllowed", why)
     if world.refusal:
         return no_quota(world.refusal) or Diagnosis("ObjectRefused", world.refusal)
     return None

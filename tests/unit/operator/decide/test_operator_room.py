@@ -24,7 +24,7 @@ from operator_worlds import (
 from rl_api.progress import Attempt
 from rl_operator.decide.room import held, waits
 from rl_operator.model.needs import Asked, Needs, Others
-from rl_operator.model.seen import World
+from rl_operator.model.seen import Claim, World
 from rl_operator.plan.limits import needs_of
 from rl_operator.plan.refused import Refused
 
@@ -179,11 +179,11 @@ class TestWhatARunHolds:
 def test_a_claim_of_a_class_that_is_not_allowed() -> None:
     profile = make_profile(default=True, allow={"storage": {"claimClasses": ["shared"]}})
     story = Story(profiles=[profile])
-    found = condition(story.settled(claim_class="node-disk"), "ClusterReady")
+    found = condition(story.settled(claims={"ckpt": Claim(True, "node-disk")}), "ClusterReady")
     assert found is not None
     assert found[:2] == ("False", "ClaimNotAllowed")
     assert found[2].endswith(
         "found 'ckpt' with storage class 'node-disk', allowed by profile shared: claims of shared. Ask the platform "
         "team for more."
     )
-    assert kinds(story.look(claim_class="shared"))[-1] == "RayJob"
+    assert kinds(story.look(claims={"ckpt": Claim(True, "shared")}))[-1] == "RayJob"
