@@ -182,23 +182,18 @@ class SamplerActor:
         self._wake.set()
 
     def close(self) -> None:
-        """What the engine has outside of this process is given back."""
+        """The run is over: what the engine has outside of this process is given back. Not where one sampler leaves: another
+        run would have the server before the next one."""
         self.engine.close()
 
     def run(self) -> None:
-        """Samples until the buffer says stop; before `begin`, only evaluates. Closes the engine.
+        """Samples until the buffer says stop; before `begin`, only evaluates.
 
         Raises:
             RewardError: a reward failed and `task.onRewardError` is stop.
             SamplerLeft: it was told to leave.
             TaskError: a prompt does not fit the model and `task.onLongPrompt` is fail, or none does.
         """
-        try:
-            self._run()
-        finally:
-            self.engine.close()
-
-    def _run(self) -> None:
         work: Future[Acquired] | None = None
         watch: Future[Acquired] | None = None
         while True:
