@@ -187,3 +187,24 @@ def test_a_claim_of_a_class_that_is_not_allowed() -> None:
         "team for more."
     )
     assert kinds(story.look(claims={"ckpt": Claim(True, "shared")}))[-1] == "RayJob"
+
+
+def test_the_claim_of_a_servers_weights_is_looked_at_as_well() -> None:
+    server = {"url": "http://inference:8000", "folder": "/mnt/weights", "persistentVolumeClaim": "weights"}
+    allow = {"storage": {"claimClasses": ["shared"]}, "endpoints": [{"url": "http://inference:8000"}]}
+    sampler = {"engine": "endpoint", "replicas": 1, "endpoint": server}
+    story = Story({"sampler": sampler}, profiles=[make_profile(default=True, allow=allow)])
+    own = {"ckpt": Claim(True, "shared")}
+    for seen, reason, words in (
+        (Claim(False), "ClaimMissing", "there is no PersistentVolumeClaim 'weights' in this namespace"),
+        (
+            Claim(True, "node-disk"),
+            "ClaimNotAllowed",
+            "found 'weights' with storage class 'node-disk', allowed by",
+        ),
+    ):
+        found = condition(story.settled(claims=own | {"weights": seen}), "ClusterReady")
+        assert found is not None
+        assert found[:2] == ("False", reason)
+        assert found[2].startswith(f"spec.sampler.endpoint.persistentVolumeClaim: {words}")
+    assert kinds(story.look(claims=own | {"weights": Claim(True, "shared")}))[-1] == "RayJob"
