@@ -61,6 +61,7 @@ class Server:
 
     def send(self, path: str, body: Any, done: Callable[[Any], None]) -> Future[None]:
         self.completions += 1
+        assert re.fullmatch(r"[^@/\\\0]{1,128}", body["cache_salt"]), "vLLM refuses another"
         answer: Any = self.before(self.completions, body)
         if answer is None:
             logprobs = {"token_logprobs": [-1.0]}

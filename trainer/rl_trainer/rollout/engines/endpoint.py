@@ -211,7 +211,8 @@ class EndpointEngine(Engine):
             self._ended.append(self._sequences.end(key))
             del self._lost[key]
             return
-        body = completion_body(self._facts.model, request, self._options.seeded, self._label)
+        salt = Names.salt(self._label)
+        body = completion_body(self._facts.model, request, self._options.seeded, salt)
         self._flying[key] = self._client.send("/v1/completions", body, partial(self._hear, key))
 
     def _hear(self, key: str, answer: Any) -> None:

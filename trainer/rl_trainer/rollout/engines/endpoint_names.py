@@ -53,6 +53,11 @@ class Names:
         """What a server says that it holds after `loads` loads; 0: the weights that it had."""
         return f"{LABEL}{self.run}-{self.sampler}-{loads} {self.owner}"
 
+    @staticmethod
+    def salt(label: str) -> str:
+        """The part of a label that vLLM takes as the salt of its cache: at most 128 characters, no path."""
+        return label.partition(" ")[0]
+
     def is_of_run(self, label: str) -> bool:
         """Whether a sampler of this run has given a server that label."""
         return (found := _read(label)) is not None and found[0] == self.run
