@@ -133,11 +133,23 @@ class EnvironmentRulesSpec(Model):
     """Secrets that a run may name; null: any of its namespace; empty: none."""
 
 
+class EndpointRuleSpec(Model):
+    """Inference servers that runs may have sample for them (sampler.engine endpoint)."""
+
+    url: Pattern
+    """Addresses that a run may name, such as http://inference.serving:8000."""
+    egress: tuple[EgressSpec, ...] = Field(default=(), max_length=16, strict=False)
+    """What the samplers of such runs, and no other pods, may reach besides: where these servers are. Networks know addresses
+    and pods, and no host names; empty: what allow.egress says must have it."""
+
+
 class AllowSpec(Model):
     """What runs may ask for beyond their own pods. No field lets a run have anything of a node: there is none in a run."""
 
     egress: tuple[EgressSpec, ...] = Field(default=(), max_length=64, strict=False)
     """What pods may reach besides each other and DNS, such as an object store or a model hub; empty: nothing."""
+    endpoints: tuple[EndpointRuleSpec, ...] = Field(default=(), max_length=16, strict=False)
+    """Inference servers that may sample for runs (sampler.engine endpoint); empty: none."""
     namespaces: SelectorSpec | None = None
     """Namespaces whose runs may use the profile; null: all."""
     images: ImageRulesSpec = ImageRulesSpec()
@@ -158,6 +170,10 @@ class AllowSpec(Model):
     isolation: Literal["shared", "strict"] = "shared"
     """Least of task.isolation: with strict, code of the user's has a container of its own, and programs of the user's own
     (trainer.kind command and verl), for which there is none, are refused."""
+
+    def endpoints_at(self, url: str) -> list[EndpointRuleSpec]:
+        """The rules that let a run name the server at `url`; empty: none does."""
+        return [rule for rule in self.endpoints if place_matches([rule.url], url)]
 
 
 def allow_problems(allow: AllowSpec, where: Path) -> Iterator[Problem]:

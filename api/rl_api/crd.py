@@ -86,6 +86,7 @@ _SERVICE_COLUMNS: Final = [
 # Fields that came later, outside the groups that a profile sets: a default in the schema would stand in every stored run at
 # once, and an operator of before, which may lead for a while, knows no such field.
 _LATER_WITHOUT_DEFAULT = frozenset({"spec.task.onLongPrompt", "spec.checkpoint.asynchronous"})
+_LATER_OF_PROFILES_WITHOUT_DEFAULT = frozenset({"spec.allow.endpoints"})
 
 
 def _defaulted(path: str) -> bool:
@@ -119,7 +120,7 @@ def profile_schema() -> Schema:
     """Structural schema of an RLTrainingProfile."""
     writer = SchemaWriter(
         # `defaults` is itself a part of a run's spec: a default in there would change every run.
-        lambda path: path.startswith("spec."),
+        lambda path: path.startswith("spec.") and path not in _LATER_OF_PROFILES_WITHOUT_DEFAULT,
         PROFILE_CEL_RULES | GANG_CEL_RULES,
         {"spec.pools": "name", "spec.pools[].topology": "name"},
     )

@@ -292,6 +292,21 @@ SELECTOR_RULES: Final[list[Rule]] = [
 ]
 """Rules of an expression of a label selector."""
 
+# That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
+EGRESS_RULES: Final[list[Rule]] = [
+    cel_rule(
+        "has(self.cidr) != (has(self.namespaces) || has(self.pods))",
+        ".cidr",
+        "allowed: exactly one of cidr, and namespaces or pods",
+    ),
+    cel_rule(
+        "has(self.cidr) || !has(self.except) || size(self.except) == 0",
+        ".except",
+        "found addresses, allowed: none without cidr",
+    ),
+]
+"""Rules of what pods may reach."""
+
 PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
     "spec.pools[]": POOL_RULES,
     "spec.pools[].tolerations[]": [
@@ -308,18 +323,7 @@ PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.defaults.sampler": SAMPLER_DEFAULT_RULES,
     "spec.allow.namespaces.matchExpressions[]": SELECTOR_RULES,
-    # That addresses are ranges, the operator says: `isCIDR` is younger than the oldest Kubernetes.
-    "spec.allow.egress[]": [
-        cel_rule(
-            "has(self.cidr) != (has(self.namespaces) || has(self.pods))",
-            ".cidr",
-            "allowed: exactly one of cidr, and namespaces or pods",
-        ),
-        cel_rule(
-            "has(self.cidr) || !has(self.except) || size(self.except) == 0",
-            ".except",
-            "found addresses, allowed: none without cidr",
-        ),
-    ],
+    "spec.allow.egress[]": EGRESS_RULES,
+    "spec.allow.endpoints[].egress[]": EGRESS_RULES,
 }
 """Rules of an RLTrainingProfile by the path of the object they look at."""

@@ -9,16 +9,25 @@ from typing import Final
 
 from rl_api.crd_places import cel_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
+from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
 from rl_api.sampler_rules import (
+    CLAIM_OF_BOTH,
     EVERY_PART,
     FROM_BFLOAT16,
-    NO_SHARED_FOLDER,
     OF_ENDPOINT,
+    OF_THE_SERVER,
     OF_VLLM,
+    ONE_RUN_AT_A_TIME,
+    ONE_SERVER,
+    OUR_SAMPLERS,
     ROOM_FOR_BOTH,
+    URL_AND_FOLDER,
+    WITHOUT_V1,
 )
 
 _ENGINE: Final = "self.sampler.engine"
+_SERVER: Final = "self.sampler.endpoint"
+_IS_ENDPOINT: Final = f"(has({_ENGINE}) && {_ENGINE} == 'endpoint')"
 _DEVICES: Final = (
     f"{or_value('sampler.tensorParallelSize', '1')} * {or_value('sampler.pipelineParallelSize', '1')}"
 )
@@ -54,10 +63,39 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
         ".sampler.endpoint",
         f"found an object, allowed: null with engine {{{_ENGINE}}}, {OF_ENDPOINT}",
     ),
+    cel_rule(f"!{_IS_ENDPOINT} || has({_SERVER})", ".sampler.endpoint", URL_AND_FOLDER),
+    *(
+        cel_rule(
+            f"!{_IS_ENDPOINT} || {found} <= {most}",
+            f".sampler.{name}",
+            f"found {{{found}}}, allowed: {most} with engine endpoint, {why}",
+        )
+        for name, found, most, why in (
+            ("replicas", "self.sampler.replicas", 1, ONE_SERVER),
+            ("tensorParallelSize", or_value("sampler.tensorParallelSize", "1"), 1, OF_THE_SERVER),
+            ("resources.accelerators", or_value("sampler.resources.accelerators", "0"), 0, OF_THE_SERVER),
+        )
+    ),
     cel_rule(
-        f"!has({_ENGINE}) || {_ENGINE} != 'endpoint'",
+        f"!has({_SERVER}) || !{_SERVER}.url.matches('/v1/*$')",
+        ".sampler.endpoint.url",
+        f"found '{{{_SERVER}.url}}', {WITHOUT_V1}",
+    ),
+    cel_rule(
+        f"!{_IS_ENDPOINT} || self.trainer.kind == 'rltrain'",
         ".sampler.engine",
-        f"found '{{{_ENGINE}}}', {NO_SHARED_FOLDER}",
+        f"found 'endpoint', allowed: torch or vllm with trainer.kind {{self.trainer.kind}}, {OUR_SAMPLERS}",
+    ),
+    cel_rule(
+        f"!{_IS_ENDPOINT} || !has({_SERVER}) || has({_SERVER}.persistentVolumeClaim)",
+        ".sampler.endpoint.persistentVolumeClaim",
+        CLAIM_OF_BOTH,
+    ),
+    cel_rule(
+        f"!{_IS_ENDPOINT} || !has({_SERVER}) || ({_SERVER}.folder.matches({cel_text(MOUNTED_AT)}) && "
+        f"!{_SERVER}.folder.matches({cel_text(CLIMBS)}))",
+        ".sampler.endpoint.folder",
+        f"found '{{{_SERVER}.folder}}', {MOUNTED}",
     ),
     cel_rule(
         "!has(self.sampler.maxModelLen) || !has(self.sampler.maxNewTokens) || "
@@ -92,7 +130,7 @@ SAMPLER_DEFAULT_RULES: Final[list[Rule]] = [
     cel_rule(
         "!has(self.engine) || self.engine != 'endpoint'",
         ".engine",
-        f"found '{{self.engine}}', {NO_SHARED_FOLDER}",
+        f"found '{{self.engine}}', {ONE_RUN_AT_A_TIME}",
     )
 ]
 """Rules of a profile's default for `sampler`."""

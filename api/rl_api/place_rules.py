@@ -64,6 +64,14 @@ MODELS_ON_A_CLUSTER: Final = (
 
 FILES: Final = "allowed: a file or folder, or s3://bucket/file, no .. in it"
 
+MOUNTED_AT: Final = rf"^({'|'.join(FOLDER_ROOTS)})(/[A-Za-z0-9._-]+)+/?$"
+"""A folder at which a claim can be mounted in a pod."""
+
+MOUNTED: Final = (
+    f"allowed on a cluster: a folder below {', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, of letters, digits and "
+    ". _ -, without .."
+)
+
 ONE_SOURCE: Final = "allowed: null beside task.file, as prompts come from one of them"
 
 DATASETS: Final = "allowed: a hub id such as openai/gsm8k, or a folder without .."

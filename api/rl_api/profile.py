@@ -288,6 +288,8 @@ def _labels_as_kubernetes_compares_them(spec: ProfileSpec) -> Iterator[Problem]:
 def _egress_as_networks_take_it(spec: ProfileSpec) -> Iterator[Problem]:
     """A rule names addresses or pods, and never where nodes get their credentials."""
     yield from egress_problems(spec.allow.egress, ("spec", "allow", "egress"))
+    for index, rule in enumerate(spec.allow.endpoints):
+        yield from egress_problems(rule.egress, ("spec", "allow", "endpoints", index, "egress"))
 
 
 def _gang_that_can_be(spec: ProfileSpec) -> Iterator[Problem]:

@@ -69,9 +69,17 @@ class EndpointSpec(Model):
     """Where it is asked, without the /v1 at its end that clients of OpenAI's interface want."""
     folder: SharedPath
     """A folder of this run's own into which the sampler writes each version of the weights, and from which the server
-    reads them."""
+    reads them. On a cluster persistentVolumeClaim is mounted there."""
     server_folder: SharedPath | None = None
-    """The same folder as the server sees it; null: under the same path."""
+    """The same folder as the server sees it; null: under the same path. On a cluster: where the server has mounted the
+    claim, in which each run has a folder of its own."""
+    persistent_volume_claim: ObjectName | None = None
+    """PersistentVolumeClaim of the run's namespace that the server has mounted as well, all of it, so that it finds the
+    weights: one that several nodes can mount (ReadWriteMany) unless both are on one node. Required on a cluster, not used
+    locally."""
+    secret: ObjectName | None = None
+    """Secret of the run's namespace whose keys become environment variables of the sampler, such as the one that
+    apiKeyVariable names; null: none. On one machine it is not looked at: set the variable there."""
     api_key_variable: VariableName | None = None
     """Environment variable of the sampler that holds the server's API key; null: it wants none."""
     timeout: PositiveDuration = Duration(600)

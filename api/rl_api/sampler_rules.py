@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
+from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec
 
@@ -16,14 +20,18 @@ OF_VLLM: Final = {
 }
 """Fields of `sampler` that are vLLM's alone, and what they are with another engine: for people, and as a value."""
 
-NO_SHARED_FOLDER: Final = (
-    "allowed on a cluster: torch or vllm, as a sampler's pod has no folder in common with a server"
+ONE_RUN_AT_A_TIME: Final = "allowed in a profile: torch or vllm, as a server has the weights of one run"
+OUR_SAMPLERS: Final = "as only rltrain's own samplers ask a server"
+CLAIM_OF_BOTH: Final = (
+    "missing, required on a cluster: a claim that the server has mounted as well, for the weights"
 )
 ROOM_FOR_BOTH: Final = "which it must hold beside a prompt"
 FROM_BFLOAT16: Final = "as vLLM quantises bfloat16"
 ONE_SERVER: Final = "as one server has the weights of one version"
 OF_THE_SERVER: Final = "as the server has its devices"
 OF_ENDPOINT: Final = "as only endpoint has one"
+URL_AND_FOLDER: Final = "missing, required with engine endpoint: url and folder"
+WITHOUT_V1: Final = "allowed: the address without /v1, as weights are changed beside it"
 EVERY_PART: Final = "as each part of the model takes one"
 
 
@@ -57,9 +65,7 @@ def endpoint_of_endpoint(spec: RunSpec) -> Iterator[Problem]:
             )
         return
     if sampler.endpoint is None:
-        yield spec_problem(
-            "sampler.endpoint", "missing, required with engine endpoint: url and folder", "sampler.engine"
-        )
+        yield spec_problem("sampler.endpoint", URL_AND_FOLDER, "sampler.engine")
     accelerators = sampler.resources.accelerators if sampler.resources is not None else None
     for name, found, allowed, why in (
         ("replicas", sampler.replicas, 1, ONE_SERVER),
@@ -74,20 +80,50 @@ def endpoint_of_endpoint(spec: RunSpec) -> Iterator[Problem]:
             )
 
 
-def address_without_v1(spec: RunSpec) -> Iterator[Problem]:
-    """`sampler.endpoint.url` has no /v1 at its end: what changes weights is not below it."""
+def server_address(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.endpoint.url` has a host that can be asked, and no /v1 at its end: what changes weights is not below it."""
     endpoint = spec.sampler.endpoint
-    if endpoint is not None and endpoint.url.rstrip("/").endswith("/v1"):
+    if endpoint is None:
+        return
+    if not _has_host(endpoint.url):
         yield spec_problem(
             "sampler.endpoint.url",
-            f"found {endpoint.url!r}, allowed: the address without /v1, as weights are changed beside it",
+            f"found {endpoint.url!r}, allowed: a host's name or IP address, such as http://inference:8000 or "
+            "http://[fd00::8]:8000",
         )
+    elif endpoint.url.rstrip("/").endswith("/v1"):
+        yield spec_problem("sampler.endpoint.url", f"found {endpoint.url!r}, {WITHOUT_V1}")
 
 
-def endpoint_here(spec: RunSpec) -> Iterator[Problem]:
-    """On a cluster, `sampler.engine` is torch or vllm: a sampler's pod has no folder in common with a server."""
-    if spec.sampler.engine == "endpoint":
-        yield spec_problem("sampler.engine", f"found 'endpoint', {NO_SHARED_FOLDER}")
+def _has_host(url: str) -> bool:
+    """Whether the host of an address is a name, or an IP address that is one."""
+    try:
+        parts = urlsplit(url)
+        if "[" in parts.netloc:
+            ipaddress.IPv6Address(parts.hostname or "")
+    except ValueError:
+        return False
+    return bool(parts.hostname)
+
+
+def endpoint_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `sampler.engine` is endpoint with `trainer.kind` rltrain only, and `sampler.endpoint` has a
+    `persistentVolumeClaim`, and a `folder` at which it can be mounted."""
+    endpoint, kind = spec.sampler.endpoint, spec.trainer.kind
+    if spec.sampler.engine != "endpoint":
+        return
+    if kind != "rltrain":
+        yield spec_problem(
+            "sampler.engine",
+            f"found 'endpoint', allowed: torch or vllm with trainer.kind {kind}, {OUR_SAMPLERS}",
+            "trainer.kind",
+        )
+    if endpoint is None:
+        return
+    if endpoint.persistent_volume_claim is None:
+        yield spec_problem("sampler.endpoint.persistentVolumeClaim", CLAIM_OF_BOTH)
+    if not re.search(MOUNTED_AT, endpoint.folder) or re.search(CLIMBS, endpoint.folder):
+        yield spec_problem("sampler.endpoint.folder", f"found {endpoint.folder!r}, {MOUNTED}")
 
 
 def completions_fit(spec: RunSpec) -> Iterator[Problem]:
@@ -136,6 +172,6 @@ def quantized_from(spec: RunSpec) -> Iterator[Problem]:
 
 
 SAMPLER_RULES: Final = (
-    *(vllm_alone, endpoint_of_endpoint, address_without_v1, completions_fit, devices_of_vllm, quantized_from),
+    *(vllm_alone, endpoint_of_endpoint, server_address, completions_fit, devices_of_vllm, quantized_from),
 )
 """Rules of `spec.sampler`."""

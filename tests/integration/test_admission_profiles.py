@@ -51,7 +51,12 @@ PROFILE: dict[str, Any] = {
         "modelSources": ["tiny", "Qwen/*", "s3://models/*"],
         "storage": {"s3": ["s3://team-a/*"]},
         "environment": {"secrets": ["hub-*"]},
+        "endpoints": [{"url": "http://inference.*:8000"}],
     },
+}
+SERVER: dict[str, Any] = {
+    **{"url": "http://inference.serving:8000", "folder": "/mnt/weights"},
+    **{"persistentVolumeClaim": "weights", "secret": "hub-key"},
 }
 
 
@@ -153,7 +158,7 @@ def user(admission: KubeApi) -> tuple[str, str]:
 def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) -> None:
     # Which expressions do not fit the types is said in its status by a controller, where one runs; here each is evaluated.
     policy = admission.get("validatingadmissionpolicy", "rltrain-profiles")
-    assert len(policy["spec"]["validations"]) == 17
+    assert len(policy["spec"]["validations"]) == 19
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
@@ -191,6 +196,14 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
         (
             {"task": SPEC["task"] | {"secrets": ["hub-a", "admin"]}},
             "found 'admin', allowed by profile strict: hub-*",
+        ),
+        (
+            {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://evil:8000"}}},
+            "spec.sampler.endpoint.url: found 'http://evil:8000', allowed by profile strict: http://inference.*:8000",
+        ),
+        (
+            {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"secret": "admin"}}},
+            "spec.sampler.endpoint.secret: found 'admin', allowed by profile strict: hub-*",
         ),
         ({"sampler": {"replicas": 5}}, "spec.sampler.replicas: found 5, allowed: at most 4, the limit of profile strict"),
         ({"learner": {"replicas": 4}}, "spec.learner.replicas: found 4, allowed: at most 2, the limit of profile strict"),
@@ -235,6 +248,7 @@ def test_it_is_refused_with_the_operators_sentence(
         {"checkpoint": None},
         {"trainer": PROGRAM | {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}},
         {"secrets": ["hub-token"], "image": None, "scheduling": {"priorityClass": None}},
+        {"sampler": {"engine": "endpoint", "endpoint": SERVER}},
         {"sampler": {"replicas": 4}, "learner": {"replicas": 2}, "stop": {"maxDuration": "1h30m"}},
         {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": 300}},
     ],

@@ -16,6 +16,7 @@ from kube import KubeApi
 from rl_api.recipes import RECIPES
 from rl_api.validation import check_document
 
+SERVER = {"url": "http://a:8000", "folder": "/mnt/a", "persistentVolumeClaim": "b"}
 CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("algorithm", "name"): [*RECIPES, "my_module:loss", "ppo1", "a.b:c"],
     ("algorithm", "advantage"): [{}, {"estimator": "batchNormalized"}, {"gamma": 0}, {"estimator": "gae"}],
@@ -53,6 +54,14 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"engine": "torch", "gpuMemoryUtilization": 0.5},
         {"engine": "torch", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
         {"engine": "endpoint", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
+        {"engine": "endpoint", "endpoint": SERVER},
+        {"engine": "endpoint", "endpoint": SERVER | {"url": "http://a/v1"}, "tensorParallelSize": 2},
+        {
+            "engine": "endpoint",
+            "endpoint": SERVER | {"folder": "/mnt/../a"},
+            "resources": {"accelerators": 1},
+        },
+        {"engine": "endpoint"},
     ],
     ("sampler", "replicas"): [1, 2, 5],
     ("sampler", "minReplicas"): [1, 2, 3],

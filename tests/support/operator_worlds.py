@@ -10,7 +10,7 @@ from typing import Any
 from rl_api.progress import CheckpointStatus, Progress
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import Ask, Container, Live, Pod, Ray, Reading, WorkerGroup, World
+from rl_operator.model.seen import Ask, Claim, Container, Live, Pod, Ray, Reading, WorkerGroup, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.refused import Refused
@@ -200,7 +200,7 @@ class Story:
         self.run = make_run(spec)
         self.profiles = profiles or []
         self.now = NOW
-        self.world = World(run=self.run, claim_exists=True)
+        self.world = World(run=self.run, claims={"ckpt": Claim(True)})
         self.last: Decision | None = None
         self.labelled = False
         """Whether its RayJobs have the label of a queue."""

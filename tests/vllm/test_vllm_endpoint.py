@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from vllm_models import changed, drain, exact_logprobs, requests
-from vllm_runs import QUICKSTART, rltrain
+from vllm_runs import LEARNING, train
 from vllm_server import SECONDS, VllmServer
 
-from rl_api.errors import ModelError
+from rl_api.errors import EndpointError, ModelError
 from rl_api.run import TinyModelSpec
 from rl_trainer.model.decoder import Decoder, load_decoder
 from rl_trainer.model.loader import resolve_model
-from rl_trainer.observe.metrics import read_metrics
 from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
@@ -190,30 +189,33 @@ def test_a_server_that_is_started_anew_gets_the_weights_again(
     same(found, drain(torch_engine), 8)
 
 
+def test_a_server_that_another_run_has_is_refused_until_it_is_given_back(
+    engine: Engine, model: Path, options: EndpointOptions, tmp_path: Path
+):
+    """The runs below find it free."""
+    other = replace(options, folder=tmp_path / "weights", server_folder=tmp_path / "weights")
+    with pytest.raises(EndpointError, match=r"a run on .* with folder .*weights has it") as error:
+        create_engine(model, kind="endpoint", slots=SLOTS, endpoint=other)
+    assert "\n" not in str(error.value)
+    engine.close()
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_learns_with_a_server(staleness: int, server: VllmServer, model: Path, tmp_path: Path):
-    out = tmp_path / "out"
     endpoint = {"url": server.url, "folder": str(tmp_path / "weights"), "timeout": "4m"}
     changes = {
+        **LEARNING,
         "model.source": str(model),
         "model.tiny": "null",
         "sampler.engine": "endpoint",
         "sampler.endpoint": json.dumps(endpoint),
         "buffer.maxStaleness": staleness,
-        "warmStart.maxSteps": 120,
-        "task.evaluation": "{everySteps: 100, samples: 50}",
-        "stop": "{maxSteps: 8}",
     }
-    options = [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
-    done = rltrain("run", str(QUICKSTART), "--out", str(out), *options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr
-    steps = read_metrics(out / "metrics.jsonl")
-    assert [step.step for step in steps] == list(range(1, 9))
+    steps = train(tmp_path / "out", changes, 8)
     assert steps[-1].staleness_max <= staleness
     if not staleness:
         # Server and learner compute the same policy: only rounding is between them.
         assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
-    assert json.loads((out / "summary.json").read_text())["steps"] == 8
 
 
 def test_weights_that_the_server_does_not_find(

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from vllm_runs import QUICKSTART, rltrain
-
-from rl_trainer.observe.metrics import read_metrics
+from vllm_runs import LEARNING, QUICKSTART, rltrain, train
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_quickstart_learns_with_vllm(staleness: int, tmp_path: Path):
-    out = tmp_path / "out"
-    changes = {
-        "sampler.engine": "vllm",
-        "buffer.maxStaleness": staleness,
-        "warmStart.maxSteps": 120,
-        "task.evaluation": "{everySteps: 100, samples: 50}",
-        "stop": "{maxSteps: 12}",
-    }
-    options = [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
-    done = rltrain("run", str(QUICKSTART), "--out", str(out), *options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr
-    assert "vllm" not in done.stdout.lower(), "it talks"
-    steps = read_metrics(out / "metrics.jsonl")
-    assert [step.step for step in steps] == list(range(1, 13))
+    changes = {**LEARNING, "sampler.engine": "vllm", "buffer.maxStaleness": staleness}
+    steps = train(tmp_path / "out", changes, 12)
     assert steps[-1].staleness_max <= staleness
     if not staleness:
         # Sampler and learner compute the same policy: only rounding is between them.
         assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["steps"] == 12
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", ["tensorParallelSize", "pipelineParallelSize"])
 def test_a_sampler_of_two_parts_is_the_learners_policy(size: str, tmp_path: Path):
     """Each part in a process of its own, on a core of its own where there are two."""
-    out = tmp_path / "out"
     changes = {
         "sampler.engine": "vllm",
         f"sampler.{size}": "2",
@@ -48,13 +30,8 @@ def test_a_sampler_of_two_parts_is_the_learners_policy(size: str, tmp_path: Path
         "buffer.maxStaleness": "0",
         "warmStart.maxSteps": "5",
         "task.evaluation": "null",
-        "stop": "{maxSteps: 3}",
     }
-    options = [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
-    done = rltrain("run", str(QUICKSTART), "--out", str(out), *options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:] + done.stderr
-    steps = read_metrics(out / "metrics.jsonl")
-    assert [step.step for step in steps] == [1, 2, 3]
+    steps = train(tmp_path / "out", changes, 3)
     assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
 
 

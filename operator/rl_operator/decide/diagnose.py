@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from rl_api.paths import Path, render_path
 from rl_api.printable import printable
 from rl_operator.decide.shortage import short_of, short_role, waits_for_others
-from rl_operator.model.names import CODE_CONTAINER, HEAD
+from rl_operator.model.names import CODE_CONTAINER, HEAD, SAMPLER
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
-from rl_operator.plan.effective import Effective
+from rl_operator.plan.effective import CHECKPOINT_CLAIM, WEIGHTS_CLAIM, Effective
 from rl_operator.plan.roles import Role
 from rl_operator.render.encryption import CONTAINER as CERTIFICATES
 
@@ -251,7 +252,7 @@ def memory_sentence(world: World, attempt: int, said: str) -> str | None:
 def _of_pod_event(pod: Pod, event: Event) -> Diagnosis | None:
     claim = _MISSING_CLAIM.search(event.message)
     if claim:
-        return missing_claim(claim.group(1), pod.role)
+        return _missing_claim(claim.group(1), pod.role)
     if (missing := _missing_object(pod, event.message)) is not None:
         return missing
     if event.reason in ("FailedMount", "FailedAttachVolume"):
@@ -284,21 +285,26 @@ def missing_dra(roles: Iterable[Role]) -> Diagnosis | None:
     return None
 
 
-def missing_claim(name: str, role: str = "") -> Diagnosis:
-    """The checkpoint claim is not there."""
+def missing_claim(name: str, path: Path, role: str = "") -> Diagnosis:
+    """The claim that the run names at `path` is not there."""
     return Diagnosis(
         "ClaimMissing",
-        f"spec.checkpoint.storage.persistentVolumeClaim: there is no PersistentVolumeClaim {name!r} in this namespace; "
+        f"{render_path(path)}: there is no PersistentVolumeClaim {name!r} in this namespace; "
         "create it, and the run goes on by itself",
         role,
     )
+
+
+def _missing_claim(name: str, role: str) -> Diagnosis:
+    """The same of a pod of this role: samplers mount no checkpoints."""
+    return missing_claim(name, WEIGHTS_CLAIM if role == SAMPLER else CHECKPOINT_CLAIM, role)
 
 
 def _unschedulable(pod: Pod, roles: Sequence[Role]) -> Diagnosis:
     text = pod.unschedulable
     claim = _MISSING_CLAIM.search(text)
     if claim:
-        return missing_claim(claim.group(1), pod.role)
+        return _missing_claim(claim.group(1), pod.role)
     said = one_line(text, 300)
     if waits_for_others(text):
         return _said(pod, "GangWaits", f"pod {pod.name} waits for the others [{said}]")

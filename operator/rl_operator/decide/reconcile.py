@@ -316,7 +316,8 @@ def _begin(look: Look) -> Decision:
 def _start(look: Look, number: int) -> Decision:
     """Make what an attempt needs, when it begins and when it goes on after its pods were taken away."""
     assert look.effective is not None
-    effective = replace(look.effective, shared_claim=look.world.claim_shared)
+    own = look.world.claims.get(look.effective.claim or "")
+    effective = replace(look.effective, shared_claim=own is not None and own.shared)
     look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
     look = look.set("Training", "False", "Starting", "the pods are starting")
     missing, apply = _shared(look)
@@ -338,14 +339,12 @@ def _blocked(look: Look, effective: Effective) -> Diagnosis | None:
         return missing
     if not world.dra and (without := missing_dra(effective.roles)) is not None:
         return without
-    if effective.claim is not None and world.claim_exists is False:
-        return missing_claim(effective.claim)
-    if (
-        effective.claim is not None
-        and world.claim_exists
-        and (why := effective.wrong_claim(world.claim_class))
-    ):
-        return Diagnosis("ClaimNotAllowed", why)
+    for path, name in effective.claims.items():
+        claim = world.claims.get(name)
+        if claim is not None and not claim.exists:
+            return missing_claim(name, path)
+        if claim is not None and (why := effective.wrong_claim(path, claim.storage_class)):
+            return Diagnosis("ClaimNotAllowed", why)
     if world.refusal:
         return no_quota(world.refusal) or Diagnosis("ObjectRefused", world.refusal)
     return None

@@ -92,6 +92,11 @@ def samplers_workload_name(run: str, part: int) -> str:
     return f"{run}.samplers.{part}"
 
 
+def server_policy_name(run: str) -> str:
+    """Name of the NetworkPolicy by which samplers reach a server outside the run. No run has it: their names have no dot."""
+    return f"{run}.server"
+
+
 def secret_name(run: str, uid: str, number: int) -> str:
     """Name of the Secret with an attempt's tokens. None of an earlier run has it, whose objects may still be there."""
     return f"{attempt_name(run, number)}-{uid[:8]}"

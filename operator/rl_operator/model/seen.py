@@ -206,6 +206,17 @@ class QueuePriority:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A PersistentVolumeClaim that a run names."""
+
+    exists: bool
+    storage_class: str | None = None
+    """None: it has none, or is not there."""
+    shared: bool = False
+    """Whether pods on several nodes can write to it (ReadWriteMany)."""
+
+
+@dataclass(frozen=True)
 class World:
     """Everything that decides what happens next with a run."""
 
@@ -216,12 +227,8 @@ class World:
     events: tuple[Event, ...] = ()
     live: Mapping[tuple[str, str], Live] = field(default_factory=dict)
     """Objects by kind and name."""
-    claim_exists: bool | None = None
-    """Whether the checkpoint claim is there; None: not looked for."""
-    claim_class: str | None = None
-    """Storage class of the claim; None: it has none, or was not looked for."""
-    claim_shared: bool = False
-    """Whether pods on several nodes can write to the claim (ReadWriteMany); not where it was not looked for."""
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    """Claims that the run names, by name; one that is not here was not looked for."""
     others: Others = NOBODY
     """The other runs of its namespace."""
     key: bytes = field(default=b"", repr=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_api.allow import DEVICE_VARIABLES, DIGEST, any_matches, place_matches
-from rl_api.paths import Path
+from rl_api.paths import Path, render_path
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec
 from rl_api.run import RunSpec
@@ -50,6 +50,10 @@ def not_allowed(
     given = _default(profile, "checkpoint", "storage", "s3")
     if place not in (None, given) and places is not None and not place_matches(places, place):
         yield _problem(("spec", "checkpoint", "storage", "s3"), title, place, places)
+    server = spec.sampler.endpoint
+    if server is not None and not allow.endpoints_at(server.url):
+        addresses = [rule.url for rule in allow.endpoints]
+        yield _problem(("spec", "sampler", "endpoint", "url"), title, server.url, addresses)
     yield from _environment(title, profile, spec)
     if allow.isolation == "strict":
         kind, task = spec.trainer.kind, spec.given_task
@@ -116,9 +120,12 @@ def _environment(title: str, profile: ProfileSpec, spec: RunSpec) -> Iterator[Pr
             sentence = f"found {one.name!r}, allowed by {title}: names by which no devices are handed out"
             yield Problem(path, sentence)
     of_task = spec.given_task.secrets if spec.given_task is not None else ()
+    server = spec.sampler.endpoint
+    of_server = server.secret if server is not None else None
     named = [
         *_listed_secrets(("spec", "secrets"), spec.secrets),
         *_listed_secrets(("spec", "task", "secrets"), of_task),
+        *([(("spec", "sampler", "endpoint", "secret"), of_server)] if of_server is not None else []),
     ]
     yield from _secrets(title, profile, named)
 
@@ -148,15 +155,15 @@ def idle_on_accelerators(roles: Sequence[Role]) -> Iterator[Problem]:
                 )
 
 
-def wrong_claim(title: str, profile: ProfileSpec, claim: str, storage_class: str | None) -> str:
-    """Why the run may not use its claim, which has this storage class; empty: it may."""
+def wrong_claim(title: str, profile: ProfileSpec, path: Path, claim: str, storage_class: str | None) -> str:
+    """Why the run may not use the claim that it names at `path`, which has this storage class; empty: it may."""
     classes = profile.allow.storage.claim_classes
-    given = _default(profile, "checkpoint", "storage", "persistentVolumeClaim")
+    given = _default(profile, *map(str, path[1:]))
     if classes is None or claim == given or any_matches(classes, storage_class or ""):
         return ""
     found = f"storage class {storage_class!r}" if storage_class else "no storage class"
     return (
-        f"spec.checkpoint.storage.persistentVolumeClaim: found {claim!r} with {found}, allowed by {title}: "
+        f"{render_path(path)}: found {claim!r} with {found}, allowed by {title}: "
         f"claims of {_listed(classes)}. {ask(profile)}"
     )
 

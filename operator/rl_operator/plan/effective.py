@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
@@ -34,6 +35,10 @@ from rl_operator.plan.pools import pools_of_roles
 from rl_operator.plan.profile import as_written, choose_profile, title
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.roles import Role, make_roles
+
+CHECKPOINT_CLAIM: Final[Path] = ("spec", "checkpoint", "storage", "persistentVolumeClaim")
+WEIGHTS_CLAIM: Final[Path] = ("spec", "sampler", "endpoint", "persistentVolumeClaim")
+"""Where a run names a claim."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,23 @@ class Effective:
         """Name of the profile; None: the built-in one."""
         return self.spec.profile
 
-    def wrong_claim(self, storage_class: str | None) -> str:
-        """Why the run may not use its claim, which has this storage class; empty: it may."""
-        return wrong_claim(title(self.spec.profile), self.profile, self.claim or "", storage_class)
+    @property
+    def weights_claim(self) -> str | None:
+        """PersistentVolumeClaim by which an inference server outside the run gets its weights, if one samples for it."""
+        server = self.spec.sampler.endpoint
+        return server.persistent_volume_claim if server is not None else None
+
+    @property
+    def claims(self) -> dict[Path, str]:
+        """PersistentVolumeClaims that the run names, by where it does."""
+        found = {CHECKPOINT_CLAIM: self.claim, WEIGHTS_CLAIM: self.weights_claim}
+        return {path: claim for path, claim in found.items() if claim is not None}
+
+    def wrong_claim(self, path: Path, storage_class: str | None) -> str:
+        """Why the run may not use its claim at `path`, which has this storage class; empty: it may."""
+        return wrong_claim(
+            title(self.spec.profile), self.profile, path, self.claims.get(path, ""), storage_class
+        )
 
     @property
     def status_port(self) -> int:
@@ -174,7 +193,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
 
 _LATER_OF_PROFILES: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     (): {"gang": None},
-    ("allow",): {"workloadPriorityClasses": []},
+    ("allow",): {"workloadPriorityClasses": [], "endpoints": []},
     ("limits",): {"maxPreemptionGracePeriod": None},
 }
 """The same of a profile."""
@@ -318,6 +337,12 @@ def _resolve(
     pools = {role.name: tuple(pool.name for pool in role.pools) for role in roles}
     images = {role.name: role.image for role in roles}
     groups = {name: getattr(spec, name) for name in (LEARNER, SAMPLER) if name in pools}
+    server = spec.sampler.endpoint
+    if server is not None:
+        # The sampler sees nothing else of the claim, the server all of it.
+        seen = f"{(server.server_folder or server.folder).rstrip('/')}/{folder_name(run.name, uid)}"
+        own = server.model_copy(update={"server_folder": seen})
+        groups[SAMPLER] = spec.sampler.model_copy(update={"endpoint": own})
     grace, longest = spec.scheduling.preemption_grace_period, profile.limits.max_preemption_grace_period
     scheduling = {
         "queue": spec.scheduling.queue or profile.queue,

@@ -29,11 +29,13 @@ def pools_of_roles(
     by_name = {pool.name: pool for pool in profile.pools}
     # The head: where are no accelerators, which it would waste, and not on spot nodes, as its loss ends the attempt.
     least = min(profile.pools, key=lambda pool: (pool.accelerator is not None, pool.spot))
+    asks_server = spec.sampler.engine == "endpoint"
     pools, problems = {}, list[Problem]()
     for role, part, names, default in (
         (HEAD, "trainer", spec.trainer.pools, least),
         (LEARNER, "learner", spec.learner.pools, profile.pools[0]),
-        (SAMPLER, "sampler", spec.sampler.pools, profile.pools[0]),
+        # One that asks a server computes as little as the head, and its loss as well costs a restart.
+        (SAMPLER, "sampler", spec.sampler.pools, least if asks_server else profile.pools[0]),
     ):
         if role == HEAD or role in workers:
             problems += wrong_pools(by_name, title, part, names)

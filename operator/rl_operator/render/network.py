@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rl_api.egress import EgressSpec
 from rl_api.profile import ProfileSpec
-from rl_operator.model.names import RAY_PORTS, RUN_LABEL, Manifest
+from rl_operator.model.names import RAY_PORTS, ROLE_LABEL, RUN_LABEL, SAMPLER, Manifest, server_policy_name
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import Effective
 
@@ -32,6 +32,28 @@ def network_policy(effective: Effective) -> Manifest:
         settings,
         effective.profile,
     )
+
+
+def server_policies(effective: Effective) -> list[Manifest]:
+    """NetworkPolicy of the samplers of a run for which a server outside of it samples: out to where the profile says that
+    the server is, besides what all pods of the run may reach. Also where that is nothing: it may have been more."""
+    server = effective.spec.sampler.endpoint
+    if server is None:
+        return []
+    rules = [one for rule in effective.profile.allow.endpoints_at(server.url) for one in rule.egress]
+    labels = {RUN_LABEL: effective.name, ROLE_LABEL: SAMPLER}
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": effective.metadata(server_policy_name(effective.name)),
+            "spec": {
+                "podSelector": {"matchLabels": labels},
+                "policyTypes": ["Egress"],
+                "egress": list(map(_egress, rules)),
+            },
+        }
+    ]
 
 
 def isolated(

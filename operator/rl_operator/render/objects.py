@@ -9,7 +9,7 @@ from rl_operator.render.budget import disruption_budget
 from rl_operator.render.claims import claim_templates
 from rl_operator.render.config import config_map, secret
 from rl_operator.render.gang.gang import as_gang
-from rl_operator.render.network import network_policy
+from rl_operator.render.network import network_policy, server_policies
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
 from rl_operator.render.workload import run_workload
@@ -18,7 +18,8 @@ from rl_operator.render.workload import run_workload
 def run_objects(effective: Effective) -> list[Manifest]:
     """Objects that all attempts share and that follow the run as it changes."""
     claims = claim_templates(effective.name, effective.roles, effective.metadata)
-    return [hashed(network_policy(effective)), hashed(disruption_budget(effective)), *map(hashed, claims)]
+    policies = [network_policy(effective), *server_policies(effective)]
+    return [*map(hashed, policies), hashed(disruption_budget(effective)), *map(hashed, claims)]
 
 
 def attempt_objects(

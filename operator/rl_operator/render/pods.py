@@ -77,6 +77,8 @@ def pod_template(effective: Effective, role: Role, attempt: int) -> Manifest:
         _add_head_parts(effective, attempt, spec, container)
     if role.name == SAMPLER and effective.backend.samplers_leave:
         _add_leaving(spec, container)
+    if role.name == SAMPLER and effective.weights_claim is not None:
+        _add_weights(effective, effective.weights_claim, spec, container)
     if role.name == HEAD or (effective.claim is not None and _writes(effective, role)):
         _add_storage(effective, role, spec, container)
     add_code_container(role, effective.spec.task.secrets if role.code else (), NO_DEVICES, spec, container)
@@ -156,12 +158,14 @@ def _writes(effective: Effective, role: Role) -> bool:
 
 def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:
     """Of the run where models, data and checkpoints are read and written; of the task where code of the user's runs, unless
-    that has a container of its own."""
+    that has a container of its own; of an inference server where it is asked."""
     task, backend = effective.spec.given_task, effective.backend
     uploads = role.name == LEARNER and backend.learners_write and effective.in_object_store
     own = effective.spec.secrets if role.name == HEAD or backend.workers_need_secrets or uploads else ()
     here = task is not None and role.name in (HEAD, SAMPLER) and role.code is None
-    return own + (task.secrets if task is not None and here else ())
+    server = effective.spec.sampler.endpoint
+    of_server = (server.secret,) if server is not None and server.secret and role.name == SAMPLER else ()
+    return own + (task.secrets if task is not None and here else ()) + of_server
 
 
 def _add_storage(effective: Effective, role: Role, spec: Manifest, container: Manifest) -> None:
@@ -176,6 +180,17 @@ def _add_storage(effective: Effective, role: Role, spec: Manifest, container: Ma
     )
     container["volumeMounts"].append(data)
     spec["volumes"].append({"name": "data", **storage})
+
+
+def _add_weights(effective: Effective, claim: str, spec: Manifest, container: Manifest) -> None:
+    """Where an inference server outside the run finds the weights: of a claim that it has mounted as well, a folder of this
+    run's own."""
+    server = effective.spec.sampler.endpoint
+    assert server is not None
+    own = folder_name(effective.name, effective.uid)
+    mount = {"name": "weights", "mountPath": server.folder.rstrip("/"), "subPath": own}
+    container["volumeMounts"].append(mount)
+    spec["volumes"].append({"name": "weights", "persistentVolumeClaim": {"claimName": claim}})
 
 
 def _add_head_parts(effective: Effective, attempt: int, spec: Manifest, container: Manifest) -> None:

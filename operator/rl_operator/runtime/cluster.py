@@ -28,7 +28,7 @@ from rl_operator.model.decision import Boost, Decision, Scale
 from rl_operator.model.gangs import POD_GROUPS, pod_group_name, version_of_kind
 from rl_operator.model.names import KIND, Key, Manifest, earlier_secret_name
 from rl_operator.model.parse import parse_event
-from rl_operator.model.seen import Event, Live, Pod, Ray, WorkerGroup, World
+from rl_operator.model.seen import Claim, Event, Live, Pod, Ray, WorkerGroup, World
 from rl_operator.model.settings import FINALIZER, Settings
 from rl_operator.model.times import parse_time
 from rl_operator.model.tokens import STATUS_SERVER, derive_token
@@ -97,8 +97,9 @@ class Cluster:
         memory.token, changes["unasked"] = await self._token(key, world, memory.uid)
         current = self.plan(run, memory)
         begins = open_attempt is None or not world.rays
-        if begins and isinstance(current, Effective) and current.claim is not None:
-            changes |= await self._claim(key[0], current.claim)
+        if begins and isinstance(current, Effective):
+            names = set(current.claims.values())
+            changes["claims"] = {name: await self._claim(key[0], name) for name in sorted(names)}
         if begins and isinstance(current, Effective) and current.profile.gang is not None:
             changes["pod_group"] = await self._pod_group(POD_GROUPS.get(current.profile.gang.scheduler, ()))
         if isinstance(current, Effective) and current.queued:
@@ -180,17 +181,14 @@ class Cluster:
         what = ("token", *key, uid)
         return await self._known.lately(what, _SECRET_SECONDS, lambda: earlier_token(self.api, key, uid))
 
-    async def _claim(self, namespace: str, claim: str) -> dict[str, Any]:
+    async def _claim(self, namespace: str, claim: str) -> Claim:
         """Whether a claim is there, its storage class, and whether several nodes can write to it."""
 
-        async def ask() -> dict[str, Any]:
+        async def ask() -> Claim:
             found = await self.api.find("PersistentVolumeClaim", namespace, claim)
             spec = (found or {}).get("spec") or {}
-            return {
-                "claim_exists": found is not None,
-                "claim_class": spec.get("storageClassName"),
-                "claim_shared": "ReadWriteMany" in (spec.get("accessModes") or ()),
-            }
+            shared = "ReadWriteMany" in (spec.get("accessModes") or ())
+            return Claim(found is not None, spec.get("storageClassName"), shared)
 
         return await self._known.lately(("claim", namespace, claim), _CLAIM_SECONDS, ask)
 

@@ -135,8 +135,8 @@ def test_a_full_profile_is_valid() -> None:
         (
             {"defaults": {"sampler": {"engine": "endpoint"}}},
             [
-                "spec.defaults.sampler.engine: found 'endpoint', allowed on a cluster: torch or vllm, as a sampler's pod "
-                "has no folder in common with a server"
+                "spec.defaults.sampler.engine: found 'endpoint', allowed in a profile: torch or vllm, as a server has the "
+                "weights of one run"
             ],
         ),
         (

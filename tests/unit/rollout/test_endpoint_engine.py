@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,7 +18,7 @@ from rl_trainer.rollout.engines import endpoint, endpoint_look
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.rollout.engines.endpoint import EndpointEngine
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
-from rl_trainer.rollout.engines.endpoint_look import look_at
+from rl_trainer.rollout.engines.endpoint_look import claim, look_at
 from rl_trainer.rollout.engines.endpoint_names import Names
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions, ServerFacts
 
@@ -38,7 +39,7 @@ class Server:
     def start_anew(self) -> None:
         self.label, self.holds, self.paused = "default", "model folder", False
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Any = None, within: float | None = None) -> Any:
         if method == "POST":
             self.control.append(path.partition("?")[0])
         match path:
@@ -60,6 +61,7 @@ class Server:
 
     def send(self, path: str, body: Any, done: Callable[[Any], None]) -> Future[None]:
         self.completions += 1
+        assert re.fullmatch(r"[^@/\\\0]{1,128}", body["cache_salt"]), "vLLM refuses another"
         answer: Any = self.before(self.completions, body)
         if answer is None:
             logprobs = {"token_logprobs": [-1.0]}
@@ -205,12 +207,75 @@ def test_aborted_sequences_are_not_asked_for_again(server: Server, engine: Endpo
 
 def test_a_server_that_somebody_else_has_paused(server: Server, tmp_path: Path) -> None:
     names, client = Names.of(URL, str(tmp_path)), cast(EndpointClient, server)
-    for label in ("default", Names.of(URL, "/other/folder").label(3)):
+    for label, words in (
+        ("default", "it is paused, and not by this run"),
+        (Names.of(URL, "/other/folder").label(3), "a run on .* with folder /other/folder has it"),
+    ):
         server.label, server.paused = label, True
-        with pytest.raises(EndpointError, match="it is paused, and not by this run"):
+        with pytest.raises(EndpointError, match=words):
             look_at(client, names, 10, 10)
         assert server.control == []
     server.label = Names.of(URL, str(tmp_path)).label(3)
     with pytest.raises(ModelError, match="knows a token id 10"):
         look_at(client, names, 10, 10)
     assert server.control[0] == "/resume"
+
+
+def test_a_server_of_another_run_is_refused_with_how_to_free_it(server: Server, tmp_path: Path) -> None:
+    holder, own = open_engine(server, tmp_path / "held"), Names.of(URL, str(tmp_path))
+    client, held = cast(EndpointClient, server), server.label
+    for ask in (lambda: look_at(client, own, 10, 10), lambda: claim(client, own)):
+        with pytest.raises(EndpointError) as error:
+            ask()
+        assert f"with folder {tmp_path / 'held'} has it" in str(error.value)
+        assert f'POST {URL}/update_weight_version with {{"new_version": "free"}}' in str(error.value)
+    assert server.label == held
+    claim(
+        client, Names.of(URL, str(tmp_path / "held"))
+    )  # a sampler of the same run, after the first has died
+    with pytest.raises(EndpointError, match="another sampler has changed its weights"):
+        holder.add(work(1))
+        drain(holder)
+
+
+def test_a_run_that_ends_gives_its_server_back(
+    server: Server, engine: EndpointEngine, tmp_path: Path
+) -> None:
+    load(engine, 1)
+    engine.close()
+    assert server.label == "free"
+    claim(cast(EndpointClient, server), Names.of(URL, str(tmp_path / "next")))
+    taken = server.label
+    engine.close()
+    assert server.label == taken, "of another run by now"
+    with pytest.raises(ModelError, match="it is given back"):
+        load(engine, 2)
+    assert server.label == taken
+
+
+def test_a_server_that_may_hold_two_versions_is_not_given_back(
+    server: Server, engine: EndpointEngine
+) -> None:
+    def call(method: str, path: str, body: Any = None, within: float | None = None) -> Any:
+        if path == "/collective_rpc":
+            raise ServerLost("answered with 500", answered=True)
+        return Server.call(server, method, path, body, within)
+
+    server.call = call  # type: ignore[method-assign]
+    label = server.label
+    with pytest.raises(ModelError, match="start it anew"):
+        load(engine, 1)
+    engine.close()
+    assert server.label == label
+
+
+def test_in_a_pod_a_run_is_known_by_its_name_whatever_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLTRAIN_RUN", "sums")
+    monkeypatch.setenv("RLTRAIN_NAMESPACE", "team-a")
+    first = Names.of(URL, "/mnt/weights")
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-pod")
+    second = Names.of(URL, "/mnt/weights")
+    assert (first.run, second.holder(first.label(3))) == (second.run, None)
+    assert second.is_of_other(first.label(3)), "another sampler"
+    monkeypatch.setenv("RLTRAIN_NAMESPACE", "team-b")
+    assert Names.of(URL, "/mnt/weights").holder(first.label(3)) == "run team-a/sums"

@@ -183,6 +183,11 @@ class SamplerActor:
         self._sampling = True
         self._wake.set()
 
+    def close(self) -> None:
+        """The run is over: what the engine has outside of this process is given back. Not where one sampler leaves: another
+        run would have the server before the next one."""
+        self.engine.close()
+
     def run(self) -> None:
         """Samples until the buffer says stop; before `begin`, only evaluates.
 

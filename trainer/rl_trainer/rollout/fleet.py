@@ -28,6 +28,8 @@ from rl_trainer.weights.transports.publication import Publication
 
 # To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
 START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
+# How long an ended run waits for its server to be given back.
+CLOSE_SECONDS = 15.0
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
@@ -285,6 +287,13 @@ class Samplers:
             raise DeadlineExceeded(silence(actor, phase, limit))
         for actor in sorted(silent & ours.keys()):
             self._died(ours[actor], SamplerSilent(silence(actor, "sampling", limit)))
+
+    def close(self) -> None:
+        """Has samplers give back what they have outside of the run, a server; whoever does not answer is not waited for."""
+        if self._spec.sampler.engine != "endpoint":
+            return
+        if calls := [self._samplers[rank].actor.close.remote() for rank in self.ready]:
+            ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
 
     # -- coming and going ------------------------------------------------------------------------------------------
 

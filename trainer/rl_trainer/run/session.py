@@ -139,6 +139,7 @@ class Session(Attempt):
             tell=self.console.message,
             warn=self.console.warning,
         )
+        self._stack.callback(self.actors.samplers.close)
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)
 

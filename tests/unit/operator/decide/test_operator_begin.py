@@ -22,7 +22,7 @@ from operator_worlds import (
 
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Decision
-from rl_operator.model.seen import World
+from rl_operator.model.seen import Claim, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import plan
 
@@ -91,13 +91,16 @@ def test_each_attempt_has_a_token_of_its_own_that_the_same_key_gives_again() -> 
     assert second["data"] != secret(look(make_run()))["data"]
 
 
+NO_CLAIM = {"ckpt": Claim(False)}
+
+
 @pytest.mark.parametrize(
     ("spec", "seen", "reason"),
     [
-        ({}, {"kuberay": False, "claim_exists": False}, "KubeRayMissing"),
-        ({}, {"claim_exists": False, "refusal": "no"}, "ClaimMissing"),
-        ({}, {"claim_exists": None}, "Starting"),
-        ({"checkpoint": None}, {"claim_exists": False}, "Starting"),
+        ({}, {"kuberay": False, "claims": NO_CLAIM}, "KubeRayMissing"),
+        ({}, {"claims": NO_CLAIM, "refusal": "no"}, "ClaimMissing"),
+        ({}, {"claims": {}}, "Starting"),
+        ({"checkpoint": None}, {"claims": NO_CLAIM}, "Starting"),
         ({}, {"refusal": "no"}, "ObjectRefused"),
         ({}, {"refusal": "a quota"}, "QuotaExceeded"),
     ],

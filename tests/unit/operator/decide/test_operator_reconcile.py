@@ -18,7 +18,7 @@ from operator_worlds import (
 
 from rl_operator.decide.reconcile import reconcile
 from rl_operator.model.decision import Pull
-from rl_operator.model.seen import World
+from rl_operator.model.seen import Claim, World
 from rl_operator.model.settings import Settings
 from rl_operator.plan.effective import plan
 
@@ -155,12 +155,12 @@ class TestBlocked:
 
     def test_a_missing_claim_is_waited_for(self) -> None:
         story = Story()
-        decision = story.settled(claim_exists=False)
+        decision = story.settled(claims={"ckpt": Claim(False)})
         found = condition(decision, "ClusterReady")
         assert found is not None
         assert found[1] == "ClaimMissing"
         assert "'ckpt'" in found[2]
-        assert kinds(story.look(claim_exists=True))[-1] == "RayJob"
+        assert kinds(story.look(claims={"ckpt": Claim(True)}))[-1] == "RayJob"
 
     def test_no_kuberay(self) -> None:
         story = Story()

@@ -24,7 +24,7 @@ from operator_worlds import (
 from rl_api.progress import Attempt
 from rl_operator.decide.room import held, waits
 from rl_operator.model.needs import Asked, Needs, Others
-from rl_operator.model.seen import World
+from rl_operator.model.seen import Claim, World
 from rl_operator.plan.limits import needs_of
 from rl_operator.plan.refused import Refused
 
@@ -179,19 +179,23 @@ class TestWhatARunHolds:
 def test_a_claim_of_a_class_that_is_not_allowed() -> None:
     profile = make_profile(default=True, allow={"storage": {"claimClasses": ["shared"]}})
     story = Story(profiles=[profile])
-    found = condition(story.settled(claim_class="node-disk"), "ClusterReady")
+    found = condition(story.settled(claims={"ckpt": Claim(True, "node-disk")}), "ClusterReady")
     assert found is not None
     assert found[:2] == ("False", "ClaimNotAllowed")
     assert found[2].endswith(
         "found 'ckpt' with storage class 'node-disk', allowed by profile shared: claims of shared. Ask the platform "
         "team for more."
     )
-    assert kinds(story.look(claim_class="shared"))[-1] == "RayJob"
+    assert kinds(story.look(claims={"ckpt": Claim(True, "shared")}))[-1] == "RayJob"
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_learners_of_an_attempt_get_a_claim_that_several_nodes_can_mount(shared: bool) -> None:
-    ray_job = next(one for one in Story().look(claim_shared=shared).create if one["kind"] == "RayJob")
+    ray_job = next(
+        one
+        for one in Story().look(claims={"ckpt": Claim(True, shared=shared)}).create
+        if one["kind"] == "RayJob"
+    )
     workers = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     mounted = [
         one["groupName"]
@@ -199,3 +203,24 @@ def test_learners_of_an_attempt_get_a_claim_that_several_nodes_can_mount(shared:
         if any("persistentVolumeClaim" in volume for volume in one["template"]["spec"]["volumes"])
     ]
     assert mounted == (["learner"] if shared else [])
+
+
+def test_the_claim_of_a_servers_weights_is_looked_at_as_well() -> None:
+    server = {"url": "http://inference:8000", "folder": "/mnt/weights", "persistentVolumeClaim": "weights"}
+    allow = {"storage": {"claimClasses": ["shared"]}, "endpoints": [{"url": "http://inference:8000"}]}
+    sampler = {"engine": "endpoint", "replicas": 1, "endpoint": server}
+    story = Story({"sampler": sampler}, profiles=[make_profile(default=True, allow=allow)])
+    own = {"ckpt": Claim(True, "shared")}
+    for seen, reason, words in (
+        (Claim(False), "ClaimMissing", "there is no PersistentVolumeClaim 'weights' in this namespace"),
+        (
+            Claim(True, "node-disk"),
+            "ClaimNotAllowed",
+            "found 'weights' with storage class 'node-disk', allowed by",
+        ),
+    ):
+        found = condition(story.settled(claims=own | {"weights": seen}), "ClusterReady")
+        assert found is not None
+        assert found[:2] == ("False", reason)
+        assert found[2].startswith(f"spec.sampler.endpoint.persistentVolumeClaim: {words}")
+    assert kinds(story.look(claims=own | {"weights": Claim(True, "shared")}))[-1] == "RayJob"

@@ -19,7 +19,7 @@ def test_what_a_world_knows_of_its_run() -> None:
 
 def test_what_is_taken_for_granted_of_a_cluster_until_it_is_known() -> None:
     world = World(run=make_run())
-    assert (world.kuberay, world.kueue, world.claim_exists, world.live) == (True, True, None, {})
+    assert (world.kuberay, world.kueue, world.claims, world.live) == (True, True, {}, {})
 
 
 def test_the_head_of_an_attempt_is_one_that_stays() -> None:

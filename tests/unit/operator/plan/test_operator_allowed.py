@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 from operator_worlds import GPU_POOLS, SETTINGS, make_plan, make_profile, make_run, merge, refused
 
-from rl_operator.plan.effective import Effective, plan
+from rl_operator.plan.effective import CHECKPOINT_CLAIM, WEIGHTS_CLAIM, Effective, plan
 from rl_operator.plan.refused import Refused
 
 PROGRAM = {"kind": "command", "command": ["python"]}
 S3 = {"checkpoint": {"storage": {"persistentVolumeClaim": None, "s3": "s3://team-a/runs"}}}
+SERVED = {
+    **{"engine": "endpoint", "replicas": 1},
+    "endpoint": {
+        "url": "http://inference.serving:8000",
+        "folder": "/mnt/weights",
+        "persistentVolumeClaim": "weights",
+    },
+}
 DIGEST = f"registry.example/a@sha256:{'0' * 64}"
 
 
@@ -88,6 +96,21 @@ def allowing(**allow: Any) -> dict[str, Any]:
             "spec.trainer.kind: found 'command', allowed by profile shared: rltrain",
         ),
         ({"environment": {"secrets": []}}, {"secrets": ["hub"]}, "allowed by profile shared: none"),
+        (
+            {},
+            {"sampler": SERVED},
+            "spec.sampler.endpoint.url: found 'http://inference.serving:8000', allowed by profile shared: none",
+        ),
+        (
+            {"endpoints": [{"url": "http://other:8000"}, {"url": "https://*.team-a/*"}]},
+            {"sampler": SERVED},
+            "found 'http://inference.serving:8000', allowed by profile shared: http://other:8000, https://*.team-a/*",
+        ),
+        (
+            {"endpoints": [{"url": "http://inference.serving:8000"}], "environment": {"secrets": ["hub-*"]}},
+            {"sampler": merge(SERVED, {"endpoint": {"secret": "admin"}})},
+            "spec.sampler.endpoint.secret: found 'admin', allowed by profile shared: hub-*",
+        ),
     ],
 )
 def test_a_run_that_asks_for_more_is_told_what_is_allowed_and_whom_to_ask(
@@ -129,6 +152,10 @@ def test_whom_to_ask_is_the_profiles_to_say() -> None:
         ({"modelSources": ["tiny"]}, {}),
         ({"modelSources": []}, {"trainer": PROGRAM, "model": None, "task": None}),
         ({"storage": {"s3": []}}, {}),
+        (
+            {"endpoints": [{"url": "http://inference.serving:*"}], "environment": {"secrets": ["key-*"]}},
+            {"sampler": merge(SERVED, {"endpoint": {"secret": "key-a", "apiKeyVariable": "KEY"}})},
+        ),
         ({"storage": {"s3": []}}, {"checkpoint": {"storage": {"persistentVolumeClaim": "own"}}}),
         ({"storage": {"s3": ["s3://team-a/*"]}}, S3),
         (
@@ -247,6 +274,19 @@ def test_claims_by_their_class(
     defaults = {"checkpoint": {"storage": {"persistentVolumeClaim": "given"}}}
     profile = make_profile(default=True, defaults=defaults, allow={"storage": {"claimClasses": classes}})
     run = make_plan({"checkpoint": {"storage": {"persistentVolumeClaim": claim}}}, profile)
-    found = run.wrong_claim(storage_class)
+    found = run.wrong_claim(CHECKPOINT_CLAIM, storage_class)
     assert sentence in found
     assert bool(sentence) == bool(found)
+
+
+def test_the_claim_of_the_weights_is_of_an_allowed_class_as_well() -> None:
+    allow = {
+        "storage": {"claimClasses": ["shared-*"]},
+        "endpoints": [{"url": "http://inference.serving:8000"}],
+    }
+    run = make_plan({"sampler": SERVED}, allowing(**allow))
+    assert run.claims == {CHECKPOINT_CLAIM: "ckpt", WEIGHTS_CLAIM: "weights"}
+    assert run.wrong_claim(WEIGHTS_CLAIM, "local").startswith(
+        "spec.sampler.endpoint.persistentVolumeClaim: found 'weights' with storage class 'local', allowed by profile "
+    )
+    assert run.wrong_claim(WEIGHTS_CLAIM, "shared-ssd") == ""

@@ -10,6 +10,7 @@ from operator_worlds import SETTINGS
 
 from rl_operator.kube.cache import Store
 from rl_operator.kube.client import Api
+from rl_operator.model.seen import Claim
 from rl_operator.runtime.cluster import Cluster
 
 
@@ -38,8 +39,4 @@ def test_whether_a_claim_is_there_and_who_can_mount_it(
     spec: dict[str, Any] | None, exists: bool, storage_class: str | None, shared: bool
 ) -> None:
     cluster = Cluster(cast(Api, Server(spec)), Store(), SETTINGS)
-    assert asyncio.run(cluster._claim("team-a", "ckpt")) == {
-        "claim_exists": exists,
-        "claim_class": storage_class,
-        "claim_shared": shared,
-    }
+    assert asyncio.run(cluster._claim("team-a", "ckpt")) == Claim(exists, storage_class, shared)

@@ -204,6 +204,10 @@ class Engine(ABC):
         """
         return partial(self.load_weights, tensors, version)
 
+    def close(self) -> None:
+        """Give back what is not this process's own; from then on nothing is sampled. May come from any thread, and again."""
+        return
+
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """What sequences in flight have beyond their first `known[id]` tokens; those without anything new, or that `known`
         does not name, are left out. An engine that cannot tell says nothing: its sequences come whole, when they end.

@@ -5,7 +5,7 @@ written there, the server is paused, which ends all requests with the tokens tha
 and what was not at its end is asked for anew, its tokens part of the prompt. So each token is of the version that it names,
 and no key and no value is of older weights. The version's label stays in the server: one that was started anew does not have
 it, gets the weights once more, and what it has answered meanwhile is thrown away. One with a label of somebody else's is not
-this sampler's any more.
+this sampler's any more; one that another run has is refused, and a run gives its server back when it ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -34,6 +35,7 @@ from rl_trainer.rollout.engines.endpoint_look import (
     LOOK_SECONDS,
     claim,
     everywhere,
+    give_back,
     look_at,
     wait_until_there,
 )
@@ -91,6 +93,9 @@ class EndpointEngine(Engine):
         self._weights: Path | None = None  # those of the server, as the server sees them
         self._broken: str | None = None  # why requests have come back that nobody ended
         self._losses = 0
+        self._closed = False
+        self._updating = threading.Lock()
+        self._whole = True  # the server's weights are all of one version
 
     @classmethod
     def open(cls, folder: Path, *, slots: int, options: EndpointOptions) -> EndpointEngine:
@@ -186,6 +191,17 @@ class EndpointEngine(Engine):
             if (future := self._flying.pop(key, None)) is not None:
                 future.cancel()
 
+    def close(self) -> None:
+        """See `Engine.close`: the server is free for other runs. One that has not loaded all of its weights is not."""
+        if not self._updating.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
+            if self._whole and not self._closed:
+                self._closed = True
+                give_back(self._client, self._label)
+        finally:
+            self._updating.release()
+
     # -- sequences ---------------------------------------------------------------------------------------------------
 
     def _send(self, key: str) -> None:
@@ -195,7 +211,8 @@ class EndpointEngine(Engine):
             self._ended.append(self._sequences.end(key))
             del self._lost[key]
             return
-        body = completion_body(self._facts.model, request, self._options.seeded, self._label)
+        salt = Names.salt(self._label)
+        body = completion_body(self._facts.model, request, self._options.seeded, salt)
         self._flying[key] = self._client.send("/v1/completions", body, partial(self._hear, key))
 
     def _hear(self, key: str, answer: Any) -> None:
@@ -297,6 +314,21 @@ class EndpointEngine(Engine):
         What the server still answers is of the version before. It stays paused where it cannot load them: it may hold some
         of both versions then.
         """
+        with self._updating:
+            if self._closed:
+                raise EndpointError(f"server {self._options.url}: it is given back")
+            self._whole = False
+            self._have_it_read()
+            self._whole = True
+        if version is not None:
+            self.version = version
+        self._broken, self._refused = None, []
+        for key in self._sequences.in_flight:
+            if key not in self._flying:
+                self._send(key)
+
+    def _have_it_read(self) -> None:
+        """What `_update` says of the server."""
         deadline = time.monotonic() + self._options.timeout
         while True:
             wait_until_there(self._client, deadline)
@@ -313,12 +345,6 @@ class EndpointEngine(Engine):
                         f"server {self._options.url}: it does not load weights from {self._weights} ({error}); it may hold "
                         "some of both versions now: start it anew"
                     ) from None
-        if version is not None:
-            self.version = version
-        self._broken, self._refused = None, []
-        for key in self._sequences.in_flight:
-            if key not in self._flying:
-                self._send(key)
 
     def _reload(self) -> None:
         if self._weights is not None:

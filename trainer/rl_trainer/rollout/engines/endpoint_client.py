@@ -61,15 +61,20 @@ class EndpointClient:
             timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(self.timeout, 30.0)),
         )
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer to one request: JSON, or None where there is none.
+    def call(self, method: str, path: str, body: Any = None, within: float | None = None) -> Any:
+        """The answer to one request: JSON, or None where there is none. `within`: seconds, fewer than usual.
 
         Raises:
             DeadlineExceeded: none came in time.
             EndpointError, InvalidConfig: the server refuses it.
             ServerLost: see there.
         """
-        return asyncio.run_coroutine_threadsafe(self._ask(method, path, body), self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(self._ask(method, path, body), self._loop)
+        try:
+            return future.result(within)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineExceeded(f"server {self.url}: {path} was not answered within {within} s") from None
 
     def send(self, path: str, body: Any, done: Callable[[Any], None]) -> Future[None]:
         """POST a request, and return; `done` hears, in another thread, its answer or the error that `call` would raise.

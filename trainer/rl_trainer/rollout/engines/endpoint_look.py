@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rl_api.errors import DeadlineExceeded, EndpointError, ModelError
+from rl_api.errors import DeadlineExceeded, EndpointError, ModelError, RLTrainError
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
-from rl_trainer.rollout.engines.endpoint_names import Names
+from rl_trainer.rollout.engines.endpoint_names import FREE, Names
 from rl_trainer.rollout.engines.endpoint_requests import (
     FIELD,
     PROBE_TEMPERATURES,
@@ -19,6 +19,8 @@ from rl_trainer.rollout.engines.endpoint_requests import (
 
 # Between two looks whether a server is there.
 LOOK_SECONDS = 0.5
+# For each of the two questions with which a server is given back: its run is over.
+GIVE_BACK_SECONDS = 5.0
 
 
 def everywhere(client: EndpointClient, method: str, **arguments: str) -> None:
@@ -55,6 +57,7 @@ def look_at(client: EndpointClient, names: Names, vocabulary: int, end: int) -> 
     wait_until_there(client, time.monotonic() + client.timeout)
     try:
         model, context = served_model(client.url, client.call("GET", "/v1/models"))
+        check_free(client, names)
         _resume_own(client, names)
         _check_vocabulary(client, model, vocabulary, end)
         probes = [probe_body(model, vocabulary - 1, one) for one in PROBE_TEMPERATURES]
@@ -77,9 +80,32 @@ def _resume_own(client: EndpointClient, names: Names) -> None:
     client.call("POST", "/resume")
 
 
+def check_free(client: EndpointClient, names: Names) -> None:
+    """EndpointError where another run has the server. Whether that run still goes on, nobody here can know: one that was
+    killed has not given it back, and a person says so."""
+    label = weight_label(client.url, client.call("GET", "/weight_info"))
+    if (holder := names.holder(label)) is not None:
+        raise EndpointError(
+            f"server {client.url}: {holder} has it, and a server has the weights of one run; give this run another server, "
+            f"or where that one has ended without giving it back, free it: POST {client.url}/update_weight_version with "
+            f'{{"new_version": "{FREE}"}}, or start it anew'
+        )
+
+
+def give_back(client: EndpointClient, label: str) -> None:
+    """Take the sampler's label from a server that has it; one that is lost, or somebody else's, stays as it is."""
+    try:
+        found = client.call("GET", "/weight_info", within=GIVE_BACK_SECONDS)
+        if weight_label(client.url, found) == label:
+            client.call("POST", "/update_weight_version", {"new_version": FREE}, within=GIVE_BACK_SECONDS)
+    except (ServerLost, RLTrainError):
+        return
+
+
 def claim(client: EndpointClient, names: Names) -> None:
     """Give the server this sampler's label, before it is paused for the first time."""
     try:
+        check_free(client, names)  # once more: looking at it takes a while
         client.call("POST", "/update_weight_version", {"new_version": names.label(0)})
     except ServerLost as error:
         raise EndpointError(f"server {client.url}: lost while it was looked at ({error})") from None
