@@ -32,7 +32,7 @@ from rl_trainer.rollout.engines.vllm_needs import Pods, VllmOptions
 _LOOK_SECONDS = 0.2
 
 
-class WorkersPod:
+class EnginePodActor:
     """The actor of a pod other than the engine's."""
 
     def run(self, model: SharedFolder, slots: int, dtype: torch.dtype, options: VllmOptions) -> None:
@@ -105,7 +105,7 @@ def _start(
     own: dict[str, Any] = context.get_assigned_resources()
     calls = []
     for rank, bundle in enumerate(bundles, start=1):
-        actor = ray.remote(WorkersPod).options(
+        actor = ray.remote(EnginePodActor).options(
             num_cpus=own.get("CPU", 0.0),
             num_gpus=own.get("GPU", 0.0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
