@@ -67,7 +67,7 @@ PLAIN: dict[str, Any] = {
             {
                 **{"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
                 **{"distributed_executor_backend": "mp", "nnodes": 2, "node_rank": 1},
-                **{"master_addr": "10.0.0.1", "master_port": 29500},
+                **{"master_addr": "10.0.0.1", "master_port": 29500, "device_ids": [0, 1, 2, 3]},
             },
         ),
         (VllmOptions(gpu_memory_utilization=0.5), {"gpu_memory_utilization": 0.5}),
