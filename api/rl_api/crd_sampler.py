@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rl_api.crd_places import cel_rule, or_value
+from rl_api.crd_places import cel_rule, loop_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
 from rl_api.sampler_rules import (
@@ -20,17 +20,20 @@ from rl_api.sampler_rules import (
     ONE_RUN_AT_A_TIME,
     ONE_SERVER,
     OUR_SAMPLERS,
+    OVER_PODS,
     ROOM_FOR_BOTH,
+    STAGES_UNSEALED,
     URL_AND_FOLDER,
+    WHOLE_STAGES,
     WITHOUT_V1,
 )
 
 _ENGINE: Final = "self.sampler.engine"
 _SERVER: Final = "self.sampler.endpoint"
 _IS_ENDPOINT: Final = f"(has({_ENGINE}) && {_ENGINE} == 'endpoint')"
-_DEVICES: Final = (
-    f"{or_value('sampler.tensorParallelSize', '1')} * {or_value('sampler.pipelineParallelSize', '1')}"
-)
+_STAGES: Final = or_value("sampler.pipelineParallelSize", "1")
+_PODS: Final = or_value("sampler.podsPerReplica", "1")
+_DEVICES: Final = f"{or_value('sampler.tensorParallelSize', '1')} * {_STAGES} / {_PODS}"
 _ACCELERATORS: Final = "self.sampler.resources.accelerators"
 
 
@@ -112,11 +115,25 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
         f"{{self.task.evaluation.maxNewTokens}}, {ROOM_FOR_BOTH}",
     ),
     cel_rule(
-        f"self.trainer.kind != 'rltrain' || !has({_ENGINE}) || {_ENGINE} != 'vllm' || "
-        f"!self.sampler.?resources.?accelerators.hasValue() || {_ACCELERATORS} == 0 || {_ACCELERATORS} >= {_DEVICES}",
-        ".sampler.resources.accelerators",
-        f"found {{{_ACCELERATORS}}}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize = "
-        f"{{{_DEVICES}}}, {EVERY_PART}",
+        f"!has({_ENGINE}) || {_ENGINE} != 'vllm' || {_STAGES} % {_PODS} == 0",
+        ".sampler.podsPerReplica",
+        f"found {{{_PODS}}}, allowed: a divisor of pipelineParallelSize = {{{_STAGES}}}, {WHOLE_STAGES}",
+    ),
+    *(
+        cel_rule(
+            f"{other} || self.trainer.kind != 'rltrain' || !has({_ENGINE}) || {_ENGINE} != 'vllm' || "
+            f"{_STAGES} % {_PODS} != 0 || !self.sampler.?resources.?accelerators.hasValue() || {_ACCELERATORS} == 0 || "
+            f"{_ACCELERATORS} >= {_DEVICES}",
+            ".sampler.resources.accelerators",
+            f"found {{{_ACCELERATORS}}}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize{over} = "
+            f"{{{_DEVICES}}}, {EVERY_PART}",
+        )
+        for other, over in ((f"{_PODS} > 1", ""), (f"{_PODS} == 1", OVER_PODS))
+    ),
+    loop_rule(
+        f"{_PODS} == 1 || self.trainer.kind != 'rltrain' || !{or_value('scheduling.encryption', 'false')}",
+        ".sampler.podsPerReplica",
+        f"found {{{_PODS}}}, {STAGES_UNSEALED}",
     ),
     cel_rule(
         f"{_unset('quantization')} || !has(self.model) || self.model.dtype == 'bfloat16'",

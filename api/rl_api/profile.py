@@ -74,7 +74,7 @@ class PoolLimitsSpec(Model):
     """Most that one run may take of a pool."""
 
     max_replicas: int | None = Field(default=None, ge=0, le=MOST)
-    """Replicas of one role; null: no limit."""
+    """Replicas of one role, of samplers of several pods each pod; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
     """Accelerators; null: no limit."""
 
@@ -129,7 +129,7 @@ class NamespaceLimitsSpec(Model):
     max_runs: int | None = Field(default=None, ge=1, le=MOST)
     """Runs with pods, services not counted; null: no limit."""
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
-    """Samplers; null: no limit."""
+    """Samplers, of several pods each pod; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
     """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
@@ -142,7 +142,7 @@ class ProfileLimitsSpec(Model):
     """Most that one run may ask for, over all pools, and all runs and services of a namespace together."""
 
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
-    """Samplers; null: no limit."""
+    """Samplers, of several pods each pod; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
     """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)

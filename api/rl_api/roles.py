@@ -30,7 +30,8 @@ class ResourcesSpec(Model):
     cpu: float | None = Field(default=None, gt=0.001, le=1024.0)
     """CPU cores; null: as many as the role's threads."""
     accelerators: int | None = Field(default=None, ge=0, le=1024)
-    """Accelerators (GPUs); null: on an accelerator pool tensorParallelSize times pipelineParallelSize, else 0."""
+    """Accelerators (GPUs) of one pod; null: on an accelerator pool tensorParallelSize times pipelineParallelSize over
+    podsPerReplica, else 0."""
     memory: Quantity | None = None
     """Memory of the pod; null: the profile's."""
     ephemeral_storage: Quantity | None = None
@@ -107,7 +108,11 @@ class SamplerSpec(Model):
     with engine vllm."""
     pipeline_parallel_size: int = Field(default=1, ge=1, le=1024)
     """Stages that the layers of a sampler's model copy are divided into, of tensorParallelSize accelerators each; above 1
-    only with engine vllm. All accelerators of a sampler are in one pod."""
+    only with engine vllm."""
+    pods_per_replica: int = Field(default=1, ge=1, le=1024)
+    """Pods of one sampler, each with as many of its stages; above 1 only with engine vllm, and then all samplers begin, and
+    their number stays while an attempt runs. What stages tell each other is not encrypted: on a cluster 1 with
+    scheduling.encryption."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
     """Share of each accelerator's memory that engine vllm takes, for weights and the cache of keys and values; null: 0.9."""
     max_model_len: int | None = Field(default=None, ge=2, le=MOST)
@@ -131,7 +136,7 @@ class SamplerSpec(Model):
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads per sampler."""
     resources: ResourcesSpec | None = None
-    """Resources of one sampler; null: by engine and pool."""
+    """Resources of one pod of a sampler; null: by engine and pool."""
 
     @property
     def devices(self) -> int:
@@ -139,9 +144,14 @@ class SamplerSpec(Model):
         return 0 if self.engine == "endpoint" else self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def devices_per_pod(self) -> int:
+        """Those of them that are in one pod; its stages are whole (`rl_api.sampler_rules`)."""
+        return self.devices // self.pods_per_replica
+
+    @property
     def cores(self) -> int:
-        """CPU cores of one sampler without accelerators: its threads, and at least one for each process."""
-        return max(self.threads, self.devices)
+        """CPU cores of a sampler's pod without accelerators: its threads, and at least one for each process."""
+        return max(self.threads, self.devices_per_pod)
 
 
 class LoraSpec(Model):

@@ -28,7 +28,7 @@ from rl_api.place_rules import (
 from rl_api.placement_rules import one_topology
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
-from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster
+from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster, sealed_stages
 from rl_api.task import RewardRule
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
@@ -362,6 +362,7 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (
         free_port,
         endpoint_on_a_cluster,
         sealed_weights,
+        sealed_stages,
     ),
 )
 """Rules that hold only on a cluster."""

@@ -14,6 +14,7 @@ from rl_api.run import RunSpec
 
 OF_VLLM: Final = {
     "pipelineParallelSize": ("1", 1),
+    "podsPerReplica": ("1", 1),
     "gpuMemoryUtilization": ("null", None),
     "maxModelLen": ("null", None),
     "quantization": ("none", "none"),
@@ -32,12 +33,17 @@ OF_THE_SERVER: Final = "as the server has its devices"
 OF_ENDPOINT: Final = "as only endpoint has one"
 URL_AND_FOLDER: Final = "missing, required with engine endpoint: url and folder"
 WITHOUT_V1: Final = "allowed: the address without /v1, as weights are changed beside it"
+OVER_PODS: Final = " / podsPerReplica"
 EVERY_PART: Final = "as each part of the model takes one"
+WHOLE_STAGES: Final = "as each pod has whole stages, whose parts need fast links"
+STAGES_UNSEALED: Final = (
+    "allowed with scheduling.encryption: 1, as what the stages of a sampler tell each other is not encrypted"
+)
 
 
 def vllm_alone(spec: RunSpec) -> Iterator[Problem]:
-    """`pipelineParallelSize`, `gpuMemoryUtilization`, `maxModelLen` and `quantization` of `sampler` are set with engine vllm
-    only."""
+    """`pipelineParallelSize`, `podsPerReplica`, `gpuMemoryUtilization`, `maxModelLen` and `quantization` of `sampler` are
+    set with engine vllm only."""
     sampler = spec.sampler
     if sampler.engine == "vllm":
         return
@@ -143,19 +149,43 @@ def completions_fit(spec: RunSpec) -> Iterator[Problem]:
             )
 
 
+def whole_stages(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.podsPerReplica` divides `pipelineParallelSize`, with engine vllm."""
+    sampler = spec.sampler
+    if sampler.engine == "vllm" and sampler.pipeline_parallel_size % sampler.pods_per_replica:
+        yield spec_problem(
+            "sampler.podsPerReplica",
+            f"found {sampler.pods_per_replica}, allowed: a divisor of pipelineParallelSize = "
+            f"{sampler.pipeline_parallel_size}, {WHOLE_STAGES}",
+            "sampler.pipelineParallelSize",
+            "sampler.engine",
+        )
+
+
+def sealed_stages(spec: RunSpec) -> Iterator[Problem]:
+    """On a cluster, `sampler.podsPerReplica` is 1 with `scheduling.encryption`: stages talk past Ray, unencrypted."""
+    pods = spec.sampler.pods_per_replica
+    if spec.trainer.kind == "rltrain" and spec.scheduling.encryption and pods > 1:
+        yield spec_problem(
+            "sampler.podsPerReplica", f"found {pods}, {STAGES_UNSEALED}", "scheduling.encryption"
+        )
+
+
 def devices_of_vllm(spec: RunSpec) -> Iterator[Problem]:
     """With `trainer.kind` rltrain and engine vllm `sampler.resources.accelerators` is 0, or >= `tensorParallelSize` *
-    `pipelineParallelSize`."""
+    `pipelineParallelSize` / `podsPerReplica`."""
     sampler = spec.sampler
     given = sampler.resources.accelerators if sampler.resources is not None else None
     ours = spec.trainer.kind == "rltrain" and sampler.engine == "vllm"
-    if ours and given and given < sampler.devices:
+    uneven = sampler.pipeline_parallel_size % sampler.pods_per_replica  # that is said by `whole_stages`
+    if ours and given and given < sampler.devices_per_pod and not uneven:
         yield spec_problem(
             "sampler.resources.accelerators",
-            f"found {given}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize = "
-            f"{sampler.devices}, {EVERY_PART}",
+            f"found {given}, allowed: 0, or a whole number >= tensorParallelSize * pipelineParallelSize"
+            f"{OVER_PODS if sampler.pods_per_replica > 1 else ''} = {sampler.devices_per_pod}, {EVERY_PART}",
             "sampler.tensorParallelSize",
             "sampler.pipelineParallelSize",
+            "sampler.podsPerReplica",
             "sampler.engine",
         )
 
@@ -172,6 +202,7 @@ def quantized_from(spec: RunSpec) -> Iterator[Problem]:
 
 
 SAMPLER_RULES: Final = (
-    *(vllm_alone, endpoint_of_endpoint, server_address, completions_fit, devices_of_vllm, quantized_from),
+    *(vllm_alone, endpoint_of_endpoint, server_address, completions_fit, whole_stages, devices_of_vllm),
+    quantized_from,
 )
 """Rules of `spec.sampler`."""

@@ -53,6 +53,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "sampler.replicas": (1,),
     "sampler.stop": ([],),
     "sampler.pipelineParallelSize": (1,),
+    "sampler.podsPerReplica": (1,),
     "sampler.quantization": ("none",),
     "learner.fsdpSize": (None,),
     "learner.resources": (None,),

@@ -4,6 +4,7 @@ Stages, each in a process of its own with a deadline:
   machine    devices, driver, versions, a bare matrix product and a copy
   learner    training steps on 1 to n devices (FSDP2), tokens/s, memory against `rltrain plan`
   engine     our engine and vLLM: tokens/s, and how long new weights stop them, by each way they can come
+  divided    vLLM over several devices, in one pod and in two: tokens/s, and log-probs against the learner's
   agreement  log-probs of the engines against the learner's, before and after training steps
   kernels    attention and log-probs against plain formulas: speed, memory, error
   loop       whole runs: `rltrain run`, and its parts in turns on one GPU
@@ -32,7 +33,7 @@ from gpu_lane.machine import driver_version, gpu_names
 from gpu_lane.report import NAME, Report
 from gpu_lane.shapes import SHAPES
 
-STAGES = ("machine", "learner", "engine", "agreement", "kernels", "loop", "peer")
+STAGES = ("machine", "learner", "engine", "divided", "agreement", "kernels", "loop", "peer")
 WITHOUT_MODEL = ("machine", "kernels")
 # To end what has not come to an end by itself.
 _SLACK = 5.0

@@ -45,27 +45,37 @@ def measure(job: Job) -> Findings:
             findings.skipped.append(f"engine {kind}: {why}")
         except ChildFailed as error:
             findings.failed.append(f"engine {kind}: {error}")
+    findings.checks = checks(job, findings.rows)
+    return findings
+
+
+def checks(job: Job, rows: list[Row]) -> list[dict[str, Any]]:
+    """Targets of these rows."""
+    made: list[Check] = []
     bound = BOUND[job.dtype]
-    for row in findings.rows:
+    for row in rows:
         where = f"engine {row['engine']}, {row['weights']}"
         found = row["mean exp|d|"]
-        checks = [Check(f"{where}, mean exp|d|", found <= bound, f"{found:.6f}", f"<= {bound:g}")]
+        made.append(Check(f"{where}, mean exp|d|", found <= bound, f"{found:.6f}", f"<= {bound:g}"))
         if row["moved"] is not None:
             found = row["moved"] / row["mean |d|"] if row["mean |d|"] else math.inf
-            checks.append(at_least(f"{where}, moved by training / mean |d|", found, MOVED))
-        findings.checks += [asdict(check) for check in checks]
-    return findings
+            made.append(at_least(f"{where}, moved by training / mean |d|", found, MOVED))
+    return [asdict(check) for check in made]
 
 
 def rows(job: dict[str, Any], kind: str, possible: list[Way]) -> list[Row]:
     """All rows of one engine."""
     told = Job(**job)
-    shape = SHAPES[told.shape]
     if told.device == "cpu":
         import torch
 
         torch.set_num_threads(1)
-    engine = open_engine(told, kind)
+    return of_engine(told, kind, open_engine(told, kind), possible)
+
+
+def of_engine(told: Job, kind: str, engine: Engine, possible: list[Way]) -> list[Row]:
+    """All rows of an engine that is open; `kind`: its name in the table."""
+    shape = SHAPES[told.shape]
     made: list[Row] = []
     gpus = dict.fromkeys(sender_gpu(told, way) for way in possible)
     for gpu in gpus:

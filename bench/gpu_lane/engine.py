@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult
+    from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 
 KINDS = ("torch", "vllm")
 
@@ -34,13 +35,23 @@ def engines() -> tuple[list[str], list[str]]:
     return ["torch"], ["engine vllm: vLLM is not installed here"]
 
 
-def open_engine(job: Job, kind: str) -> Engine:
-    """The engine for the job's model, with room for its longest sequence; Skipped where it does not run on this device."""
+def vllm_options(job: Job, **divided: Any) -> VllmOptions:
+    """Those of the job's engines; `divided`: over devices and pods."""
+    from rl_trainer.rollout.engines.vllm_needs import VllmOptions
+
+    shape = SHAPES[job.shape]
+    return VllmOptions(
+        gpu_memory_utilization=shape.vllm_share, max_model_len=context(shape), seed=0, **divided
+    )
+
+
+def open_engine(job: Job, kind: str, **divided: Any) -> Engine:
+    """The engine for the job's model, with room for its longest sequence; Skipped where it does not run on this device.
+    `divided`: see `vllm_options`."""
     import torch
 
     from rl_api.errors import InvalidConfig
     from rl_trainer.rollout.engines.create import create_engine
-    from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 
     shape = SHAPES[job.shape]
     chosen: Literal["torch", "vllm"] = "vllm" if kind == "vllm" else "torch"
@@ -51,9 +62,7 @@ def open_engine(job: Job, kind: str) -> Engine:
             kind=chosen,
             dtype=getattr(torch, job.dtype),
             device=job.device,
-            options=VllmOptions(
-                gpu_memory_utilization=shape.vllm_share, max_model_len=context(shape), seed=0
-            ),
+            options=vllm_options(job, **divided),
         )
     except InvalidConfig as why:
         raise Skipped(str(why)) from why
@@ -101,7 +110,7 @@ def rows(job: dict[str, Any], kind: str, possible: list[Way]) -> list[Row]:
     start = time.perf_counter()
     engine = open_engine(told, kind)
     opened = time.perf_counter() - start
-    made = list(_decoding(told, kind, engine))
+    made = list(decoding(told, kind, engine))
     for row in made:
         row |= {"opening, s": opened, "highest, GB": peak.bytes() / 1e9}
     for gpu in dict.fromkeys(sender_gpu(told, way) for way in possible):
@@ -113,7 +122,8 @@ def rows(job: dict[str, Any], kind: str, possible: list[Way]) -> list[Row]:
     return made
 
 
-def _decoding(job: Job, kind: str, engine: Engine) -> Iterator[Row]:
+def decoding(job: Job, kind: str, engine: Engine) -> Iterator[Row]:
+    """Rows of tokens per second."""
     generate(engine, requests(job, 1, version=1000))  # what is made at the first use
     for level in SHAPES[job.shape].levels:
         progress(f"{kind}: {level} sequences in flight")

@@ -16,6 +16,7 @@ TITLES = {
     "shapes": "Models",
     "learner": "Learner",
     "engine": "Engines",
+    "divided": "Engines over several devices",
     "agreement": "Agreement of engine and learner",
     "kernels": "Kernels",
     "loop": "Runs",

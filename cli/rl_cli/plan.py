@@ -133,11 +133,14 @@ def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
     """
     device = None if memory is None else Device(memory)
     per_learner = spec.learner.ranks_per_replica
-    per_sampler = spec.sampler.devices
-    whole = spec.learner.replicas * per_learner + spec.sampler.replicas * per_sampler
+    samplers, per_sampler = (
+        spec.sampler.replicas * spec.sampler.pods_per_replica,
+        spec.sampler.devices_per_pod,
+    )
+    whole = spec.learner.replicas * per_learner + samplers * per_sampler
     return (
         Place(spec.learner.replicas, per_learner, device, per_node=whole),
-        Place(spec.sampler.replicas, per_sampler, device, per_node=whole),
+        Place(samplers, per_sampler, device, per_node=whole),
     )
 
 

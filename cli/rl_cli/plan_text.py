@@ -99,7 +99,7 @@ def _devices(plan: RunPlan, role: RolePlan) -> str:
     if role.name == "learner":
         return f"{layout.copies} x {layout.shard}" if layout.shard > 1 else str(role.devices)
     each = plan.sampler_layout.devices
-    return f"{role.place.pods} x {each}" if each > 1 else str(role.devices)
+    return f"{role.place.pods // plan.sampler_layout.pods} x {each}" if each > 1 else str(role.devices)
 
 
 def _cache(plan: RunPlan) -> list[str]:

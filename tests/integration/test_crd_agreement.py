@@ -49,6 +49,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"engine": "vllm", "maxModelLen": 64, "maxNewTokens": 64},
         {"engine": "vllm", "maxModelLen": 300, "maxNewTokens": 64, "gpuMemoryUtilization": 0.5},
         {"engine": "vllm", "pipelineParallelSize": 2, "resources": {"accelerators": 1}},
+        {"engine": "vllm", "pipelineParallelSize": 4, "podsPerReplica": 3, "resources": {"accelerators": 1}},
+        {"engine": "vllm", "pipelineParallelSize": 4, "podsPerReplica": 2, "resources": {"accelerators": 1}},
         {"engine": "vllm", "tensorParallelSize": 2, "resources": {"accelerators": 0}, "quantization": "fp8"},
         {"engine": "torch", "gpuMemoryUtilization": None, "maxModelLen": None, "quantization": "none"},
         {"engine": "torch", "gpuMemoryUtilization": 0.5},

@@ -59,7 +59,7 @@ def numbers(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
 def test_every_stage_has_rows_of_numbers(whole: tuple[Path, dict[str, Any], str]) -> None:
     _, found, printed = whole
     assert found["passed"]
-    stages = ["shapes", "machine", "learner", "engine", "agreement", "kernels", "loop", "peer"]
+    stages = ["shapes", "machine", "learner", "engine", "divided", "agreement", "kernels", "loop", "peer"]
     assert list(found["results"]) == [f"{stage} tiny" for stage in stages]
     for stage in stages[:-1]:
         assert all(math.isfinite(value) for row in rows(found, stage) for _, value in numbers(row)), stage

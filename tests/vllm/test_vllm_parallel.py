@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,35 @@ from vllm_models import changed, drain, exact_logprobs, prompts, requests
 from rl_trainer.model.decoder import load_decoder
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.vllm_needs import COMMAND, VllmOptions
+from rl_trainer.rollout.engines.vllm import free_port, open_workers
+from rl_trainer.rollout.engines.vllm_needs import COMMAND, Pods, VllmOptions
 
 SLOTS = 4
 CLOSE = 1e-4
+HOST = "127.0.0.1"
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["tensor", "pipeline"])
-def engine(request: pytest.FixtureRequest, divided_folder: Path) -> Engine:
-    tensor, pipeline = request.param
+def hold_workers(folder: Path, options: VllmOptions) -> None:
+    """A process with the workers of another pod."""
+    open_workers(folder, SLOTS, torch.float32, "cpu", options).start_worker_monitor(inline=True)
+
+
+@pytest.fixture(scope="module", params=[(2, 1, 1), (1, 2, 1), (1, 2, 2)], ids=["tensor", "pipeline", "pods"])
+def engine(request: pytest.FixtureRequest, divided_folder: Path) -> Iterator[Engine]:
+    tensor, pipeline, pods = request.param
     options = VllmOptions(tensor, pipeline, COMMAND)
-    return create_engine(divided_folder, kind="vllm", slots=SLOTS, options=options)
+    if pods == 1:
+        yield create_engine(divided_folder, kind="vllm", slots=SLOTS, options=options)
+        return
+    here = Pods(pods, 0, HOST, HOST, free_port(HOST))
+    there = replace(options, pods=replace(here, rank=1))
+    other = get_context("spawn").Process(target=hold_workers, args=(divided_folder, there))
+    other.start()
+    try:
+        yield create_engine(divided_folder, kind="vllm", slots=SLOTS, options=replace(options, pods=here))
+    finally:
+        other.terminate()
+        other.join()
 
 
 @pytest.fixture(scope="module")

@@ -124,17 +124,26 @@ def wider_sampler(
 ) -> SamplerLayout | None:
     """The layout with the fewest devices that fits; None: none does.
 
-    Tried are tensor-parallel sizes that divide the heads, then more pipeline stages; all devices of a sampler are in one
-    pod, which has `per_pod` of them at most.
+    Tried are tensor-parallel sizes that divide the heads, then more pipeline stages, in as many pods as it has, each of
+    `per_pod` devices at most; then the same over more pods, where the devices of a stage are still in one.
     """
-    for stages in (layout.pipeline_parallel * 2**power for power in range(6)):
-        size = layout.tensor_parallel
-        while size * stages <= per_pod:
-            one = replace(layout, tensor_parallel=size, pipeline_parallel=stages)
-            if shape.heads % size == 0 and stages <= shape.layers and _holds(shape, one, device):
-                return one
-            size *= 2
+    for more_pods in (False, True):
+        for stages in (layout.pipeline_parallel * 2**power for power in range(6)):
+            size = layout.tensor_parallel
+            while size <= per_pod and stages <= shape.layers:
+                pods = _fewest_pods(stages, size, per_pod, layout.pods)
+                one = replace(layout, tensor_parallel=size, pipeline_parallel=stages, pods=pods)
+                allowed = (more_pods or pods == layout.pods) and shape.heads % size == 0
+                if allowed and _holds(shape, one, device):
+                    return one
+                size *= 2
     return None
+
+
+def _fewest_pods(stages: int, size: int, per_pod: int, least: int) -> int:
+    """The smallest number of pods, `least` or more, each with as many whole stages and at most `per_pod` devices."""
+    found = (pods for pods in range(least, stages) if stages % pods == 0 and stages // pods * size <= per_pod)
+    return next(found, max(least, stages))
 
 
 def _fills(layout: SamplerLayout, device: Device) -> bool:
@@ -171,4 +180,6 @@ def _sampler_change(shape: ModelShape, layout: SamplerLayout, device: Device, le
         words.append(f"set sampler.tensorParallelSize: {wider.tensor_parallel}")
     if wider.pipeline_parallel > layout.pipeline_parallel:
         words.append(f"set sampler.pipelineParallelSize: {wider.pipeline_parallel}")
+    if wider.pods > layout.pods:
+        words.append(f"set sampler.podsPerReplica: {wider.pods}")
     return " and ".join(words)

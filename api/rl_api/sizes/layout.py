@@ -18,6 +18,7 @@ class Group:
         per_node: devices of a node of the pool; None: not known, and then each pod is a node.
         share: ranks of a learner that share one copy.
         tensor: tensor-parallel devices of a stage of a sampler.
+        hosts: pods of one sampler.
     """
 
     role: str
@@ -27,6 +28,7 @@ class Group:
     per_node: int | None = None
     share: int = 1
     tensor: int = 1
+    hosts: int = 1
 
     @property
     def ranks_per_pod(self) -> int:
@@ -36,11 +38,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Seat:
-    """One device: its pod, and what it does there, such as `copy 0 shard 3`."""
+    """One device: its pod, and what it does there, such as `copy 0 shard 3`. `part`: its pod is one of several."""
 
     role: str
     pod: int
     label: str
+    part: bool = False
 
 
 @dataclass
@@ -84,16 +87,18 @@ def nodes_of(groups: Sequence[Group]) -> list[Node]:
 def _seats(group: Group, pod: int) -> Iterator[Seat]:
     for place in range(group.ranks_per_pod):
         rank = pod * group.ranks_per_pod + place
-        label = f"{group.role} {pod}"
+        label = f"{group.role} {pod // group.hosts}"
         if group.role == "learner":
             label = f"copy {rank // group.share}" + (
                 f" shard {rank % group.share}" if group.share > 1 else ""
             )
-        elif group.accelerators > 1:
-            stage, part = divmod(place, group.tensor)
-            stages = group.accelerators // group.tensor
+        elif group.hosts > 1 and not group.accelerators:
+            label += f" pod {pod % group.hosts}"
+        elif group.accelerators * group.hosts > 1:
+            stage, part = divmod(pod % group.hosts * group.accelerators + place, group.tensor)
+            stages = group.accelerators * group.hosts // group.tensor
             label += (f" stage {stage}" if stages > 1 else "") + (f" part {part}" if group.tensor > 1 else "")
-        yield Seat(group.role, pod, label)
+        yield Seat(group.role, pod, label, part=group.hosts > 1)
 
 
 def as_text(nodes: Sequence[Node]) -> list[str]:
@@ -136,5 +141,6 @@ def _pods(node: Node) -> list[int]:
 def _with_pods(node: Node, role: str) -> str:
     seats = [seat for seat in node.seats if seat.role == role]
     pods = len({seat.pod for seat in seats})
-    count = f"{pods} {role}{'' if pods == 1 else 's'}"
+    noun = f"{role} pod" if seats[0].part else role
+    count = f"{pods} {noun}{'' if pods == 1 else 's'}"
     return count + (f" of {len(seats) // pods} devices" if len(seats) > pods else "")

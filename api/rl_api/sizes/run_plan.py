@@ -92,8 +92,12 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     """
     learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
     of_learner, of_sampler = learner.device or Device(0, False), sampler.device or Device(0, False)
-    # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided.
-    together = sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=1)
+    # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided, or
+    # the stages of a pod.
+    pods = sampling.pods
+    together = (
+        sampling if sampler.accelerators else replace(sampling, tensor_parallel=1, pipeline_parallel=pods)
+    )
     cache = sampler_memory(shape, together, of_sampler)
     per_pod = sampler.per_pod or max(DEVICES_PER_POD, sampler.accelerators)
     roles = [
@@ -112,13 +116,13 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             RolePlan(
                 "sampler",
                 sampler,
-                sampler.pods * sampling.devices,
+                sampler.pods * sampling.devices // pods,
                 cache.parts,
                 sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
                 cache,
             )
         )
-        groups.append(_group("sampler", sampler, tensor=sampling.tensor_parallel))
+        groups.append(_group("sampler", sampler, tensor=sampling.tensor_parallel, hosts=pods))
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
     return RunPlan(shape, learning, sampling, tuple(roles), size, keep, tuple(nodes_of(groups)))
@@ -149,8 +153,8 @@ def refuse_others(spec: RunSpec) -> None:
         )
 
 
-def _group(role: str, place: Place, share: int = 1, tensor: int = 1) -> Group:
-    return Group(role, place.pods, place.accelerators, place.pool, place.per_node, share, tensor)
+def _group(role: str, place: Place, share: int = 1, tensor: int = 1, hosts: int = 1) -> Group:
+    return Group(role, place.pods, place.accelerators, place.pool, place.per_node, share, tensor, hosts)
 
 
 def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLayout:
@@ -195,4 +199,5 @@ def sampler_layout(spec: RunSpec, shape: ModelShape) -> SamplerLayout:
         utilization=sampler.gpu_memory_utilization or UTILIZATION,
         length=sampler.max_model_len or needed,
         sequences=sampler.max_sequences,
+        pods=sampler.pods_per_replica,
     )

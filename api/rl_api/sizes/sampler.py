@@ -35,6 +35,7 @@ class SamplerLayout:
         utilization: share of the device's memory that vLLM takes.
         length: longest sequence in tokens, prompt and completion.
         sequences: decoded at once.
+        pods: over which its stages are spread.
     """
 
     engine: str = "vllm"
@@ -45,6 +46,7 @@ class SamplerLayout:
     utilization: float = UTILIZATION
     length: int = 32_768
     sequences: int = 64
+    pods: int = 1
 
     @property
     def devices(self) -> int:

@@ -154,9 +154,15 @@ def _not_followed(plan: Plan, desired: int) -> str | None:
     """Why there are not as many samplers as the spec says now; None: there are."""
     if isinstance(plan, Refused):
         return plan.message if plan.reason == "LimitExceeded" else None
-    wanted = plan.role(SAMPLER).replicas
+    role = plan.role(SAMPLER)
+    wanted = role.replicas
     if wanted == desired:
         return None
+    if role.hosts > 1:
+        return (
+            f"{wanted} pods for samplers are wanted now; this attempt began with {desired}, and keeps them, as samplers of "
+            "several pods stay as many as they are"
+        )
     return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
 
 

@@ -41,12 +41,12 @@ class Asked:
     fixed: Needs = Needs(runs=1)
     """All but the samplers."""
     sampler: Needs = Needs(samplers=1)
-    """One sampler."""
+    """One pod of samplers."""
     most: int = 0
-    """Samplers at most."""
+    """Pods of samplers at most."""
 
     def with_samplers(self, count: int) -> Needs:
-        """All of it, with so many samplers."""
+        """All of it, with so many pods of samplers."""
         return self.fixed + self.sampler.times(count)
 
 

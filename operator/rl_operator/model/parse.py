@@ -109,7 +109,9 @@ def _asked(spec: Mapping[str, Any]) -> Asked:
     head = _pod_needs(spec.get("headGroupSpec") or {})
     asked = Asked(fixed=Needs(runs=1) + head)
     for group in spec.get("workerGroupSpecs") or ():
-        count, pod = _whole(group.get("maxReplicas")), _pod_needs(group)
+        # KubeRay's own default is 1, which older objects may not say.
+        count = _whole(group.get("maxReplicas")) * max(1, _whole(group.get("numOfHosts")))
+        pod = _pod_needs(group)
         if group.get("groupName") == SAMPLER:
             asked = replace(asked, sampler=Needs(samplers=1) + pod, most=count)
         else:

@@ -95,7 +95,7 @@ class Effective:
     @property
     def elastic(self) -> bool:
         """Whether the number of samplers may change while an attempt runs. A queue that admits a RayJob has admitted a fixed
-        number of pods."""
+        number of pods; samplers of several pods keep their number as well."""
         return self.has(SAMPLER) and self.role(SAMPLER).least is not None
 
     @property
@@ -179,7 +179,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     },
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
-        **{"quantization": "none", "endpoint": None},
+        **{"quantization": "none", "endpoint": None, "podsPerReplica": 1},
     },
     ("learner",): {"topology": None, "fsdpSize": None, "resources": None, "optimizerOffload": False},
     ("weightSync",): {"maxMismatch": 1.5},

@@ -33,11 +33,14 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
         *(("resources", "accelerators") if explicit else ("tensorParallelSize",)),
     )
     sizes, stages = spec.sampler.tensor_parallel_size, spec.sampler.pipeline_parallel_size
-    parts = f"tensorParallelSize {sizes} * pipelineParallelSize {stages}, in one pod "
+    pods = spec.sampler.pods_per_replica
+    over = f" / podsPerReplica {pods}" if pods > 1 else ""
+    parts = f"tensorParallelSize {sizes} * pipelineParallelSize {stages}{over}, in one pod "
     yield from _no_room(path, sampler, "" if explicit or stages == 1 else parts)
     if spec.sampler.engine == "vllm" and not sampler.accelerators and sampler.pool.accelerator:
         yield Problem(
-            path, f"found 0, allowed: at least {spec.sampler.devices} with engine vllm on {sampler.where}"
+            path,
+            f"found 0, allowed: at least {spec.sampler.devices_per_pod} with engine vllm on {sampler.where}",
         )
 
 
@@ -61,7 +64,7 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
     for name, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
         role = by_role.get(name)
         if role is not None and limit is not None and role.replicas > limit:
-            sentence = f"found {role.replicas}, allowed: at most {limit}, the limit of {title}"
+            sentence = f"found {_pods(role)}, allowed: at most {limit}, the limit of {title}"
             yield Problem(("spec", name, "replicas"), sentence)
     yield from _together(title, profile, roles)
     longest, asked = limits.max_duration, spec.stop.max_duration
@@ -123,7 +126,7 @@ def _each(
             if role.name != HEAD and replicas is not None and role.replicas > replicas:
                 yield Problem(
                     replicas_of(role),
-                    f"found {role.replicas}, allowed: at most {replicas}, the limit of pool {pool.name}",
+                    f"found {_pods(role)}, allowed: at most {replicas}, the limit of pool {pool.name}",
                 )
         used = sum(role.replicas * role.accelerators for role in here)
         if pool.limits.max_accelerators is not None and used > pool.limits.max_accelerators:
@@ -166,6 +169,12 @@ def exceeded(limits: NamespaceLimitsSpec, needs: Needs) -> Iterator[tuple[str, s
     storage = limits.max_ephemeral_storage
     if storage is not None and needs.storage > amount(storage):
         yield "of disk", f"{needs.storage / 2**30:.6g}Gi", storage
+
+
+def _pods(role: Role) -> str:
+    """The pods of a role, and what makes so many of them."""
+    several = f"{role.replicas // role.hosts} * podsPerReplica {role.hosts} = " if role.hosts > 1 else ""
+    return f"{several}{role.replicas}"
 
 
 def _shares(roles: Sequence[Role]) -> str:

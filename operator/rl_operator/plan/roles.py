@@ -26,6 +26,7 @@ class Role:
 
     name: str
     replicas: int
+    """Its pods, of all samplers where they have several each."""
     pools: tuple[PoolSpec, ...]
     """Where its pods may go, the most wanted first. They are alike but for their nodes and limits."""
     image: str
@@ -48,6 +49,8 @@ class Role:
     """Where a queue has put its pods."""
     topology: Topology | None = None
     """How its pods lie to each other; None: anyhow."""
+    hosts: int = 1
+    """Pods that come and go together: those of one sampler."""
 
     @property
     def pool(self) -> PoolSpec:
@@ -94,12 +97,13 @@ def make_roles(
         role = maker.role(LEARNER, learner.replicas, threads, per_pod, learner.resources)
         yield replace(role, topology=topology_of(learner.topology, role.pools))
     if SAMPLER in pools:
-        sampler, least = spec.sampler, None if labelled else spec.sampler.min_replicas
+        sampler, hosts = spec.sampler, spec.sampler.pods_per_replica
+        # Samplers above the fewest are admitted, moved and let go pod by pod.
+        least = None if labelled or hosts > 1 else sampler.min_replicas
         threads = sampler.threads if pools[SAMPLER][0].accelerator is not None else sampler.cores
-        role = maker.role(
-            SAMPLER, sampler.replicas, threads, sampler.devices, sampler.resources, least, code=code
-        )
-        yield replace(role, topology=topology_of(sampler.topology, role.pools))
+        pods, each = sampler.replicas * hosts, sampler.devices_per_pod
+        role = maker.role(SAMPLER, pods, threads, each, sampler.resources, least, code=code)
+        yield replace(role, topology=topology_of(sampler.topology, role.pools), hosts=hosts)
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,14 @@ def guarded_cluster(
 
 
 def worker_group(role: Role, fewest: int, template: Manifest) -> Manifest:
-    """The pods of a role, of which `fewest` are asked for."""
+    """The pods of a role, of which `fewest` are asked for. KubeRay makes as many pods for each replica as it has hosts, and
+    makes all of them anew where one is lost."""
     return {
         "groupName": role.name,
-        "replicas": fewest,
-        "minReplicas": fewest,
-        "maxReplicas": role.replicas,
+        "replicas": fewest // role.hosts,
+        "minReplicas": fewest // role.hosts,
+        "maxReplicas": role.replicas // role.hosts,
+        **({"numOfHosts": role.hosts} if role.hosts > 1 else {}),
         "rayStartParams": start_params(role.name, role.ray_cpus, role.accelerators),
         "template": template,
     }

@@ -267,7 +267,7 @@ def test_how_samplers_are_divided_is_the_runs(command: Command, capsys: pytest.C
             "half": True,
             "quantization": "fp8",
         },
-        **{"utilization": 0.5, "length": 8192, "sequences": 64},
+        **{"utilization": 0.5, "length": 8192, "sequences": 64, "pods": 1},
     }
     sampler = plan["roles"]["sampler"]
     assert sampler["devices"] == 12
@@ -276,6 +276,22 @@ def test_how_samplers_are_divided_is_the_runs(command: Command, capsys: pytest.C
         *("sampler 0 stage 0 part 0", "sampler 0 stage 0 part 1"),
         *("sampler 0 stage 1 part 0", "sampler 0 stage 1 part 1"),
     ]
+
+
+def test_a_sampler_may_be_in_several_pods(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "tensorParallelSize: 2",
+        "tensorParallelSize: 2, pipelineParallelSize: 2, podsPerReplica: 2",
+    )
+    for place in (("--device-memory", "80G"), ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))):
+        command(*place, "--json", change=options)
+        plan = json.loads(capsys.readouterr().out)
+        sampler = plan["roles"]["sampler"]
+        assert (sampler["pods"], sampler["devices"]) == (6, 12)
+        command(*place, change=options)
+        assert "3 x 4" in capsys.readouterr().out
+        seats = [seat["label"] for node in plan["nodes"] for seat in node["seats"]]
+        assert seats[-2:] == ["sampler 2 stage 1 part 0", "sampler 2 stage 1 part 1"]
 
 
 def test_how_learners_share_a_copy_is_the_runs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig, PlacementError
 from rl_trainer.placement.bundles import bundles
-from rl_trainer.placement.places import Placement
+from rl_trainer.placement.groups import WHOLE_PLACE, Bundle, Reservation
+from rl_trainer.placement.places import Elasticity, Placement
 from rl_trainer.run.supported import check_supported
 
 
@@ -97,6 +99,36 @@ def test_a_sampler_of_four_parts_has_a_gpu_or_a_core_for_each(
     found = bundles(spec(sampler={"replicas": 2, **DIVIDED, **sampler}), gpus)
     assert [(b.cpus, b.gpus) for b in found if b.name.startswith("sampler")] == [(cpus, taken)] * 2
     assert found[1].gpus == (1 if gpus else 0)
+
+
+def placed(wanted: list[Bundle]) -> Any:
+    """A reservation of these bundles, but for Ray's part of it."""
+    found = SimpleNamespace(bundles=wanted)
+    found.beginning = partial(Reservation.beginning, found)
+    return found
+
+
+@pytest.mark.parametrize(("gpus", "cpus", "taken"), [(9, 1, 2), (8, 2, 0), (0, 2, 0)])
+def test_a_sampler_in_two_pods_has_a_bundle_for_each(gpus: int, cpus: float, taken: float):
+    run = spec(sampler={"replicas": 2, **DIVIDED, "podsPerReplica": 2})
+    found = bundles(run, gpus, marked=("sampler",))
+    assert [(b.name, b.cpus, b.gpus) for b in found[2:]] == [
+        ("sampler 0", cpus, taken),
+        ("pod of sampler 0 number 1", cpus, taken),
+        ("sampler 1", cpus, taken),
+        ("pod of sampler 1 number 1", cpus, taken),
+    ]
+    assert {b.share for b in found[2:]} == {WHOLE_PLACE}, "each on a node of its own, where nodes are marked"
+    one = Placement(placed(found), {}, None)
+    assert (one.samplers, one.other_pods(0), one.other_pods(1)) == (2, (3,), (5,))
+    elastic = Elasticity(tuple(found[2:4]), 1, None, 60.0)
+    several = Placement(placed(found[:2]), {7: placed(found[2:4])}, elastic)
+    assert (several.samplers, several.other_pods(7)) == (1, (1,))
+
+
+def test_samplers_of_one_pod_have_no_others():
+    found = bundles(spec(sampler={"replicas": 2}))
+    assert Placement(placed(found), {}, None).other_pods(1) == ()
 
 
 def test_samplers_of_several_parts_that_get_no_gpus_are_told_of():

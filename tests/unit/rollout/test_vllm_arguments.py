@@ -21,7 +21,7 @@ from rl_trainer.rollout.engines.vllm_arguments import (
     sampling_arguments,
     transfer_arguments,
 )
-from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, Transfer, VllmOptions
+from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, Pods, Transfer, VllmOptions
 from rl_trainer.rollout.engines.vllm_worker import WorkerExtension
 
 FOLDER = Path("/models/one")
@@ -60,6 +60,14 @@ PLAIN: dict[str, Any] = {
                 "tensor_parallel_size": 4,
                 "pipeline_parallel_size": 2,
                 "distributed_executor_backend": "mp",
+            },
+        ),
+        (
+            VllmOptions(4, 2, pods=Pods(2, 1, "10.0.0.2", "10.0.0.1", 29500)),
+            {
+                **{"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+                **{"distributed_executor_backend": "mp", "nnodes": 2, "node_rank": 1},
+                **{"master_addr": "10.0.0.1", "master_port": 29500, "device_ids": [0, 1, 2, 3]},
             },
         ),
         (VllmOptions(gpu_memory_utilization=0.5), {"gpu_memory_utilization": 0.5}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from rl_trainer.rollout.engines.vllm_needs import (
     COMMAND,
     ONE_DEVICE,
     SERVICE,
+    Pods,
     VllmOptions,
     check_device,
     check_installed,
@@ -111,6 +113,8 @@ def test_the_options_are_those_of_the_sampler():
     found = VllmOptions.of(run_spec(asked | {"gpuMemoryUtilization": 0.5}))
     assert (found.tensor_parallel_size, found.pipeline_parallel_size, found.devices) == (4, 2, 8)
     assert (found.max_model_len, found.gpu_memory_utilization, found.quantization) == (8192, 0.5, "fp8")
+    assert (found.pods, found.devices_here) == (None, 8), "who starts its pods knows them"
+    assert replace(found, pods=Pods(2, 0, "10.0.0.1", "10.0.0.1", 29500)).devices_here == 4
 
 
 def test_requests_have_generators_of_their_own_where_a_run_is_repeatable():

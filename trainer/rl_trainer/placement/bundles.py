@@ -17,7 +17,7 @@ def bundles(
     gpus_of: Mapping[str, float] | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> list[Bundle]:
-    """One bundle per actor, named as in messages.
+    """One bundle per actor, named as in messages, and of a sampler of several pods one for each other pod after its own.
 
     Args:
         spec: the run.
@@ -52,8 +52,8 @@ def bundles(
             f"{_fewer_learners(spec, int(for_learners))}add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
         )
     for_samplers = own.get("sampler", gpus - learners * learner_gpus)
-    each = spec.sampler.devices
-    sampler_gpus = float(each) if for_samplers >= samplers * each else 0.0
+    pods, each, per_pod = spec.sampler.pods_per_replica, spec.sampler.devices, spec.sampler.devices_per_pod
+    sampler_gpus = float(per_pod) if for_samplers >= samplers * each else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
     elif each and own.get("sampler", gpus) and not sampler_gpus:
@@ -75,10 +75,16 @@ def bundles(
             for rank in range(learners)
         ),
         *(
-            Bundle(f"sampler {rank}", sampler_cpus, sampler_gpus, mark("sampler"), share)
+            Bundle(name, sampler_cpus, sampler_gpus, mark("sampler"), share)
             for rank in range(samplers)
+            for name in (f"sampler {rank}", *(f"{pod_of(rank)}{pod}" for pod in range(1, pods)))
         ),
     ]
+
+
+def pod_of(rank: int) -> str:
+    """How the names of bundles for the other pods of a sampler begin."""
+    return f"pod of sampler {rank} number "
 
 
 def _fewer_learners(spec: RunSpec, gpus: int) -> str:

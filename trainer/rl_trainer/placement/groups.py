@@ -51,7 +51,7 @@ class Reservation:
         return bool(self.group.wait(max(0.0, seconds)))
 
     def options(self, name: str | None = None) -> dict[str, object]:
-        """Actor options that put the actor `name` into its bundle; None: into the only one."""
+        """Actor options that put the actor `name` into its bundle; None: into the first one."""
         index = next(i for i, bundle in enumerate(self.bundles) if name in (None, bundle.name))
         return {
             "num_cpus": self.bundles[index].cpus,
@@ -60,6 +60,10 @@ class Reservation:
                 self.group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
             ),
         }
+
+    def beginning(self, words: str) -> tuple[int, ...]:
+        """Indices of the bundles whose names begin so, in order."""
+        return tuple(index for index, bundle in enumerate(self.bundles) if bundle.name.startswith(words))
 
     def release(self) -> None:
         """Gives the resources back, or ends the wait for them; an actor that is there ends."""

@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from rl_api import RunSpec
-from rl_trainer.placement.bundles import bundles
+from rl_trainer.placement.bundles import bundles, pod_of
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.placement.held_time import Nodes
 
@@ -22,11 +22,11 @@ _CREATE_SECONDS = 2.0
 class Elasticity:
     """How the number of samplers may change.
 
-    `bundle`: what one sampler needs. `least`, `most`: samplers, None: as many as there are places. `timeout`: seconds
-    for which fewer may be there.
+    `bundles`: what one sampler needs, its own pod first. `least`, `most`: samplers, None: as many as there are places.
+    `timeout`: seconds for which fewer may be there.
     """
 
-    bundle: Bundle
+    bundles: tuple[Bundle, ...]
     least: int
     most: int | None
     timeout: float
@@ -65,6 +65,12 @@ class Placement:
         """Actor options that put a sampler where it belongs."""
         return self.places[rank].options() if self.elasticity else self.reservation.options(f"sampler {rank}")
 
+    def other_pods(self, rank: int) -> tuple[int, ...]:
+        """Bundles of the sampler's other pods, by their indices in the placement group of its own."""
+        if self.elasticity is not None:
+            return tuple(range(1, len(self.places[rank].bundles)))
+        return self.reservation.beginning(pod_of(rank))
+
 
 def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
     """Reserves what the run begins with, all or nothing: everything, or where nodes are marked for samplers, the buffer,
@@ -81,15 +87,18 @@ def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
         everything = Reservation(wanted, strategy)
         wait_for_all([everything], timeout)
         return Placement(everything, {}, None)
-    places = {rank: Reservation([bundle]) for rank, bundle in enumerate(wanted[-least:])}
-    others = Reservation(wanted[:-least], strategy)
+    each = spec.sampler.pods_per_replica
+    places = {
+        rank: Reservation(wanted[len(wanted) - (least - rank) * each :][:each]) for rank in range(least)
+    }
+    others = Reservation(wanted[: -least * each], strategy)
     wait_for_all([others, *places.values()], timeout)
-    sampler = replace(wanted[-1], name="sampler")
+    sampler = (replace(wanted[-each], name="sampler"), *wanted[len(wanted) - each + 1 :])
     # An operator gives an attempt exactly the nodes that it is to use; elsewhere the run says how many.
     most = None if "RLTRAIN_ATTEMPT" in os.environ else spec.sampler.replicas
-    at_once = int(offered.get("sampler", 0.0))
+    at_once = int(offered.get("sampler", 0.0)) // each
     for rank in range(least, at_once if most is None else min(most, at_once)):
-        more = Reservation([sampler])
+        more = Reservation(list(sampler))
         if not more.wait(_CREATE_SECONDS):
             more.release()
             break
@@ -111,12 +120,13 @@ def nodes_now() -> Nodes:
 
 
 def nodes_of(places: Mapping[int, Reservation]) -> dict[int, str | None]:
-    """The live node that holds each place now; None: none does."""
+    """The live node that holds each place now, of several pods their nodes in one text; None: none does, or not all."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     table = placement_group_table()
     found: dict[int, str | None] = {}
     for rank, place in places.items():
         entry = table.get(place.group.id.hex(), {})
-        node = entry.get("bundles_to_node_id", {}).get(0) if entry.get("state") == "CREATED" else None
-        found[rank] = node if node in alive else None
+        held = entry.get("bundles_to_node_id", {}) if entry.get("state") == "CREATED" else {}
+        nodes = [held.get(index) for index in range(len(place.bundles))]
+        found[rank] = " ".join(map(str, nodes)) if alive.issuperset(nodes) else None
     return found

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,12 +34,13 @@ from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.arrival import Arrival
-from rl_trainer.rollout.engines.base import SamplingParams
+from rl_trainer.rollout.engines.base import Engine, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts, stop_tokens
+from rl_trainer.rollout.pods import open_over_pods
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
@@ -86,22 +88,34 @@ class SamplerActor:
         buffer: Buffer,
         search: Path | None,
         data: PromptData | None,
+        other_pods: Sequence[int] = (),
     ):
+        """`other_pods`: bundles of its placement group in which the rest of its engine is."""
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         heldout = heldout_count(spec)
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
         with model.opened() as folder:
             tokenizer = load_tokenizer(folder)
-            self.engine = create_engine(
-                folder,
-                kind=spec.sampler.engine,
-                slots=spec.sampler.max_sequences,
-                dtype=getattr(torch, spec.model.dtype),
-                device="cuda" if ray.get_gpu_ids() else "cpu",
-                options=VllmOptions.of(spec, secrets.randbits(31)),
-                endpoint=EndpointOptions.of(spec),
-            )
+            slots, dtype = spec.sampler.max_sequences, getattr(torch, spec.model.dtype)
+            options = VllmOptions.of(spec, secrets.randbits(31))
+
+            def open_here(options: VllmOptions) -> Engine:
+                return create_engine(
+                    folder,
+                    kind=spec.sampler.engine,
+                    slots=slots,
+                    dtype=dtype,
+                    device="cuda" if ray.get_gpu_ids() else "cpu",
+                    options=options,
+                    endpoint=EndpointOptions.of(spec),
+                )
+
+            if other_pods:
+                name = f"sampler {rank}"
+                self.engine = open_over_pods(name, other_pods, model, slots, dtype, options, open_here)
+            else:
+                self.engine = open_here(options)
         chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
         stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)

@@ -300,7 +300,8 @@ class Samplers:
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
         # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
         remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
-        actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data)
+        others = self._placement.other_pods(rank)
+        actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data, others)
         ready = actor.ready.remote()
         return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
 
@@ -377,7 +378,7 @@ class Samplers:
         for rank in plan.give_back:
             self._places.pop(rank).release()
         if plan.ask:
-            self._places[free_rank(list(self._places))] = Reservation([self._elasticity.bundle])
+            self._places[free_rank(list(self._places))] = Reservation(list(self._elasticity.bundles))
         there = sum(node is not None for node in nodes.values())
         self._few_since = check_enough(
             there, self._elasticity.least, self._few_since, now, self._elasticity.timeout

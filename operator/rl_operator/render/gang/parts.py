@@ -95,4 +95,5 @@ def head_first(cluster: Manifest) -> Iterator[Member]:
     yield Member("headgroup", 1, cluster["headGroupSpec"]["template"])
     for group in cluster["workerGroupSpecs"]:
         # KubeRay counts these where there is no autoscaler, and YuniKorn's plug-in the other: they are the same here.
-        yield Member(group["groupName"], group["minReplicas"], group["template"])
+        count = group["minReplicas"] * group.get("numOfHosts", 1)
+        yield Member(group["groupName"], count, group["template"])

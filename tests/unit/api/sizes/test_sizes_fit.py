@@ -139,7 +139,20 @@ def test_tensor_parallel_sizes_divide_the_heads() -> None:
     assert (large.tensor_parallel, large.pipeline_parallel) == (2, 2), (
         "stages where heads cannot be divided further"
     )
-    assert wider_sampler(odd, SamplerLayout(length=1024), H100, per_pod=2) is None
+    assert large.pods == 1
+    over_pods = wider_sampler(odd, SamplerLayout(length=1024), H100, per_pod=2)
+    assert over_pods == replace(large, pods=2), "each pod has a whole stage"
+    assert wider_sampler(odd, SamplerLayout(length=1024), Device(2 * GB)) is None
+
+
+def test_a_sampler_that_needs_more_than_a_pod_has_is_told_of_several() -> None:
+    small = Device(20 * GB)
+    sentence = sampler_misfit(SHAPES["Qwen2.5-72B"], SamplerLayout(length=1024, tensor_parallel=8), small)
+    assert sentence is not None
+    assert sentence.endswith("; set sampler.pipelineParallelSize: 2 and set sampler.podsPerReplica: 2")
+    four = SamplerLayout(length=1024, tensor_parallel=2, pipeline_parallel=4, pods=4)
+    wider = wider_sampler(SHAPES["Qwen2.5-72B"], four, small, per_pod=4)
+    assert wider == replace(four, tensor_parallel=4), "in the pods that it has, where that does"
 
 
 def test_a_pod_without_accelerators_needs_memory() -> None:

@@ -50,6 +50,20 @@ def test_stages_of_a_sampler() -> None:
     ]
 
 
+def test_stages_of_a_sampler_in_two_pods() -> None:
+    nodes = nodes_of([Group("sampler", 4, 2, "a", per_node=2, tensor=2, hosts=2)])
+    assert [seat.label for node in nodes[1:3] for seat in node.seats] == [
+        *("sampler 0 stage 1 part 0", "sampler 0 stage 1 part 1"),
+        *("sampler 1 stage 0 part 0", "sampler 1 stage 0 part 1"),
+    ]
+    assert as_text(nodes) == ["a nodes 0-3 each: 1 sampler pod of 2 devices"]
+    (node,) = nodes_of([Group("sampler", 2, 1, "a", per_node=2, hosts=2)])
+    assert [seat.label for seat in node.seats] == ["sampler 0 stage 0", "sampler 0 stage 1"]
+    found = nodes_of([Group("sampler", 2, 0, "cpu", hosts=2)])
+    assert [seat.label for node in found for seat in node.seats] == ["sampler 0 pod 0", "sampler 0 pod 1"]
+    assert as_text(found) == ["cpu nodes 0-1 each: 1 sampler pod"]
+
+
 def test_without_a_size_each_pod_is_a_node() -> None:
     nodes = nodes_of([Group("learner", 1, 0, "cpu"), Group("sampler", 2, 0, "cpu")])
     assert as_text(nodes) == ["cpu node 0: 1 learner", "cpu nodes 1-2 each: 1 sampler"]

@@ -74,6 +74,21 @@ class TestDecision:
             "spec.sampler.replicas is 3 now; a queue has admitted this attempt with 2, and it keeps them"
         )
 
+    def test_samplers_of_several_pods_keep_their_number(self) -> None:
+        several = {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2}
+        story = Story({"sampler": several | {"replicas": 1}})
+        story.look()
+        ray = with_group(group(1))
+        assert story.look(rays=(ray,), pods=all_pods(), reading=make_reading()).scale is None
+        story.set({"sampler": several | {"replicas": 2}})
+        decision = story.settled()
+        assert decision.scale is None
+        assert decision.status.roles["sampler"].desired == 2
+        assert decision.status.roles["sampler"].reason == (
+            "4 pods for samplers are wanted now; this attempt began with 2, and keeps them, as samplers of several pods "
+            "stay as many as they are"
+        )
+
     def test_a_number_above_the_limit_is_not_followed_and_says_so(self) -> None:
         story = training(profile=make_profile(default=True, limits={"maxSamplers": 3}))
         story.look(rays=(with_group(group(2)),), pods=pods(2))

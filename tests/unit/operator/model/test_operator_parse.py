@@ -139,6 +139,12 @@ def test_what_an_attempt_takes(render: Any) -> None:
     assert replace(taken, storage=0) == Needs(runs=1, samplers=3, learners=1, accelerators=7)
 
 
+def test_the_pods_of_a_sampler_are_counted() -> None:
+    several = [WORKERS[0], WORKERS[1] | {"numOfHosts": 2}]
+    spec = {"rayClusterSpec": {"headGroupSpec": HEAD_GROUP, "workerGroupSpecs": several}}
+    assert parse_ray(document("RayJob", spec=spec)).asked.most == 8
+
+
 def test_claimed_devices_are_accelerators_like_others() -> None:
     pools = [{"name": "gpus", "deviceClass": {"name": "gpu.nvidia.com"}}, {"name": "cpu"}]
     plan = make_plan(

@@ -87,6 +87,14 @@ def test_what_a_pool_has_of_other_roles_does_not_count_there() -> None:
     )
 
 
+def test_limits_count_the_pods_of_samplers() -> None:
+    sampler = {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2, "replicas": 2}
+    found = refused({"sampler": sampler}, make_profile(default=True, limits={"maxSamplers": 3}))
+    assert found.message.startswith(
+        "spec.sampler.replicas: found 2 * podsPerReplica 2 = 4, allowed: at most 3, the limit of profile shared"
+    )
+
+
 def test_no_limit_of_replicas_holds_for_the_head() -> None:
     pools = [GPU_POOLS[0], {"name": "cpu", "limits": {"maxReplicas": 0}}]
     head = make_plan({}, make_profile(default=True, pools=pools)).role("head")
@@ -106,6 +114,7 @@ def test_a_limit_of_samplers_holds_for_runs_that_have_some() -> None:
         ({"engine": "vllm"}, 1),
         ({"engine": "vllm", "tensorParallelSize": 4, "pipelineParallelSize": 2}, 8),
         ({"engine": "vllm", "pools": ["cpu"]}, 0),
+        ({"engine": "vllm", "tensorParallelSize": 8, "pipelineParallelSize": 2, "podsPerReplica": 2}, 8),
         ({"resources": {"accelerators": 8}, "tensorParallelSize": 4}, 8),
     ],
 )
@@ -121,6 +130,16 @@ def test_what_fits(sampler: dict[str, Any], accelerators: int) -> None:
             {"sampler": {"engine": "vllm", "tensorParallelSize": 8, "pipelineParallelSize": 2}},
             "spec.sampler.tensorParallelSize: found tensorParallelSize 8 * pipelineParallelSize 2, in one pod 16, allowed: "
             "at most 8, what a node of pool h100 has",
+        ),
+        (
+            {
+                "sampler": {
+                    **{"engine": "vllm", "tensorParallelSize": 8, "pipelineParallelSize": 4},
+                    "podsPerReplica": 2,
+                }
+            },
+            "spec.sampler.tensorParallelSize: found tensorParallelSize 8 * pipelineParallelSize 4 / podsPerReplica 2, in "
+            "one pod 16, allowed: at most 8, what a node of pool h100 has",
         ),
         (
             {"sampler": {"tensorParallelSize": 9, "resources": {"cpu": 2}}},

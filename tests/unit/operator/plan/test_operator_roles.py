@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from operator_worlds import GPU_POOLS, make_plan, make_profile
 
+from rl_operator.plan.limits import needs_of
+
 PROFILE = make_profile(default=True, pools=GPU_POOLS)
 PROGRAM = {"kind": "command", "command": ["python", "train.py"]}
 
@@ -47,10 +49,20 @@ def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
         ({"sampler": DIVIDED | {"resources": {"accelerators": 8}}}, "sampler", ("1", 1, "16Gi", 8)),
         ({"sampler": DIVIDED | {"pools": ["cpu"]}}, "sampler", ("200m", 4, "1536Mi", 0)),
         ({"sampler": DIVIDED | {"pools": ["cpu"], "threads": 6}}, "sampler", ("200m", 6, "1536Mi", 0)),
+        ({"sampler": DIVIDED | {"podsPerReplica": 2}}, "sampler", ("1", 1, "16Gi", 2)),
+        ({"sampler": DIVIDED | {"podsPerReplica": 2, "pools": ["cpu"]}}, "sampler", ("200m", 2, "1536Mi", 0)),
     ],
 )
 def test_size_of_a_pod(spec: dict[str, Any], role: str, size: tuple[str, int, str, int]) -> None:
     assert sizes(spec, role) == size
+
+
+def test_samplers_of_several_pods_all_begin_and_stay_as_many() -> None:
+    spec = {"sampler": DIVIDED | {"podsPerReplica": 2, "replicas": 3, "minReplicas": 1}}
+    effective = make_plan(spec)
+    role = effective.role("sampler")
+    assert (role.replicas, role.at_start, role.hosts, effective.elastic) == (6, 6, 2, False)
+    assert needs_of([role]).samplers == 6
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from operator_worlds import GPU_POOLS, container, groups, make_plan, make_profile
 
+from rl_operator.render.gang.parts import head_first
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
 
@@ -28,6 +29,17 @@ class TestCluster:
         assert found["sampler"]["rayStartParams"]["resources"] == '"{\\"sampler\\":1}"'
         sampler = found["sampler"]
         assert (sampler["replicas"], sampler["minReplicas"], sampler["maxReplicas"]) == (1, 1, 2)
+
+    def test_a_sampler_of_several_pods_is_a_replica_of_several_hosts(self) -> None:
+        sampler = {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2, "replicas": 3}
+        effective = make_plan({"sampler": sampler})
+        found = groups(effective)["sampler"]
+        counts = {name: found[name] for name in ("replicas", "minReplicas", "maxReplicas", "numOfHosts")}
+        assert counts == {"replicas": 3, "minReplicas": 3, "maxReplicas": 3, "numOfHosts": 2}
+        assert [member.count for member in head_first(ray_job(effective, 1)["spec"]["rayClusterSpec"])] == [
+            *(1, 1, 6)
+        ]
+        assert "numOfHosts" not in groups(make_plan())["sampler"], "as objects of earlier operators have it"
 
     def test_interactive(self) -> None:
         effective = make_plan({"workload": "Cluster", "scheduling": {"queue": "q", "integration": "label"}})

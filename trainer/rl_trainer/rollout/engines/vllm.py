@@ -115,26 +115,11 @@ class VllmEngine(Engine):
         """
         if slots < 1:
             raise ValueError(f"slots is {slots}; an engine needs at least 1")
-        on_cpu = torch.device(device).type == "cpu"
-        check_model(read_json(folder / "config.json"), options)  # what is wrong with it is said in our words
-        weight_files(folder)
-        check_quantization(options.quantization, on_cpu)
-        vllm = _import(on_cpu, options)
-        cpu_cache = cache_bytes(folder, slots, dtype.itemsize, options.max_model_len) if on_cpu else None
-        arguments = engine_arguments(folder, slots, str(dtype).removeprefix("torch."), options, cpu_cache)
+        vllm, arguments = _prepare(folder, slots, dtype, device, options)
         from vllm.usage.usage_lib import UsageContext
 
-        if options.transfer is not None:
-            from vllm.config import KVTransferConfig
-
-            arguments["kv_transfer_config"] = KVTransferConfig(**transfer_arguments(options.transfer, on_cpu))
-            # Where others ask for what they need to know of this engine's memory.
-            os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.transfer.host
-            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(options.transfer.host))
         try:
-            engine = vllm.LLMEngine.from_engine_args(
-                vllm.EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
-            )
+            engine = vllm.LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
             engine.collective_rpc("rltrain_measure_all_tokens")
             engine.collective_rpc("rltrain_take_from_the_stage_before")
             check = check_of(folder, _ties_the_head(engine))
@@ -276,7 +261,45 @@ class VllmEngine(Engine):
         )
 
 
-def _free_port(host: str) -> int:
+def open_workers(folder: Path, slots: int, dtype: torch.dtype, device: str, options: VllmOptions) -> Any:
+    """vLLM's `MultiprocExecutor` with the workers of a pod other than the engine's, when they have loaded the model; see
+    `VllmEngine.open` for the errors."""
+    _, arguments = _prepare(folder, slots, dtype, device, options)
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    try:
+        config = arguments.create_engine_config(usage_context=UsageContext.LLM_CLASS, headless=True)
+        return MultiprocExecutor(config, monitor_workers=False)
+    except Exception as error:  # every layer of vLLM raises its own kinds
+        raise ModelError(
+            f"model folder {folder}: vLLM cannot open its part of it ({first_line(error)})"
+        ) from error
+
+
+def _prepare(
+    folder: Path, slots: int, dtype: torch.dtype, device: str, options: VllmOptions
+) -> tuple[Any, Any]:
+    """vLLM, imported, and its `EngineArgs` for an engine of this folder; see `VllmEngine.open` for the errors."""
+    on_cpu = torch.device(device).type == "cpu"
+    check_model(read_json(folder / "config.json"), options)  # what is wrong with it is said in our words
+    weight_files(folder)
+    check_quantization(options.quantization, on_cpu)
+    vllm = _import(on_cpu, options)
+    cpu_cache = cache_bytes(folder, slots, dtype.itemsize, options.max_model_len) if on_cpu else None
+    arguments = engine_arguments(folder, slots, str(dtype).removeprefix("torch."), options, cpu_cache)
+    if options.transfer is not None:
+        from vllm.config import KVTransferConfig
+
+        arguments["kv_transfer_config"] = KVTransferConfig(**transfer_arguments(options.transfer, on_cpu))
+        # Where others ask for what they need to know of this engine's memory.
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.transfer.host
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(options.transfer.host))
+    return vllm, vllm.EngineArgs(**arguments)
+
+
+def free_port(host: str) -> int:
+    """A port of this machine's that nobody listens at now, at its address `host`."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -305,12 +328,14 @@ def _import(on_cpu: bool, options: VllmOptions) -> Any:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # The runner that its build for CPUs has, whose sampler `vllm_worker` knows.
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if options.pods is not None:
+        os.environ["VLLM_HOST_IP"] = options.pods.host  # what vLLM would find out is the way to the internet
     if on_cpu:
         # Its sampling has functions that are compiled on their first call, whatever `enforce_eager` says.
         torch._dynamo.config.disable = True
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the same in processes of its own
         if options.devices > 1:
-            cores = cpu_shares(sorted(os.sched_getaffinity(0)), options.devices)
+            cores = cpu_shares(sorted(os.sched_getaffinity(0)), options.devices_here)
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     import vllm
     from vllm.platforms import current_platform

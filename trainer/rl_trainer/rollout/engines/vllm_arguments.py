@@ -59,6 +59,14 @@ def engine_arguments(
         arguments["quantization"] = options.quantization
     if options.seed is not None:
         arguments["seed"] = options.seed
+    if options.pods is not None:
+        # vLLM's own way over several machines, with processes of its own on each. Its way over Ray wants a bundle for each
+        # worker, beside the engine's, and knows no CPUs.
+        pods = options.pods
+        arguments |= {"nnodes": pods.count, "node_rank": pods.rank}
+        arguments |= {"master_addr": pods.first, "master_port": pods.port}
+        # By how many there are vLLM tells which ranks are in this pod; a CPU has one device by its count.
+        arguments["device_ids"] = list(range(options.devices_here))
     if cpu_cache is not None:
         # Compiling takes longer than most runs here. A prompt in pieces would draw from its sequence's generator for
         # each, which on a CPU cannot be set back.

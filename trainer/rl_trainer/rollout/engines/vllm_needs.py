@@ -83,6 +83,25 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Pods:
+    """How the parts of an engine that is in several pods find each other. Every pod has as many of them.
+
+    Attributes:
+        count: pods.
+        rank: this one's number. The engine is in that with 0; the others have workers only.
+        host: this pod's address.
+        first: the address of the engine's.
+        port: at which all meet there.
+    """
+
+    count: int
+    rank: int
+    host: str
+    first: str
+    port: int
+
+
+@dataclass(frozen=True)
 class VllmOptions:
     """How vLLM is opened, where it is.
 
@@ -96,6 +115,7 @@ class VllmOptions:
         quantization: what it makes of weights that arrive: `none` or `fp8`.
         seed: of the one generator that all requests draw from, 32 bits; None: each has its own, which with `seed` and
             position makes its tokens, and takes a slow way through vLLM's sampler.
+        pods: where it is in several; None: all of it is in one.
     """
 
     tensor_parallel_size: int = 1
@@ -106,6 +126,7 @@ class VllmOptions:
     max_model_len: int | None = None
     quantization: Literal["none", "fp8"] = "none"
     seed: int | None = None
+    pods: Pods | None = None
 
     @classmethod
     def of(cls, spec: RunSpec, seed: int = 0) -> VllmOptions:
@@ -128,6 +149,11 @@ class VllmOptions:
     def devices(self) -> int:
         """Devices of one copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def devices_here(self) -> int:
+        """Those of them that are in this pod."""
+        return self.devices if self.pods is None else self.devices // self.pods.count
 
 
 ONE_DEVICE: Final = VllmOptions()
