@@ -51,6 +51,9 @@ chaos: $(INSTALLED) ## kills and stops of samplers, ranks, buffer and driver in 
 e2e: $(INSTALLED) ## end-to-end tests on a real kind cluster, which it makes (ARGS="-k suspend" for some of them)
 	@scripts/e2e $(ARGS)
 
+e2e-ready: $(INSTALLED) ## its cluster and images, and no test: E2E_READY=1 make e2e then begins at once
+	@scripts/e2e --ready
+
 e2e-tenants: $(INSTALLED) ## a hundred attempts of one team against another, on the same cluster
 	@scripts/e2e -m tenants $(ARGS)
 
@@ -109,7 +112,7 @@ browser:
 clean: ## remove run folders, benchmark environments and caches (the installation stays)
 	rm -rf runs dist bench/results bench/.venv* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
-.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-tenants e2e-vllm e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights bench-memory docs browser clean
+.PHONY: help setup demo test test-tools test-numerics test-vllm test-ray mutants fuzz chaos e2e e2e-ready e2e-tenants e2e-vllm e2e-gpu gpu-lane cluster cluster-down tools images release release-check locks manifests lint bench bench-operator bench-fleet bench-arrivals bench-top bench-weights bench-memory docs browser clean
 
 bench-fleet: $(INSTALLED) ## 1,000 runs of 50 namespaces under Kueue's quotas on 2,000 nodes of kwok's, against as many plain RayJobs (ARGS="--runs 50 --namespaces 5 --nodes 100 --urgent 10" for a small one)
 	@scripts/tools apiserver kueue-crds kueue kwok

@@ -20,13 +20,24 @@ import pytest
 from cluster_client import Cluster, wait_for
 from enforcement import enforced_policies
 from policy_service import PolicyService, service_document
-from training_run import CLAIM, REPOSITORY, TrainingRun, check_every_step_once, run_document
+from training_run import CLAIM, REPOSITORY, TrainingRun, run_document
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = ("test_operator.py", "test_tenants.py")
-# What one does with the spare node would disturb another.
-ON_THE_SPARE_NODE = ("test_nodes.py", "test_drain.py", "test_gang.py")
+# Scenarios of these files go one after another, beside others.
+TOGETHER = {
+    # Two Ray clusters and clients are enough for two cores; and what some do with the operator would disturb the others.
+    "services": (
+        "test_operator.py",
+        "test_service.py",
+        "test_service_in_steps.py",
+        "test_service_sources.py",
+    ),
+    # What one does with it would disturb another.
+    "the spare node": ("test_nodes.py", "test_drain.py", "test_gang.py", "test_policies.py"),
+    "tenants": ("test_tenants.py",),
+}
+GROUPS = {file: name for name, files in TOGETHER.items() for file in files}
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 CHART = REPOSITORY / "charts" / "rltrain"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
@@ -76,20 +87,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that nobody may run beside first, then the long ones: at the end no process waits long for another."""
-    items.sort(
-        key=lambda item: (item.get_closest_marker("alone") is None, item.get_closest_marker("long") is None)
-    )
+    """Those that nobody may run beside first, then the longest group, then the long ones: at the end no process waits long
+    for another."""
+
+    def order(item: pytest.Item) -> tuple[bool, bool, bool]:
+        alone, long = (item.get_closest_marker(name) is not None for name in ("alone", "long"))
+        return not alone, GROUPS.get(item.path.name) != "services", not long
+
+    items.sort(key=order)
 
 
 class Scenarios(LoadScopeScheduling):
-    """The next scenario to whoever is free; those of a file that share a run go together."""
+    """The next scenario to whoever is free; those of a group go together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if Path(file).name in ON_THE_SPARE_NODE:
-            return "the spare node"
-        return file if Path(file).name in TOGETHER else nodeid
+        return GROUPS.get(Path(nodeid.partition("::")[0]).name, nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
@@ -162,16 +174,13 @@ def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str)
     words = words.removeprefix("test_").replace("_", "-").split("[")[0]
     name = f"e2e-{words[:40].strip('-')}-{uuid.uuid4().hex[:5]}"
     failed_before = request.session.testsfailed
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-        }
-    )
     report, failed = None, True
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     try:
-        make_claim(cluster, name)
+        cluster.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+            *claim(cluster, name),
+        )
         yield name
         report = request.node.stash.get(_REPORT, None)
         failed = (report is not None and report.failed) or request.session.testsfailed > failed_before
@@ -183,11 +192,11 @@ def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str)
         cluster.kubectl(
             "delete", "rltrainingruns,rlpolicyservices", "--all", "-n", name, "--timeout=60s", check=False
         )
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
-        cluster.kubectl("delete", "pv", f"{name}-{CLAIM}", "--ignore-not-found", "--wait=false")
+        both = (f"namespace/{name}", f"persistentvolume/{name}-{CLAIM}")
+        cluster.kubectl("delete", *both, "--ignore-not-found", "--wait=false")
 
 
-def make_claim(cluster: Cluster, namespace: str) -> None:
+def claim(cluster: Cluster, namespace: str) -> Iterator[dict[str, Any]]:
     """A claim for checkpoints: of the default storage class, or on the node that scripts/cluster prepared."""
     request: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
@@ -211,10 +220,10 @@ def make_claim(cluster: Cluster, namespace: str) -> None:
                 "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_that_node]}]}},
             },
         }
-        cluster.apply(volume)
+        yield volume
         request |= {"storageClassName": "", "volumeName": f"{namespace}-{CLAIM}"}
-    claim = {"name": CLAIM, "namespace": namespace}
-    cluster.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": claim, "spec": request})
+    metadata = {"name": CLAIM, "namespace": namespace}
+    yield {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": request}
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +254,8 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 def trainer(cluster: Cluster, namespace: str, record: Callable[[str, Any], None]) -> Iterator[Train]:
     """Applies small runs: `train("name", {"stop": {"maxSteps": 5}})`; the second argument is laid over the spec.
 
-    Afterwards the metrics of every run that trained are read: no step and no prompt may be lost or trained on twice.
+    Afterwards the metrics of every run that has ended or is suspended are read: no step and no prompt may be lost or trained
+    on twice.
     """
     runs: list[TrainingRun] = []
 
@@ -260,12 +270,11 @@ def trainer(cluster: Cluster, namespace: str, record: Callable[[str, Any], None]
     yield apply
     prompts = 0
     for run in runs:
-        if run.condition("Succeeded").get("status") == "True":
-            try:
-                prompts += check_every_step_once(run.metrics(TRAINER_IMAGE), run.step)
-            except AssertionError:
-                cluster.save(ARTIFACTS / f"metrics-of-{run.name}", [run.namespace])
-                raise
+        try:
+            prompts += run.check_metrics(TRAINER_IMAGE)
+        except AssertionError:
+            cluster.save(ARTIFACTS / f"metrics-of-{run.name}", [run.namespace])
+            raise
     record("prompts", prompts)
 
 

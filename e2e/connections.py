@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 
 # The first one has the name `web`, and `names` over UDP.
 PORT, OTHER_PORT = 8000, 8001
@@ -59,6 +59,7 @@ def answering_pod(
         "command": ["python", "-c", _SERVE],
         "ports": ports,
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+        "resources": ASKED,
         "securityContext": RESTRICTED_CONTAINER,
     }
     return {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster_client import Cluster, wait_for
 from connections import PORT, address, answering_pod, settles
 
 CONTROLLER = Path(__file__).parent / "cluster" / "policies" / "policy_controller.py"
-_NAMESPACE = "e2e-enforcement"
 
 
 @contextmanager
@@ -29,9 +29,19 @@ def enforced_policies(cluster: Cluster, image: str, log: Path) -> Iterator[str]:
     """
     # What an earlier fixture has left, that was killed with all it had started, enforces what nobody wants any more.
     subprocess.run([sys.executable, str(CONTROLLER), "--clear"], capture_output=True, timeout=60, check=False)
-    if _enforced(cluster, image):
-        yield "the cluster's network plug-in"
-        return
+    with ExitStack() as stack:
+        with _measuring(cluster, image) as enforced:
+            who = "the cluster's network plug-in"
+            if not enforced():
+                stack.enter_context(_fixture(log))
+                assert enforced(), f"network policies do not bite; see {log}"
+                who = "the fixture in e2e/cluster/policies"
+        yield who
+
+
+@contextmanager
+def _fixture(log: Path) -> Iterator[None]:
+    """It enforces them for as long as the context is open."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         # It ends with its standard input: also when this process is killed.
@@ -46,24 +56,25 @@ def enforced_policies(cluster: Cluster, image: str, log: Path) -> Iterator[str]:
                 log.read_text,
             )
             assert fixture.poll() is None, f"network policies cannot be enforced here: {log.read_text()}"
-            assert _enforced(cluster, image), f"network policies do not bite; see {log}"
-            yield "the fixture in e2e/cluster/policies"
+            yield
         finally:
             fixture.communicate(timeout=60)
 
 
-def _enforced(cluster: Cluster, image: str) -> bool:
-    """Measured: what a policy forbids does not come about, and what none forbids does."""
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
+@contextmanager
+def _measuring(cluster: Cluster, image: str) -> Iterator[Callable[[], bool]]:
+    """Measured: whether what a policy forbids does not come about, and what none forbids does."""
+    namespace = f"e2e-enforcement-{uuid.uuid4().hex[:5]}"  # nobody waits until it is gone
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     denied = {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": "denied", "namespace": _NAMESPACE},
+        "metadata": {"name": "denied", "namespace": namespace},
         "spec": {"podSelector": {"matchLabels": {"app": "denied"}}},
     }
-    cluster.apply(denied, *(answering_pod(_NAMESPACE, each, image) for each in ("denied", "open")))
+    cluster.apply(denied, *(answering_pod(namespace, each, image) for each in ("denied", "open")))
     try:
-        targets = [(address(cluster, _NAMESPACE, name), PORT) for name in ("open", "denied")]
-        return settles(cluster, _NAMESPACE, "open", [True, False], *targets)
+        targets = [(address(cluster, namespace, name), PORT) for name in ("open", "denied")]
+        yield lambda: settles(cluster, namespace, "open", [True, False], *targets)
     finally:
-        cluster.kubectl("delete", "namespace", _NAMESPACE, "--timeout=60s")
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 from training_run import REPOSITORY
 
 NAMESPACE = "e2e-gateway"
@@ -37,6 +37,7 @@ def gateways(cluster: Cluster, image: str) -> Iterator[str]:
                 "image": image,
                 "args": [FIXTURE, f"gateway.{NAMESPACE}.svc"],
                 "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+                "resources": ASKED,
                 "securityContext": RESTRICTED_CONTAINER,
             }
         ],

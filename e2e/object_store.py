@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 
 NAME = "objects"
 BUCKET = "s3://checkpoints"
@@ -43,6 +43,7 @@ def serve_objects(cluster: Cluster, namespace: str, image: str, shell_image: str
                         {"name": "ROOT_SECRET_KEY", "value": _PASSWORD},
                     ],
                     "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
+                    "resources": ASKED,
                     **data,
                 }
             ],

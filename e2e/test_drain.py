@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import SPARE, Train
-from test_scaling import goes_on, hears, said, wind_up
+from test_scaling import goes_on, hears, said
 from test_training import START_SECONDS
 from training_run import ENDLESS, TrainingRun
 
@@ -46,7 +46,7 @@ def test_a_drained_learner_saves_and_goes_on_elsewhere_in_the_same_attempt(
     assert (eviction["reason"], eviction["checkpoint"]) == ("NodeDrained", "written"), eviction
     assert eviction["resumedStep"] >= max(eviction["step"], step), "at most the step under way is done again"
     assert eviction["message"].startswith(f"node {spare_node} is cordoned")
-    wind_up(run)
+    run.suspend()
 
 
 def test_a_drained_sampler_gives_its_groups_back_and_the_learner_trains_on(

@@ -12,13 +12,14 @@ from test_training import START_SECONDS, TRAIN_SECONDS
 from training_run import ENDLESS, TrainingRun
 
 
-@pytest.mark.alone  # one pod more than most runs have
+@pytest.mark.long
 def test_killed_learner_means_an_attempt_from_the_checkpoint(train: Train) -> None:
     """Each learner has half of the model, so that the one that is left has nothing to go on with."""
     learner = {"replicas": 2, "parallelism": "fsdp2"}
     kill_and_go_on(train("bereft", ENDLESS | {"learner": learner}), "learner")
 
 
+@pytest.mark.long
 def test_killed_head_means_an_attempt_from_the_object_store(
     cluster: Cluster, namespace: str, train: Train
 ) -> None:

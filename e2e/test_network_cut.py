@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster_client import Cluster
 from conftest import Train
-from test_scaling import JOIN_SECONDS, goes_on, hears, wait_for_samplers, wind_up
+from test_scaling import JOIN_SECONDS, goes_on, hears, wait_for_samplers
 from test_training import START_SECONDS
 from training_run import ENDLESS
 
@@ -58,4 +58,4 @@ def test_a_sampler_that_is_cut_off_is_given_up_and_comes_back(cluster: Cluster, 
         goes_on(run)
     wait_for_samplers(run, 2)
     goes_on(run)
-    wind_up(run)
+    run.suspend()

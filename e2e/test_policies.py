@@ -21,7 +21,6 @@ SPARE_NODE = {
     "tolerations": [{"key": SPARE, "operator": "Exists", "effect": "NoSchedule"}],
 }
 OTHERS = ("near", "distant", "foreign")
-pytestmark = pytest.mark.alone  # another scenario makes the spare node stand still
 
 
 class Pods:

@@ -16,7 +16,7 @@ from training_run import ENDLESS, TrainingRun
 
 pytestmark = pytest.mark.long
 
-ONE_RUN = "600m"
+ONE_RUN = "400m"
 """What head, learner and sampler ask for together."""
 
 # What a run trains on, and so its weights, depends on nothing but its seed.
@@ -126,7 +126,7 @@ def test_who_must_go_saves_first_and_ends_as_one_that_was_not_disturbed(
 def test_borrowed_samplers_are_taken_back_and_given_again(
     cluster: Cluster, namespace: str, train: Train
 ) -> None:
-    with cluster_queue(cluster, namespace, [namespace], "800m"):
+    with cluster_queue(cluster, namespace, [namespace], "500m"):
         run = train(
             "borrower", ENDLESS | {"sampler": {"replicas": 2, "minReplicas": 1}} | in_queue(namespace, "low")
         )
@@ -134,7 +134,7 @@ def test_borrowed_samplers_are_taken_back_and_given_again(
         wait_for_samplers(run, 2)
         learner = run.pods("learner")[0]["metadata"]["uid"]
 
-        urgent(cluster, "guest", namespace, namespace, "150m")
+        urgent(cluster, "guest", namespace, namespace, "75m")
         admitted(cluster, "guest", namespace, 90)
         wait_for("its pod is gone", lambda: len(run.pods("sampler")) == 1, 60, run.describe)
         goes_on(run)

@@ -51,7 +51,7 @@ def test_suspend_and_resume_repeats_nothing(train: Train) -> None:
     assert run.step == kept + 10
 
 
-@pytest.mark.alone  # its pods ask for as much CPU as the node has, and each run would wait for the other's
+@pytest.mark.long
 def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
     train: Train, train_elsewhere: Train
 ) -> None:

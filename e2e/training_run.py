@@ -17,13 +17,16 @@ EXAMPLES = REPOSITORY / "examples"
 CLAIM = "checkpoints"
 # More steps than any scenario waits for: it lowers the number when it has seen what it wants (`wind_up`).
 ENDLESS = {"stop": {"maxSteps": 2000}}
+# Of a core: what a pod reserves, and not what it may use. Scenarios beside each other find room on one node of two cores,
+# also where a run has more pods than most.
+RESERVED = 0.1
 # About half a second per step where head, sampler and learner share two cores.
 SMALL: dict[str, Any] = {
     "warmStart": None,
     "task": {"evaluation": None},
     "algorithm": {"groupSize": 8, "promptsPerStep": 32},
-    "sampler": {"replicas": 1, "maxSequences": 128},
-    "learner": {"replicas": 1},
+    "sampler": {"replicas": 1, "maxSequences": 128, "resources": {"cpu": RESERVED}},
+    "learner": {"replicas": 1, "resources": {"cpu": RESERVED}},
     "buffer": {"capacity": 128, "maxStaleness": 1},
     "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
     "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": "15m"},
@@ -113,6 +116,12 @@ class TrainingRun:
         """Steps done, as its status says."""
         return int((self.status.get("progress") or {}).get("step", 0))
 
+    def suspend(self) -> int:
+        """Suspends it; the step at which it has saved."""
+        self.patch({"suspend": True})
+        self.wait_for_condition("Suspended", 180)
+        return int(self.status["checkpoint"]["step"])
+
     def wait_for_step(self, step: int, seconds: float) -> int:
         """The step in its status, once it has reached that one."""
 
@@ -190,6 +199,23 @@ class TrainingRun:
         text = self.read_file("metrics.jsonl", image)
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         return [line for line in lines if "event" not in line]
+
+    def check_metrics(self, image: str) -> int:
+        """Of a run that has succeeded or is suspended: each of its steps is in its metrics, as `check_every_step_once` says.
+
+        Returns:
+            how many prompts were trained on; 0 of a run that trains, waits, or has failed.
+        """
+        if self.condition("Succeeded").get("status") == "True":
+            return check_every_step_once(self.metrics(image), self.step)
+        if self.condition("Suspended").get("status") == "True" and "checkpoint" in self.status:
+            metrics, kept = self.metrics(image), int(self.status["checkpoint"]["step"])
+            # Its driver may end a step or two after the checkpoint that it was asked for, with another one.
+            assert metrics[-1]["step"] >= kept, (
+                f"{kept} steps were saved, the last in metrics.jsonl: {metrics[-1]['step']}"
+            )
+            return check_every_step_once(metrics, metrics[-1]["step"])
+        return 0
 
     def describe(self) -> str:
         """Its conditions, attempts and pods in a line, for messages."""

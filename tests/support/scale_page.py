@@ -208,7 +208,7 @@ def _formulas() -> str:
     samplers = _table(("of a sampler's device", "bytes"), iter(_OF_SAMPLERS))
     end = _paragraph(
         "A checkpoint has 4 P + 8 T bytes, with a critic 12 P more. Where learners copy it before they write it "
-        "(`checkpoint.asynchronous`; not on a cluster, whose learners send it to the head), that much is in main memory, "
+        "(`checkpoint.asynchronous`; on a cluster only if that is `always`), that much is in main memory, "
         "divided by the ranks."
     )
     return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{end}"
