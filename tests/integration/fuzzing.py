@@ -13,17 +13,19 @@ import argparse
 import collections
 import http.client
 import json
+import math
 import random
 import ssl
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from kube import KubeApi, find_binaries, kuberay_definitions
+from kube import KubeApi, find_binaries, kuberay_definitions, our_definitions
 from odd_objects import ODD_OBJECTS, UID_OF_THE_RUN, Odd, text_of
 from operator_inside import run
 from operator_process import OperatorProcess
@@ -133,9 +135,16 @@ class Fuzzing:
         self._connection = Connection(kube)
         self._uids: dict[str, str] = {}
         self.answers: collections.Counter[str] = collections.Counter()
+        self.sent = 0
 
-    def run(self, seconds: float, number: int) -> list[str]:
-        """What went wrong, as sentences; `number` is the seed."""
+    def run(self, seconds: float, number: int, objects: float = math.inf) -> list[str]:
+        """What went wrong, as sentences.
+
+        Args:
+            seconds: after which it ends.
+            number: the seed.
+            objects: after so many it ends, too: then a seed stands for the same objects on any machine.
+        """
         profile = {
             "apiVersion": "rltrain.dev/v1alpha1",
             "kind": "RLTrainingProfile",
@@ -153,13 +162,17 @@ class Fuzzing:
         deadline = time.monotonic() + seconds
         chance = random.Random(number)
         batch = 0
-        while time.monotonic() < deadline and not self._honest.problem and self._operator.running:
-            self._batch(number * 1_000_003 + batch, deadline, chance)
+
+        def over() -> bool:
+            return time.monotonic() >= deadline or self.sent >= objects
+
+        while not over() and not self._honest.problem and self._operator.running:
+            self._batch(number * 1_000_003 + batch, over, chance)
             batch += 1
         self._honest.stop()
         return [*self._problems(pid)]
 
-    def _batch(self, number: int, deadline: float, chance: random.Random) -> None:
+    def _batch(self, number: int, over: Callable[[], bool], chance: random.Random) -> None:
         @seed(number)
         @settings(
             max_examples=BATCH,
@@ -170,12 +183,13 @@ class Fuzzing:
         )
         @given(ODD_OBJECTS)
         def send(odd: Odd) -> None:
-            if time.monotonic() < deadline:
+            if not over():
                 self._send(odd, chance)
 
         send()
 
     def _send(self, odd: Odd, chance: random.Random) -> None:
+        self.sent += 1
         path = PATHS[odd.kind].format(self._namespace)
         place = f"{path}/{odd.name}"
         document = odd.document
@@ -237,6 +251,11 @@ class Fuzzing:
         return found
 
     @property
+    def seconds(self) -> list[float]:
+        """How long each run of somebody else waited for its RayJob."""
+        return self._honest.seconds
+
+    @property
     def summary(self) -> str:
         """How many objects were tried, and how long others waited."""
         taken, refused, failed = (
@@ -264,13 +283,10 @@ def main(arguments: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         kube = KubeApi(Path(folder), binaries)
-        root = Path(__file__).resolve().parents[2]
         operator = OperatorProcess(kube.kubeconfig, Path(folder) / "operator.log")
         try:
             kube.start()
-            ours = sorted((root / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
-            for files in (ours, kuberay_definitions()):
-                kube.install_definitions(*files)
+            kube.install_definitions(*our_definitions(), *kuberay_definitions())
             namespaces = kube.new_namespace("fuzz"), kube.new_namespace("honest")
             fuzzing = Fuzzing(kube, operator, *namespaces)
             problems = fuzzing.run(options.seconds, options.seed)

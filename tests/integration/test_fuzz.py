@@ -1,15 +1,19 @@
-"""Odd objects for three minutes: the operator goes on, and so do the runs of others. `make fuzz` does it for longer."""
+"""A thousand odd objects: the operator goes on, and so do the runs of others. `make fuzz` sends them for half an hour."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from fuzzing import Fuzzing
+from fuzzing import PATHS, Fuzzing
 from kube import KubeApi
 from operator_process import OperatorProcess
 
-SECONDS, SEED = 180.0, 1
+OBJECTS, SEED = 1200, 1
+# A bound for a machine under load; an idle one sends them in a fraction of it.
+SECONDS = 400.0
+# Runs of somebody else that are tried meanwhile, at least.
+HONEST = 5
 
 
 @pytest.mark.timeout(600)
@@ -21,7 +25,7 @@ def test_nothing_that_a_user_sends_stops_the_operator_or_anybody_else(
     operator = OperatorProcess(kube.kubeconfig, tmp_path / "operator.log", *scope)
     fuzzing = Fuzzing(kube, operator, odd, honest)
     try:
-        problems = fuzzing.run(SECONDS, SEED)
+        problems = fuzzing.run(SECONDS, SEED, OBJECTS)
     finally:
         operator.kill()
         fuzzing.clean()
@@ -32,5 +36,8 @@ def test_nothing_that_a_user_sends_stops_the_operator_or_anybody_else(
         sum(count for what, count in fuzzing.answers.items() if what.endswith(f" {word}"))
         for word in ("taken", "refused")
     )
-    assert min(taken, refused) >= 10
+    assert fuzzing.sent == OBJECTS
+    assert min(taken, refused) >= 50
+    assert len(fuzzing.seconds) >= HONEST
+    assert {kind for kind in PATHS if not fuzzing.answers[f"{kind} taken"]} == set()
     assert fuzzing.answers["RLTrainingRun taken"] >= 5
