@@ -10,8 +10,8 @@ import ctypes
 import mmap
 from pathlib import Path
 
-# Bytes of the store that a process may keep in its resident set, where it reads or writes weights: with them and three blocks,
-# publishing stays below 300 MB. To write a page that is still there takes a quarter of the time of one that is not.
+# Bytes of the store that a process may keep in its resident set, where it reads or writes weights: with them and three
+# blocks, publishing stays below 300 MB. To write a page that is still there takes a quarter of the time of one that is not.
 KEPT_BYTES = 208 << 20
 _MAPS = Path("/proc/self/maps")
 _STATUS = Path("/proc/self/status")
