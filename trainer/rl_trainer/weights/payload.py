@@ -21,7 +21,7 @@ from rl_api.errors import ModelError
 from rl_trainer.weights.source import LazyTensor, TensorSource
 
 # Bytes of a block at most: many blocks to a version, so that one is put into the store while the next is made.
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 24 << 20
 # At which bytes of a block a tensor may begin; pieces of one are multiples of it, so that no number is cut.
 _ALIGNMENT = 16
 
