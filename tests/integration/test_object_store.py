@@ -165,7 +165,7 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
     }
     for number, steps in enumerate((4, 6)):
         files = small_run(tmp_path / str(number), "", **changes, stop={"maxSteps": steps})
-        (files.folder / "elsewhere.py").write_text(ELSEWHERE)
+        (files.folder / "elsewhere.py").write_text(ELSEWHERE.format(environment=store.environment))
         with files.start("--resume", **ray_here()) as process:
             process.finish().assert_well()
         files.assert_nothing_lost_or_twice()
@@ -183,7 +183,9 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
 
 
 ELSEWHERE = """
+import os
 import rl_trainer.learner.actor
+os.environ |= {environment}  # a pod has it from its Secrets
 rl_trainer.learner.actor._reached = lambda folder: False  # as on a node with another disk
 def loss(inputs):
     return -inputs.advantages * inputs.log_probs
