@@ -18,7 +18,8 @@ from training_runs import PROMPTS, RunFiles, ray_here, until
 from rl_api.errors import CheckpointError, TaskError
 from rl_api.task import TaskSpec
 from rl_trainer.checkpoint.manifest import sha256_of
-from rl_trainer.checkpoint.remote import sweep
+from rl_trainer.checkpoint.remote import fetch, sweep
+from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.checkpoint.tensor_file import ShardWriter, file_head
 from rl_trainer.cli import main
 from rl_trainer.run.remote_run import RemoteRun
@@ -165,15 +166,18 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
     }
     for number, steps in enumerate((4, 6)):
         files = small_run(tmp_path / str(number), "", **changes, stop={"maxSteps": steps})
-        (files.folder / "elsewhere.py").write_text(ELSEWHERE)
+        (files.folder / "elsewhere.py").write_text(ELSEWHERE.format(environment=store.environment))
         with files.start("--resume", **ray_here()) as process:
             process.finish().assert_well()
-        files.assert_nothing_lost_or_twice()
         assert files.summary["resumed_from"] == (4 if number else None)
         assert checkpoints(files.out / "checkpoints") == ([4] if number else []), (
             "but for what it went on from"
         )
         assert checkpoints(kept) == [steps - 2, steps]
+        assert (
+            fetch(CheckpointStore(files.out / "checkpoints"), RemoteFolder("s3://elsewhere/run")) is not None
+        )
+        files.assert_nothing_lost_or_twice()
     assert main(["verify", "s3://elsewhere/run/step-00000006"]) == 0
     assert "every file is as it was written" in capsys.readouterr().out
     names = sorted(path.name for path in (kept / "step-00000006").rglob("*.safetensors"))
@@ -183,7 +187,9 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
 
 
 ELSEWHERE = """
+import os
 import rl_trainer.learner.actor
+os.environ |= {environment}  # a pod has it from its Secrets
 rl_trainer.learner.actor._reached = lambda folder: False  # as on a node with another disk
 def loss(inputs):
     return -inputs.advantages * inputs.log_probs
