@@ -30,8 +30,8 @@ class ResourcesSpec(Model):
     cpu: float | None = Field(default=None, gt=0.001, le=1024.0)
     """CPU cores; null: as many as the role's threads."""
     accelerators: int | None = Field(default=None, ge=0, le=1024)
-    """Accelerators (GPUs) of one pod; null: on an accelerator pool tensorParallelSize times pipelineParallelSize over
-    podsPerReplica, else 0."""
+    """Accelerators (GPUs) of one pod; null: on an accelerator pool tensorParallelSize times pipelineParallelSize, over
+    podsPerReplica where a sampler has several pods, else 0."""
     memory: Quantity | None = None
     """Memory of the pod; null: the profile's."""
     ephemeral_storage: Quantity | None = None
