@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster_client import RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
 
 PROMPT = "698004908="
 TOKENS = 9
@@ -114,6 +114,10 @@ class Clients:
 
         return wait_for(f"clients are answered by {version}", look, seconds, lambda: json.dumps(self.seen))
 
+    def failed_of_those_sent(self, since: float) -> list[dict[str, Any]]:
+        """What went wrong with requests that were sent since a time (of `time.time`): of others some end later."""
+        return [one for one in self.seen["failed"] if one["at"] - one["after"] >= since]
+
     def assert_none_failed(self) -> None:
         """All requests so far were answered."""
         failed = self.seen["failed"]
@@ -157,6 +161,7 @@ def steady_clients(
                     "image": image,
                     "command": ["python", "-c", CLIENTS.read_text(), *arguments],
                     "env": [{"name": "API_KEY", "value": key}] if key else [],
+                    "resources": ASKED,
                     "securityContext": RESTRICTED_CONTAINER,
                 }
             ],

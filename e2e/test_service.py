@@ -88,13 +88,6 @@ def settled(service: PolicyService, step: int) -> None:
     wait_for(f"step {step} is decided upon", look, PROMOTE_SECONDS, service.describe)
 
 
-def stopped(run: TrainingRun) -> int:
-    """The last step of the run, which is suspended and has given its pods back."""
-    run.patch({"suspend": True})
-    run.wait_for_condition("Suspended", 180)
-    return int(run.status["checkpoint"]["step"])
-
-
 def test_better_policies_reach_clients_and_worse_ones_do_not(
     cluster: Cluster, namespace: str, train: Train, serve: Callable[..., PolicyService]
 ) -> None:
@@ -112,7 +105,7 @@ def test_better_policies_reach_clients_and_worse_ones_do_not(
     service.wait_for_reason("Serving", "Serving", 60)
     with steady_clients(service, TRAINER_IMAGE) as clients:
         service.wait_for_promotions("promoted", 4, 4 * PROMOTE_SECONDS)
-        settled(service, stopped(run))
+        settled(service, run.suspend())
         promoted = service.promotions("promoted")
         clients.wait_for_version(promoted[-1]["version"], 60)
         clients.assert_all_answered(500)
@@ -134,92 +127,108 @@ def test_better_policies_reach_clients_and_worse_ones_do_not(
             assert seen["versions"][one["version"]] == [right[one["step"]]], one["version"]
 
 
-def test_a_second_cluster_takes_over_and_a_bad_policy_goes_back(
-    train: Train, serve: Callable[..., PolicyService]
-) -> None:
-    run = train("teacher", FOLLOWED | {"warmStart": None, "stop": {"maxSteps": 10, "targetReward": None}})
-    run.wait_for_condition("Succeeded", START_SECONDS + 120)
-    promotion = {"answers": "stamp", "gate": {}, "rollback": ROLLBACK | {"window": "5m"}}
-    limits = {
-        "timeout": "20s",
-        "queue": 5000,
-    }  # for so long, and a little more, the first of two clusters stays
-    service = serve("chat", {"from": {"run": "teacher"}, "promotion": promotion, "limits": limits})
-    service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
-    service.wait_for_reason("Serving", "Serving", 60)
-    with steady_clients(service, TRAINER_IMAGE) as clients:
-        a_second_cluster_takes_over(service, clients)
-        good, failed = service.serving, len(clients.seen["failed"])
-        assert failed == 0, clients.seen["failed"][:3]
-
-        broken = json.loads(on_the_claim(run, "spoil", POISON, "nan"))
-        service.wait_for_promotions("promoted", 2, PROMOTE_SECONDS)
-        began = time.monotonic()
-        back = service.wait_for_promotions("rolledBack", 1, ROLLBACK_SECONDS)
-        print(f"rolled back after {time.monotonic() - began:.1f} s: {back[-1]['message']}")
-        assert back[-1]["digest"] == broken["digest"]
-        assert "requests failed" in back[-1]["message"]
-        assert service.serving == good
-
-        other = json.loads(on_the_claim(run, "reshape", POISON, "shape"))
-        refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
-        assert refused[-1]["digest"] == other["digest"]
-        said = service.wait_for_reason("Promoting", "Refused", 60)
-        assert "with answers stamp only weights may change" in said
-        assert service.serving == good
-        answered_so = ("no numbers", "queue_full")
-        others = [
-            one for one in clients.seen["failed"] if not any(word in one["error"] for word in answered_so)
-        ]
-        assert others == []
-
-
-def test_copies_operator_and_head_may_die(
+def test_what_dies_comes_back_a_second_cluster_takes_over_and_a_bad_policy_goes_back(
     cluster: Cluster, train: Train, serve: Callable[..., PolicyService]
 ) -> None:
     run = train("teacher", FOLLOWED | {"warmStart": None, "stop": {"maxSteps": 10, "targetReward": None}})
-    run.wait_for_condition("Succeeded", START_SECONDS + 120)
     service = serve("chat", {"from": {"run": "teacher"}, "promotion": {"gate": {}}})
-    service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+    service.wait_for_promotions("promoted", 1, START_SECONDS + SERVE_SECONDS)
     service.wait_for_reason("Serving", "Serving", 60)
-    good, failed = service.serving, 0
+    run.wait_for_condition("Succeeded", 120)
     with steady_clients(service, TRAINER_IMAGE) as clients:
-        kill_the_copy(service)
+        copies_operator_and_head_die(cluster, service, clients)
+        since = time.time()
+        first = a_second_cluster_takes_over(service, clients)
+        failed = clients.failed_of_those_sent(since)
+        assert failed == [], failed[:3]
+        a_bad_policy_goes_back(run, service, clients)
+
+        def gone() -> bool:
+            return not first & {pod["metadata"]["name"] for pod in service.pods()}
+
+        wait_for("the first cluster has gone", gone, SERVE_SECONDS, service.describe)
+        service.wait_for_reason("Serving", "Serving", 60)
         goes_on(clients)
-        died = clients.seen["failed"][failed:]
-        said = ("replica_died", "unavailable", "queue_full")
-        assert [one for one in died if not any(word in one["error"] for word in said)] == []
-        print(f"a killed copy cost {len(died)} requests")
-
-        cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=0")
-        try:
-            cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=60s")
-            failed = len(clients.seen["failed"])
-            goes_on(clients)
-            assert len(clients.seen["failed"]) == failed
-        finally:
-            cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=1")
-            cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s")
-
-        (head,) = (pod["metadata"]["name"] for pod in service.pods("head"))
-        cluster.kubectl("delete", "pod", head, "-n", service.namespace, "--grace-period=0", "--force")
-        began = time.monotonic()
-        goes_on(clients, HEAD_SECONDS)
-        print(f"answers {time.monotonic() - began:.0f} s after the head was killed")
-        assert service.serving == good
+        answered_so, failed = ("no numbers", "queue_full"), clients.failed_of_those_sent(since)
+        assert [one for one in failed if not any(word in one["error"] for word in answered_so)] == []
 
 
-def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> None:
-    """Other pods take another Ray cluster, which has the traffic when it is healthy."""
-    before = {pod["metadata"]["name"] for pod in service.pods()}
-    service.patch({"resources": {"memory": "1700Mi"}})
+def copies_operator_and_head_die(cluster: Cluster, service: PolicyService, clients: Clients) -> None:
+    """One after the other, and the service answers again each time, with the policy that it had."""
+    good = service.serving
+    kill_the_copy(service)
+    goes_on(clients)
+    died = clients.seen["failed"]
+    said = ("replica_died", "unavailable", "queue_full")
+    assert [one for one in died if not any(word in one["error"] for word in said)] == []
+    print(f"a killed copy cost {len(died)} requests")
 
-    def gone() -> bool:
-        now = {pod["metadata"]["name"] for pod in service.pods()}
-        return bool(now) and not now & before
+    cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=0")
+    try:
+        cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=60s")
+        failed = len(clients.seen["failed"])
+        goes_on(clients)
+        assert len(clients.seen["failed"]) == failed
+    finally:
+        cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=1")
+        cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s")
 
-    wait_for("the first cluster has gone", gone, SERVE_SECONDS + 120, service.describe)
+    (head,) = (pod["metadata"]["name"] for pod in service.pods("head"))
+    cluster.kubectl("delete", "pod", head, "-n", service.namespace, "--grace-period=0", "--force")
+    began = time.monotonic()
+    goes_on(clients, HEAD_SECONDS)
+    print(f"answers {time.monotonic() - began:.0f} s after the head was killed")
+    assert service.serving == good
+    # The status knows the new head.
+    service.wait_for_reason("ClusterReady", "Ready", 60)
     service.wait_for_reason("Serving", "Serving", 60)
+
+
+def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> set[str]:
+    """Other pods, and answers that are stamped, take another Ray cluster, which has the traffic when it is healthy.
+
+    Returns:
+        the pods of the first one, which ends the answers it has begun and goes then.
+    """
+
+    def with_the_traffic() -> str:
+        found = service.cluster.get("rayservice", service.name, service.namespace) or {}
+        return str(found.get("status", {}).get("activeServiceStatus", {}).get("rayClusterName", ""))
+
+    before, first = {pod["metadata"]["name"] for pod in service.pods()}, with_the_traffic()
+    promotion = {"answers": "stamp", "rollback": ROLLBACK | {"window": "5m"}}
+    # For so long, and a little more, the first of two clusters stays.
+    limits = {"timeout": "20s"}
+    service.patch({"resources": {"memory": "1700Mi"}, "promotion": promotion, "limits": limits})
+    wait_for(
+        "a second cluster has the traffic",
+        lambda: with_the_traffic() not in ("", first),
+        SERVE_SECONDS,
+        service.describe,
+    )
+    service.wait_for_reason("Serving", "Serving", 60)
+    goes_on(clients)
+    return before
+
+
+def a_bad_policy_goes_back(run: TrainingRun, service: PolicyService, clients: Clients) -> None:
+    """One that answers nothing, by itself; one of another shape is never served."""
+    good = service.serving
+    broken = json.loads(on_the_claim(run, "spoil", POISON, "nan"))
+    service.wait_for_promotions("promoted", 2, PROMOTE_SECONDS)
+    began = time.monotonic()
+    back = service.wait_for_promotions("rolledBack", 1, ROLLBACK_SECONDS)
+    print(f"rolled back after {time.monotonic() - began:.1f} s: {back[-1]['message']}")
+    assert back[-1]["digest"] == broken["digest"]
+    assert "requests failed" in back[-1]["message"]
+    assert service.serving == good
+
+    other = json.loads(on_the_claim(run, "reshape", POISON, "shape"))
+    refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
+    assert refused[-1]["digest"] == other["digest"]
+    said = service.wait_for_reason("Promoting", "Refused", 60)
+    assert "with answers stamp only weights may change" in said
+    assert service.serving == good
     goes_on(clients)
 
 

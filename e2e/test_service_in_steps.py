@@ -81,7 +81,6 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
             "checkpoint": {"everySteps": 5, "keep": 10},
         },
     )
-    run.wait_for_condition("Succeeded", START_SECONDS + 120)
     with gateways(cluster, GATEWAY_IMAGE) as gateway_class:
         promotion: dict[str, Any] = {
             "mode": "manual",
@@ -101,9 +100,10 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
                 "limits": {"timeout": "20s", "queue": 5000},
             },
         )
-        [first] = service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+        [first] = service.wait_for_promotions("promoted", 1, START_SECONDS + SERVE_SECONDS)
         service.wait_for_reason("Serving", "Serving", 60)
         service.wait_for_reason("ClusterReady", "Ready", 60)
+        run.wait_for_condition("Succeeded", 120)
         [url] = service.status["endpoints"]
         with steady_clients(service, TRAINER_IMAGE, url=url) as clients:
             service.patch({"promotion": {"step": 10}})

@@ -62,15 +62,13 @@ def wait_for_metrics(service: PolicyService) -> None:
     wait_for("its metrics are there", lambda: not lacking(), 60, lambda: f"{lacking()}")
 
 
-def trained_into_the_bucket(cluster: Cluster, namespace: str, train: Train) -> TrainingRun:
-    """A run of ten steps whose two checkpoints, of steps 5 and 10, are in an object store of the namespace."""
+def training_into_the_bucket(cluster: Cluster, namespace: str, train: Train) -> TrainingRun:
+    """A run of ten steps whose two checkpoints, of steps 5 and 10, come into an object store of the namespace."""
     serve_objects(cluster, namespace, OBJECT_STORE_IMAGE, TRAINER_IMAGE)
     storage = {"persistentVolumeClaim": None, "s3": BUCKET}
     checkpoint = {"everySteps": 5, "keep": 10, "storage": storage}
     stop = {"maxSteps": 10, "targetReward": None}
-    run = train("teacher", {"secrets": [SECRET], "checkpoint": checkpoint, "stop": stop})
-    run.wait_for_condition("Succeeded", START_SECONDS + 120)
-    return run
+    return train("teacher", {"secrets": [SECRET], "checkpoint": checkpoint, "stop": stop})
 
 
 @pytest.mark.long
@@ -78,7 +76,7 @@ def trained_into_the_bucket(cluster: Cluster, namespace: str, train: Train) -> T
 def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
     cluster: Cluster, namespace: str, train: Train, serve: Callable[..., PolicyService]
 ) -> None:
-    run = trained_into_the_bucket(cluster, namespace, train)
+    run = training_into_the_bucket(cluster, namespace, train)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": namespace}}
     cluster.apply(secret | {"stringData": KEYS})
     promotion = {
@@ -98,12 +96,13 @@ def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
             "promotion": promotion,
         },
     )
-    [first] = service.wait_for_promotions("promoted", 1, SERVE_SECONDS)
+    [first] = service.wait_for_promotions("promoted", 1, START_SECONDS + SERVE_SECONDS)
     assert first["step"] == 5
     assert "agreement" in first["message"], first
     service.wait_for_reason("Serving", "Serving", 60)
     wait_for("both copies serve", lambda: service.status["replicas"]["ready"] == 2, 60, service.describe)
     assert len(service.pods("replica")) == 2
+    run.wait_for_condition("Succeeded", 120)
 
     assert "carol has a key that is too short" in service.condition("Serving")["message"]
     answers = asked(service, "ask", ALICE, BOB, MALLORY, "guess")
@@ -116,6 +115,9 @@ def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
     assert answers[ALICE][1]["policy_version"] == first["version"]
     assert answers[MALLORY][1]["error"]["code"] == "invalid_api_key"
 
+    # Comes up meanwhile.
+    fixed = {"checkpoint": f"{BUCKET}/{run.name}-{run.uid[:8]}/step-{5:08d}"}
+    other = serve("fixed", {"from": fixed, "secrets": [SECRET], "promotion": {"gate": {}}})
     with steady_clients(service, TRAINER_IMAGE, key=ALICE) as clients:
         service.patch({"promotion": {"step": 10}})
         second = service.wait_for_promotions("promoted", 2, PROMOTE_SECONDS)[-1]
@@ -155,9 +157,6 @@ def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
         clients.wait_for_version(second["version"], 60)
     assert service.serving == second["version"]
 
-    fixed = f"{BUCKET}/{run.name}-{run.uid[:8]}/step-{5:08d}"
-    source = {"checkpoint": fixed}
-    other = serve("fixed", {"from": source, "secrets": [SECRET], "promotion": {"gate": {}}})
     [only] = other.wait_for_promotions("promoted", 1, SERVE_SECONDS)
     assert only["digest"] == first["digest"]
     other.wait_for_reason("Serving", "Serving", 60)
