@@ -26,13 +26,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Scenarios of these files go one after another, beside others.
 TOGETHER = {
-    # Two Ray clusters and clients are enough for two cores; and what some do with the operator would disturb the others.
-    "services": (
-        "test_operator.py",
-        "test_service.py",
-        "test_service_in_steps.py",
-        "test_service_sources.py",
-    ),
+    "the operator": ("test_operator.py",),
     # What one does with it would disturb another.
     "the spare node": ("test_nodes.py", "test_drain.py", "test_gang.py", "test_policies.py"),
     "tenants": ("test_tenants.py",),
@@ -87,14 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that nobody may run beside first, then the longest group, then the long ones: at the end no process waits long
-    for another."""
-
-    def order(item: pytest.Item) -> tuple[bool, bool, bool]:
-        alone, long = (item.get_closest_marker(name) is not None for name in ("alone", "long"))
-        return not alone, GROUPS.get(item.path.name) != "services", not long
-
-    items.sort(key=order)
+    """Those that nobody may run beside first, then the long ones: at the end no process waits long for another."""
+    items.sort(
+        key=lambda item: (item.get_closest_marker("alone") is None, item.get_closest_marker("long") is None)
+    )
 
 
 class Scenarios(LoadScopeScheduling):

@@ -100,6 +100,7 @@ class Job:
 
 
 @pytest.mark.long
+@pytest.mark.alone  # three thousand rows on two cores
 def test_every_row_is_answered_once_though_a_worker_and_the_head_die(
     cluster: Cluster, namespace: str
 ) -> None:

@@ -15,7 +15,7 @@ from policy_service import PROMPT, TOKENS, Clients, PolicyService, steady_client
 from test_training import START_SECONDS
 from training_run import CLAIM, ENDLESS, REPOSITORY, TrainingRun
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 # A Ray cluster comes up, torch is imported and a policy loaded, beside a run that trains on the same two cores.
 SERVE_SECONDS = 300

@@ -70,6 +70,7 @@ def a_bad_policy_goes_back_by_itself(run: TrainingRun, service: PolicyService, c
 
 
 @pytest.mark.long
+@pytest.mark.alone  # two Ray clusters, and clients, on two cores
 def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
     cluster: Cluster, train: Train, serve: Callable[..., PolicyService]
 ) -> None:

@@ -72,6 +72,7 @@ def training_into_the_bucket(cluster: Cluster, namespace: str, train: Train) -> 
 
 
 @pytest.mark.long
+@pytest.mark.alone  # several copies, and clients, on two cores
 def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
     cluster: Cluster, namespace: str, train: Train, serve: Callable[..., PolicyService]
 ) -> None:
