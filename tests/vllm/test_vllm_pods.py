@@ -55,7 +55,7 @@ def test_stages_on_two_nodes_are_the_learners_policy_and_live_and_die_together(
     with files.start(RAY_ADDRESS=cluster.address) as process:
         process.wait_for(lambda: trained(4), LOADED)
         (first,), (other,) = actors("Sampler"), actors("EnginePod")
-        nodes = {one.environ()["RAY_NODE_ID"] for one in (first, other)}
+        nodes = {one.environ()["RAY_RAYLET_PID"] for one in (first, other)}
         assert len(nodes) == 2, "each pod has a part of the model"
 
         other.kill()
