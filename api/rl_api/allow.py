@@ -23,6 +23,18 @@ Pattern = Annotated[
 ]
 """A text in which `*` stands for any text."""
 
+AddressPattern = Annotated[
+    str,
+    Field(
+        pattern=r"^https?://([A-Za-z0-9._*-]+|\[[0-9A-Fa-f:*]+\])(:[0-9*]+)?(/[A-Za-z0-9._~*-]+)*$", max_length=253
+    ),
+    Allowed(
+        "an address such as http://inference.serving:8000 or https://*.example.org/team-a/*, without / at its end, with * for "
+        "any text"
+    ),
+]
+"""An address in which `*` stands for any text: up to the first `/` behind the host for any without `/`."""
+
 DEVICE_VARIABLES: Final = (
     "NVIDIA_*",
     "AMD_VISIBLE_DEVICES",
@@ -31,6 +43,8 @@ DEVICE_VARIABLES: Final = (
     "MTHREADS_VISIBLE_DEVICES",
 )
 """Variables by which container runtimes hand out devices: only a profile that lists them lets a run set them."""
+
+WITHOUT_V1: Final = "allowed: the address without /v1, as weights are changed beside it"
 
 DIGEST: Final = "@sha256:[0-9a-f]{64}$"
 """The end of an image that is named by its digest."""
@@ -62,6 +76,19 @@ def place_matches(patterns: Sequence[str], place: str) -> bool:
     """Whether one of the patterns stands for a folder or an address, which may end with `/` and must not climb out."""
     climbs = ".." in place.split("/")
     return not climbs and (any_matches(patterns, place) or any_matches(patterns, f"{place}/"))
+
+
+def address_matches(pattern: str, address: str) -> bool:
+    """Whether an `AddressPattern` stands for an address, which may end with `/` and must not climb out."""
+    (host, path), (found, place) = _host_and_path(pattern), _host_and_path(address)
+    return matches(host, found) and place_matches([path], place)
+
+
+def _host_and_path(address: str) -> tuple[str, str]:
+    """Scheme, host and port; and what is behind them, without `/` at its end."""
+    scheme, _, rest = address.rstrip("/").partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host}", slash + path
 
 
 class RequirementSpec(Model):
@@ -136,8 +163,8 @@ class EnvironmentRulesSpec(Model):
 class EndpointRuleSpec(Model):
     """Inference servers that runs may have sample for them (sampler.engine endpoint)."""
 
-    url: Pattern
-    """Addresses that a run may name, such as http://inference.serving:8000."""
+    url: AddressPattern
+    """Addresses that a run may name, such as http://inference.serving:8000; * in the host is of the host and port alone."""
     egress: tuple[EgressSpec, ...] = Field(default=(), max_length=16, strict=False)
     """What the samplers of such runs, and no other pods, may reach besides: where these servers are. Networks know addresses
     and pods, and no host names; empty: what allow.egress says must have it."""
@@ -173,13 +200,16 @@ class AllowSpec(Model):
 
     def endpoints_at(self, url: str) -> list[EndpointRuleSpec]:
         """The rules that let a run name the server at `url`; empty: none does."""
-        return [rule for rule in self.endpoints if place_matches([rule.url], url)]
+        return [rule for rule in self.endpoints if address_matches(rule.url, url)]
 
 
 def allow_problems(allow: AllowSpec, where: Path) -> Iterator[Problem]:
     """What is wrong across the fields of `allow`, which stands at `where`."""
     if allow.namespaces is not None:
         yield from selector_problems(allow.namespaces, (*where, "namespaces"))
+    for index, rule in enumerate(allow.endpoints):
+        if rule.url.endswith("/v1"):
+            yield Problem((*where, "endpoints", index, "url"), f"found {rule.url!r}, {WITHOUT_V1}")
 
 
 def selector_problems(selector: SelectorSpec, where: Path) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from rl_api.crd_places import (
     or_value,
     size_of,
 )
-from rl_api.crd_sampler import SAMPLER_CEL_RULES, SAMPLER_DEFAULT_RULES
+from rl_api.crd_sampler import ENDPOINT_RULES, SAMPLER_CEL_RULES, SAMPLER_DEFAULT_RULES
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.crd_trainer_rules import TRAINER_CEL_RULES, TRAINER_SPEC_RULES
 from rl_api.describe import Type, fields_of
@@ -324,6 +324,7 @@ PROFILE_CEL_RULES: Final[dict[str, list[Rule]]] = {
     "spec.defaults.sampler": SAMPLER_DEFAULT_RULES,
     "spec.allow.namespaces.matchExpressions[]": SELECTOR_RULES,
     "spec.allow.egress[]": EGRESS_RULES,
+    "spec.allow.endpoints[]": ENDPOINT_RULES,
     "spec.allow.endpoints[].egress[]": EGRESS_RULES,
 }
 """Rules of an RLTrainingProfile by the path of the object they look at."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rl_api.allow import WITHOUT_V1
 from rl_api.crd_places import cel_rule, loop_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
 from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
@@ -25,7 +26,6 @@ from rl_api.sampler_rules import (
     STAGES_UNSEALED,
     URL_AND_FOLDER,
     WHOLE_STAGES,
-    WITHOUT_V1,
 )
 
 _ENGINE: Final = "self.sampler.engine"
@@ -151,3 +151,8 @@ SAMPLER_DEFAULT_RULES: Final[list[Rule]] = [
     )
 ]
 """Rules of a profile's default for `sampler`."""
+
+ENDPOINT_RULES: Final[list[Rule]] = [
+    cel_rule("!self.url.endsWith('/v1')", ".url", f"found '{{self.url}}', {WITHOUT_V1}")
+]
+"""Rules of a server that a profile allows."""

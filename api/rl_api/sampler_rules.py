@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
+from rl_api.allow import WITHOUT_V1
 from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec
@@ -32,7 +33,6 @@ ONE_SERVER: Final = "as one server has the weights of one version"
 OF_THE_SERVER: Final = "as the server has its devices"
 OF_ENDPOINT: Final = "as only endpoint has one"
 URL_AND_FOLDER: Final = "missing, required with engine endpoint: url and folder"
-WITHOUT_V1: Final = "allowed: the address without /v1, as weights are changed beside it"
 OVER_PODS: Final = " / podsPerReplica"
 EVERY_PART: Final = "as each part of the model takes one"
 WHOLE_STAGES: Final = "as each pod has whole stages, whose parts need fast links"

@@ -51,7 +51,9 @@ PROFILE: dict[str, Any] = {
         "modelSources": ["tiny", "Qwen/*", "s3://models/*"],
         "storage": {"s3": ["s3://team-a/*"]},
         "environment": {"secrets": ["hub-*"]},
-        "endpoints": [{"url": "http://inference.*:8000"}],
+        "endpoints": [
+            {"url": url} for url in ("http://inference.*:8000", "http://[fd00::*]:8000", "https://*.example.org")
+        ],
     },
 }
 SERVER: dict[str, Any] = {
@@ -199,7 +201,12 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
         ),
         (
             {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://evil:8000"}}},
-            "spec.sampler.endpoint.url: found 'http://evil:8000', allowed by profile strict: http://inference.*:8000",
+            "spec.sampler.endpoint.url: found 'http://evil:8000', allowed by profile strict: http://inference.*:8000, "
+            "http://[fd00::*]:8000, https://*.example.org.",
+        ),
+        (
+            {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "https://evil/.example.org"}}},
+            "spec.sampler.endpoint.url: found 'https://evil/.example.org', allowed by profile strict: http://inference.*",
         ),
         (
             {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"secret": "admin"}}},
@@ -249,6 +256,8 @@ def test_it_is_refused_with_the_operators_sentence(
         {"trainer": PROGRAM | {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]}},
         {"secrets": ["hub-token"], "image": None, "scheduling": {"priorityClass": None}},
         {"sampler": {"engine": "endpoint", "endpoint": SERVER}},
+        {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://inference.serving:8000/"}}},
+        {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://[fd00::8]:8000"}}},
         {"sampler": {"replicas": 4}, "learner": {"replicas": 2}, "stop": {"maxDuration": "1h30m"}},
         {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": 300}},
     ],

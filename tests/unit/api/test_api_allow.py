@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl_api.allow import SelectorSpec, any_matches, matches, place_matches
+from rl_api.allow import AllowSpec, SelectorSpec, any_matches, matches, place_matches
 from rl_api.base import amount
 
 
@@ -56,6 +56,33 @@ def test_no_pattern_takes_long() -> None:
 )
 def test_places_end_where_they_end(place: str, expected: bool) -> None:
     assert place_matches(["s3://bucket/*"], place) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "expected"),
+    [
+        ("https://*.example.com", "https://a.example.com", True),
+        ("https://*.example.com", "https://a.b.example.com/", True),
+        ("https://*.example.com", "https://attacker.net/.example.com", False),
+        ("https://*.example.com", "https://a.example.com/path", False),
+        ("https://*.example.com", "http://a.example.com", False),
+        ("https://*/team-a/*", "https://gateway/team-a/serving", True),
+        ("https://*/team-a/*", "https://gateway/team-a", True),
+        ("https://*/team-a/*", "https://attacker/x/team-a/serving", False),
+        ("https://*/team-a/*", "https://gateway/team-a/../team-b", False),
+        ("http://inference.serving:8000", "http://inference.serving:8000/", True),
+        ("http://inference.serving:8000", "http://inference.serving:80001", False),
+        ("http://inference.serving:*", "http://inference.serving:9000", True),
+        ("http://[fd00::8]:8000", "http://[fd00::8]:8000", True),
+        ("http://[fd00::*]:8000", "http://[fd00::1:2]:8000", True),
+        ("http://[fd00::8]:8000", "http://f:8000", False),
+    ],
+)
+def test_a_star_in_the_host_of_a_server_does_not_run_into_the_path(
+    pattern: str, url: str, expected: bool
+) -> None:
+    allow = AllowSpec.model_validate({"endpoints": [{"url": pattern}]})
+    assert bool(allow.endpoints_at(url)) is expected
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,21 @@ def test_a_full_profile_is_valid() -> None:
             ],
         ),
         (
+            {"allow": {"endpoints": [{"url": "http://inference:8000/v1"}, {"url": "http://[fd00::8]:8000"}]}},
+            [
+                "spec.allow.endpoints[0].url: found 'http://inference:8000/v1', allowed: the address without /v1, as weights "
+                "are changed beside it"
+            ],
+        ),
+        (
+            {"allow": {"endpoints": [{"url": "inference"}, {"url": "http://inference:8000/"}]}},
+            [
+                f"spec.allow.endpoints[{index}].url: found '{url}', allowed: an address such as "
+                "http://inference.serving:8000 or https://*.example.org/team-a/*, without / at its end, with * for any text"
+                for index, url in enumerate(("inference", "http://inference:8000/"))
+            ],
+        ),
+        (
             {"defaults": {"checkpoint": 5}},
             [
                 "spec.defaults.checkpoint: found 5, allowed: an object with everySteps, keep, storage and "
