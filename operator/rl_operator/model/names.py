@@ -87,6 +87,12 @@ def folder_name(run: str, uid: str) -> str:
     return f"{run}-{uid[:8]}"
 
 
+def weights_folder_name(run: str, uid: str) -> str:
+    """Folder of a run's weights in the claim of a server outside of it. Beside the run's own, never in it: one claim may be
+    for both, and samplers, where code of the user's may run, must not see checkpoints."""
+    return f"{folder_name(run, uid)}.weights"
+
+
 def samplers_workload_name(run: str, part: int) -> str:
     """Name of the Workload of a part of a run's samplers above the fewest. No run has it: their names have no dot."""
     return f"{run}.samplers.{part}"

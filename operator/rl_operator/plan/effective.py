@@ -24,6 +24,7 @@ from rl_operator.model.names import (
     folder_name,
     labels_of,
     owned,
+    weights_folder_name,
 )
 from rl_operator.model.settings import Settings
 from rl_operator.model.workload import Placed
@@ -340,7 +341,7 @@ def _resolve(
     server = spec.sampler.endpoint
     if server is not None:
         # The sampler sees nothing else of the claim, the server all of it.
-        seen = f"{(server.server_folder or server.folder).rstrip('/')}/{folder_name(run.name, uid)}"
+        seen = f"{(server.server_folder or server.folder).rstrip('/')}/{weights_folder_name(run.name, uid)}"
         own = server.model_copy(update={"server_folder": seen})
         groups[SAMPLER] = spec.sampler.model_copy(update={"endpoint": own})
     grace, longest = spec.scheduling.preemption_grace_period, profile.limits.max_preemption_grace_period

@@ -18,6 +18,7 @@ from rl_operator.model.names import (
     folder_name,
     labels_of,
     secret_name,
+    weights_folder_name,
 )
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.pools import pod_placement
@@ -187,7 +188,7 @@ def _add_weights(effective: Effective, claim: str, spec: Manifest, container: Ma
     run's own."""
     server = effective.spec.sampler.endpoint
     assert server is not None
-    own = folder_name(effective.name, effective.uid)
+    own = weights_folder_name(effective.name, effective.uid)
     mount = {"name": "weights", "mountPath": server.folder.rstrip("/"), "subPath": own}
     container["volumeMounts"].append(mount)
     spec["volumes"].append({"name": "weights", "persistentVolumeClaim": {"claimName": claim}})

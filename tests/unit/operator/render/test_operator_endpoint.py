@@ -46,15 +46,26 @@ def test_its_samplers_have_no_accelerators_and_go_where_none_are() -> None:
 def test_samplers_mount_a_folder_of_the_runs_own_and_the_server_is_told_where_it_is() -> None:
     for seen, expected in (({}, "/mnt/weights"), ({"serverFolder": "/models/live"}, "/models/live")):
         run = served({"sampler": {"endpoint": seen}})
-        assert run.document["spec"]["sampler"]["endpoint"]["serverFolder"] == f"{expected}/sums-12345678"
+        assert run.document["spec"]["sampler"]["endpoint"]["serverFolder"] == f"{expected}/sums-12345678.weights"
         assert run.document["spec"]["sampler"]["endpoint"]["folder"] == "/mnt/weights/"
         for role, group in groups(run).items():
             spec, here = group["template"]["spec"], role == "sampler"
             mounts = [one for one in container(group)["volumeMounts"] if one["name"] == "weights"]
-            mount = {"name": "weights", "mountPath": "/mnt/weights", "subPath": "sums-12345678"}
+            mount = {"name": "weights", "mountPath": "/mnt/weights", "subPath": "sums-12345678.weights"}
             assert mounts == ([mount] if here else [])
             claims = [one["persistentVolumeClaim"] for one in spec["volumes"] if one["name"] == "weights"]
             assert claims == ([{"claimName": "weights"}] if here else [])
+
+
+def test_a_claim_for_checkpoints_and_weights_shows_samplers_no_checkpoints() -> None:
+    run = served({"checkpoint": {"storage": {"persistentVolumeClaim": "weights"}}})
+    seen = {
+        role: {one["subPath"] for one in container(group)["volumeMounts"] if "subPath" in one}
+        for role, group in groups(run).items()
+    }
+    (own,) = seen["head"]
+    (weights,) = seen["sampler"]
+    assert not f"{weights}/".startswith(f"{own}/") and not f"{own}/".startswith(f"{weights}/")
 
 
 def test_the_key_is_a_variable_of_samplers_alone_and_stands_nowhere() -> None:
