@@ -26,11 +26,12 @@ Pattern = Annotated[
 AddressPattern = Annotated[
     str,
     Field(
-        pattern=r"^https?://([A-Za-z0-9._*-]+|\[[0-9A-Fa-f:*]+\])(:[0-9*]+)?(/[A-Za-z0-9._~*-]+)*$", max_length=253
+        pattern=r"^https?://([A-Za-z0-9._*-]+|\[[0-9A-Fa-f:*]+\])(:[0-9*]+)?(/[A-Za-z0-9._~*-]+)*$",
+        max_length=253,
     ),
     Allowed(
-        "an address such as http://inference.serving:8000 or https://*.example.org/team-a/*, without / at its end, with * for "
-        "any text"
+        "an address such as http://inference.serving:8000 or https://*.example.org/team-a/*, without / at its end, with * "
+        "for any text"
     ),
 ]
 """An address in which `*` stands for any text: up to the first `/` behind the host for any without `/`."""

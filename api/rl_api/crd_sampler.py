@@ -10,11 +10,14 @@ from typing import Final
 from rl_api.allow import WITHOUT_V1
 from rl_api.crd_places import cel_rule, loop_rule, or_value
 from rl_api.crd_schema import Rule, cel_text
-from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
+from rl_api.place_rules import AS_THE_SERVER_SEES_IT, DOTS, MOUNTED, MOUNTED_AT
+from rl_api.roles import RESERVED_VARIABLES
 from rl_api.sampler_rules import (
     CLAIM_OF_BOTH,
     EVERY_PART,
     FROM_BFLOAT16,
+    NO_SERVER,
+    NOT_OURS,
     OF_ENDPOINT,
     OF_THE_SERVER,
     OF_VLLM,
@@ -32,6 +35,7 @@ _ENGINE: Final = "self.sampler.engine"
 _SERVER: Final = "self.sampler.endpoint"
 _IS_ENDPOINT: Final = f"(has({_ENGINE}) && {_ENGINE} == 'endpoint')"
 _STAGES: Final = or_value("sampler.pipelineParallelSize", "1")
+_RESERVED: Final = f"^({'|'.join(RESERVED_VARIABLES).replace('*', '.*')})$"
 _PODS: Final = or_value("sampler.podsPerReplica", "1")
 _DEVICES: Final = f"{or_value('sampler.tensorParallelSize', '1')} * {_STAGES} / {_PODS}"
 _ACCELERATORS: Final = "self.sampler.resources.accelerators"
@@ -85,6 +89,11 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
         f"found '{{{_SERVER}.url}}', {WITHOUT_V1}",
     ),
     cel_rule(
+        f"!has({_SERVER}) || !has({_SERVER}.apiKeyVariable) || !{_SERVER}.apiKeyVariable.matches({cel_text(_RESERVED)})",
+        ".sampler.endpoint.apiKeyVariable",
+        f"found '{{{_SERVER}.apiKeyVariable}}', {NOT_OURS}",
+    ),
+    cel_rule(
         f"!{_IS_ENDPOINT} || self.trainer.kind == 'rltrain'",
         ".sampler.engine",
         f"found 'endpoint', allowed: torch or vllm with trainer.kind {{self.trainer.kind}}, {OUR_SAMPLERS}",
@@ -95,10 +104,15 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
         CLAIM_OF_BOTH,
     ),
     cel_rule(
-        f"!{_IS_ENDPOINT} || !has({_SERVER}) || ({_SERVER}.folder.matches({cel_text(MOUNTED_AT)}) && "
-        f"!{_SERVER}.folder.matches({cel_text(CLIMBS)}))",
+        f"!{_IS_ENDPOINT} || !has({_SERVER}) || {_SERVER}.folder.matches({cel_text(MOUNTED_AT)})",
         ".sampler.endpoint.folder",
         f"found '{{{_SERVER}.folder}}', {MOUNTED}",
+    ),
+    cel_rule(
+        f"!{_IS_ENDPOINT} || !has({_SERVER}) || !has({_SERVER}.serverFolder) || "
+        f"!{_SERVER}.serverFolder.matches({cel_text(DOTS)})",
+        ".sampler.endpoint.serverFolder",
+        f"found '{{{_SERVER}.serverFolder}}', {AS_THE_SERVER_SEES_IT}",
     ),
     cel_rule(
         "!has(self.sampler.maxModelLen) || !has(self.sampler.maxNewTokens) || "
@@ -148,7 +162,8 @@ SAMPLER_DEFAULT_RULES: Final[list[Rule]] = [
         "!has(self.engine) || self.engine != 'endpoint'",
         ".engine",
         f"found '{{self.engine}}', {ONE_RUN_AT_A_TIME}",
-    )
+    ),
+    cel_rule("!has(self.endpoint)", ".endpoint", NO_SERVER),
 ]
 """Rules of a profile's default for `sampler`."""
 

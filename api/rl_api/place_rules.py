@@ -64,13 +64,18 @@ MODELS_ON_A_CLUSTER: Final = (
 
 FILES: Final = "allowed: a file or folder, or s3://bucket/file, no .. in it"
 
-MOUNTED_AT: Final = rf"^({'|'.join(FOLDER_ROOTS)})(/[A-Za-z0-9._-]+)+/?$"
-"""A folder at which a claim can be mounted in a pod."""
+DOTS: Final = r"(^|/)[.]{1,2}(/|$)"
+"""The same folder or the one above, in a path that is compared as it is written."""
+
+MOUNTED_AT: Final = rf"^({'|'.join(FOLDER_ROOTS)})(/[.]*[A-Za-z0-9_-][A-Za-z0-9._-]*)+/?$"
+"""A folder at which a claim can be mounted in a pod, below one of the roots without `.` and `..`."""
 
 MOUNTED: Final = (
     f"allowed on a cluster: a folder below {', '.join(FOLDER_ROOTS[:-1])} or {FOLDER_ROOTS[-1]}, of letters, digits and "
-    ". _ -, without .."
+    ". _ -, without a . or .. between /"
 )
+
+AS_THE_SERVER_SEES_IT: Final = "allowed on a cluster: an absolute folder without a . or .. between /"
 
 ONE_SOURCE: Final = "allowed: null beside task.file, as prompts come from one of them"
 

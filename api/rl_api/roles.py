@@ -23,6 +23,10 @@ from rl_api.placement import TopologySpec
 LEAVE_VARIABLE: Final = "RLTRAIN_LEAVE_SOCKET"
 """Environment variable of a sampler's pod: the socket at which the sampler hears that the pod is told to go."""
 
+RESERVED_VARIABLES: Final = ("RLTRAIN_*", "RAY_*", "FQ_RAY_IP", "KUBERAY_*", "*_VISIBLE_DEVICES")
+"""Environment variables that are rltrain's, Ray's or the device plugin's, with `*` for any text: no Secret changes them, and
+none is anybody else's key."""
+
 
 class ResourcesSpec(Model):
     """What one replica of a role asks for."""
@@ -82,7 +86,8 @@ class EndpointSpec(Model):
     """Secret of the run's namespace whose keys become environment variables of the sampler, such as the one that
     apiKeyVariable names; null: none. On one machine it is not looked at: set the variable there."""
     api_key_variable: VariableName | None = None
-    """Environment variable of the sampler that holds the server's API key; null: it wants none."""
+    """Environment variable of the sampler that holds the server's API key, none of rltrain's and Ray's own (RAY_*,
+    RLTRAIN_*, KUBERAY_*, *_VISIBLE_DEVICES); null: it wants none."""
     timeout: PositiveDuration = Duration(600)
     """Deadline of each thing that is asked: to be there, to end a sequence, to load weights."""
 

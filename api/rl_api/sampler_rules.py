@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from rl_api.allow import WITHOUT_V1
-from rl_api.place_rules import CLIMBS, MOUNTED, MOUNTED_AT
+from rl_api.allow import WITHOUT_V1, any_matches
+from rl_api.place_rules import AS_THE_SERVER_SEES_IT, DOTS, MOUNTED, MOUNTED_AT
 from rl_api.problems import Problem, spec_problem
+from rl_api.roles import RESERVED_VARIABLES
 from rl_api.run import RunSpec
 
 OF_VLLM: Final = {
@@ -23,6 +24,7 @@ OF_VLLM: Final = {
 """Fields of `sampler` that are vLLM's alone, and what they are with another engine: for people, and as a value."""
 
 ONE_RUN_AT_A_TIME: Final = "allowed in a profile: torch or vllm, as a server has the weights of one run"
+NO_SERVER: Final = "found an object, allowed in a profile: null, as a server has the weights of one run"
 OUR_SAMPLERS: Final = "as only rltrain's own samplers ask a server"
 CLAIM_OF_BOTH: Final = (
     "missing, required on a cluster: a claim that the server has mounted as well, for the weights"
@@ -33,6 +35,7 @@ ONE_SERVER: Final = "as one server has the weights of one version"
 OF_THE_SERVER: Final = "as the server has its devices"
 OF_ENDPOINT: Final = "as only endpoint has one"
 URL_AND_FOLDER: Final = "missing, required with engine endpoint: url and folder"
+NOT_OURS: Final = f"allowed: a name other than {', '.join(RESERVED_VARIABLES)}, as those are rltrain's, Ray's or the devices' own"
 OVER_PODS: Final = " / podsPerReplica"
 EVERY_PART: Final = "as each part of the model takes one"
 WHOLE_STAGES: Final = "as each pod has whole stages, whose parts need fast links"
@@ -112,9 +115,18 @@ def _has_host(url: str) -> bool:
     return bool(parts.hostname)
 
 
+def server_key(spec: RunSpec) -> Iterator[Problem]:
+    """`sampler.endpoint.apiKeyVariable` is none of rltrain's and Ray's own, such as RAY_AUTH_TOKEN, as the server is
+    sent it."""
+    endpoint = spec.sampler.endpoint
+    name = endpoint.api_key_variable if endpoint is not None else None
+    if name is not None and any_matches(RESERVED_VARIABLES, name):
+        yield spec_problem("sampler.endpoint.apiKeyVariable", f"found {name!r}, {NOT_OURS}")
+
+
 def endpoint_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
     """On a cluster, `sampler.engine` is endpoint with `trainer.kind` rltrain only, and `sampler.endpoint` has a
-    `persistentVolumeClaim`, and a `folder` at which it can be mounted."""
+    `persistentVolumeClaim`, a `folder` at which it can be mounted, and a `serverFolder` without `.` and `..`."""
     endpoint, kind = spec.sampler.endpoint, spec.trainer.kind
     if spec.sampler.engine != "endpoint":
         return
@@ -128,8 +140,11 @@ def endpoint_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
         return
     if endpoint.persistent_volume_claim is None:
         yield spec_problem("sampler.endpoint.persistentVolumeClaim", CLAIM_OF_BOTH)
-    if not re.search(MOUNTED_AT, endpoint.folder) or re.search(CLIMBS, endpoint.folder):
+    if not re.search(MOUNTED_AT, endpoint.folder):
         yield spec_problem("sampler.endpoint.folder", f"found {endpoint.folder!r}, {MOUNTED}")
+    seen = endpoint.server_folder
+    if seen is not None and re.search(DOTS, seen):
+        yield spec_problem("sampler.endpoint.serverFolder", f"found {seen!r}, {AS_THE_SERVER_SEES_IT}")
 
 
 def completions_fit(spec: RunSpec) -> Iterator[Problem]:
@@ -202,7 +217,7 @@ def quantized_from(spec: RunSpec) -> Iterator[Problem]:
 
 
 SAMPLER_RULES: Final = (
-    *(vllm_alone, endpoint_of_endpoint, server_address, completions_fit, whole_stages, devices_of_vllm),
-    quantized_from,
+    *(vllm_alone, endpoint_of_endpoint, server_address, server_key, completions_fit, whole_stages),
+    *(devices_of_vllm, quantized_from),
 )
 """Rules of `spec.sampler`."""

@@ -22,7 +22,7 @@ from rl_api.problems import Problem
 from rl_api.profile import PROFILE_GROUPS, RLTrainingProfile, check_profile_rules, merge
 from rl_api.rules import Target, check_rules
 from rl_api.run import RLTrainingRun, RunSpec
-from rl_api.sampler_rules import ONE_RUN_AT_A_TIME
+from rl_api.sampler_rules import NO_SERVER, ONE_RUN_AT_A_TIME
 from rl_api.service import RLPolicyService
 from rl_api.service_rules import check_service_rules
 
@@ -204,6 +204,8 @@ def _check_defaults(profile: RLTrainingProfile) -> list[Problem]:
         )
     if isinstance(sampler, dict) and sampler.get("engine") == "endpoint":
         problems.append(Problem(("sampler", "engine"), f"found 'endpoint', {ONE_RUN_AT_A_TIME}"))
+    if isinstance(sampler, dict) and isinstance(sampler.get("endpoint"), dict):
+        problems.append(Problem(("sampler", "endpoint"), NO_SERVER))
     return [Problem(("spec", "defaults", *problem.path), problem.sentence) for problem in problems]
 
 

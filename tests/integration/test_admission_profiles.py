@@ -52,7 +52,8 @@ PROFILE: dict[str, Any] = {
         "storage": {"s3": ["s3://team-a/*"]},
         "environment": {"secrets": ["hub-*"]},
         "endpoints": [
-            {"url": url} for url in ("http://inference.*:8000", "http://[fd00::*]:8000", "https://*.example.org")
+            {"url": url}
+            for url in ("http://inference.*:8000", "http://[fd00::*]:8000", "https://*.example.org")
         ],
     },
 }

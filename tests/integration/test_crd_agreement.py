@@ -57,6 +57,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"engine": "torch", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
         {"engine": "endpoint", "endpoint": {"url": "http://a:8000", "folder": "/a"}},
         {"engine": "endpoint", "endpoint": SERVER},
+        {"engine": "endpoint", "endpoint": SERVER | {"folder": "/tmp/.", "apiKeyVariable": "RAY_AUTH_TOKEN"}},
+        {"engine": "endpoint", "endpoint": SERVER | {"serverFolder": "/models/live/../../b"}},
         {"engine": "endpoint", "endpoint": SERVER | {"url": "http://a/v1"}, "tensorParallelSize": 2},
         {
             "engine": "endpoint",

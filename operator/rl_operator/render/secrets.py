@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from rl_api.roles import RESERVED_VARIABLES
 from rl_operator.model.names import Manifest
 
 FOLDER: Final = "/etc/rltrain-secrets"
-OWN: Final = ("RLTRAIN_*", "RAY_*", "FQ_RAY_IP", "KUBERAY_*", "*_VISIBLE_DEVICES")
-"""Variables that are rltrain's, Ray's or the device plugin's: no Secret changes them."""
-
+_OTHERS: Final = "|".join(RESERVED_VARIABLES)
 EXPORT: Final = (
-    f'for file in {FOLDER}/*/*; do name="${{file##*/}}"; case "$name" in *[!A-Za-z0-9_]*|[0-9]*|{"|".join(OWN)}) ;; '
+    f'for file in {FOLDER}/*/*; do name="${{file##*/}}"; case "$name" in *[!A-Za-z0-9_]*|[0-9]*|{_OTHERS}) ;; '
     '*) export "$name=$(<"$file")" ;; esac; done'
 )
 """A line for bash. Names that no variable can have are passed over, as Kubernetes does."""

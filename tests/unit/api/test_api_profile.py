@@ -140,10 +140,21 @@ def test_a_full_profile_is_valid() -> None:
             ],
         ),
         (
+            {
+                "defaults": {
+                    "sampler": {"endpoint": {"url": "http://inference:8000", "folder": "/mnt/weights"}}
+                }
+            },
+            [
+                "spec.defaults.sampler.endpoint: found an object, allowed in a profile: null, as a server has the weights "
+                "of one run"
+            ],
+        ),
+        (
             {"allow": {"endpoints": [{"url": "http://inference:8000/v1"}, {"url": "http://[fd00::8]:8000"}]}},
             [
-                "spec.allow.endpoints[0].url: found 'http://inference:8000/v1', allowed: the address without /v1, as weights "
-                "are changed beside it"
+                "spec.allow.endpoints[0].url: found 'http://inference:8000/v1', allowed: the address without /v1, as "
+                "weights are changed beside it"
             ],
         ),
         (

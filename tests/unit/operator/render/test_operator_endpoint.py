@@ -46,7 +46,9 @@ def test_its_samplers_have_no_accelerators_and_go_where_none_are() -> None:
 def test_samplers_mount_a_folder_of_the_runs_own_and_the_server_is_told_where_it_is() -> None:
     for seen, expected in (({}, "/mnt/weights"), ({"serverFolder": "/models/live"}, "/models/live")):
         run = served({"sampler": {"endpoint": seen}})
-        assert run.document["spec"]["sampler"]["endpoint"]["serverFolder"] == f"{expected}/sums-12345678.weights"
+        assert (
+            run.document["spec"]["sampler"]["endpoint"]["serverFolder"] == f"{expected}/sums-12345678.weights"
+        )
         assert run.document["spec"]["sampler"]["endpoint"]["folder"] == "/mnt/weights/"
         for role, group in groups(run).items():
             spec, here = group["template"]["spec"], role == "sampler"
