@@ -37,6 +37,7 @@ _IS_ENDPOINT: Final = f"(has({_ENGINE}) && {_ENGINE} == 'endpoint')"
 _STAGES: Final = or_value("sampler.pipelineParallelSize", "1")
 _RESERVED: Final = f"^({'|'.join(RESERVED_VARIABLES).replace('*', '.*')})$"
 _PODS: Final = or_value("sampler.podsPerReplica", "1")
+_STATED: Final = "has(self.sampler.pipelineParallelSize)", "has(self.sampler.podsPerReplica)"
 _DEVICES: Final = f"{or_value('sampler.tensorParallelSize', '1')} * {_STAGES} / {_PODS}"
 _ACCELERATORS: Final = "self.sampler.resources.accelerators"
 
@@ -129,13 +130,15 @@ SAMPLER_CEL_RULES: Final[list[Rule]] = [
         f"{{self.task.evaluation.maxNewTokens}}, {ROOM_FOR_BOTH}",
     ),
     cel_rule(
-        f"!has({_ENGINE}) || {_ENGINE} != 'vllm' || {_STAGES} % {_PODS} == 0",
+        f"!has({_ENGINE}) || {_ENGINE} != 'vllm' || !{_STATED[0]} || !{_STATED[1]} || {_STAGES} % {_PODS} == 0",
         ".sampler.podsPerReplica",
         f"found {{{_PODS}}}, allowed: a divisor of pipelineParallelSize = {{{_STAGES}}}, {WHOLE_STAGES}",
     ),
     *(
         cel_rule(
             f"{other} || self.trainer.kind != 'rltrain' || !has({_ENGINE}) || {_ENGINE} != 'vllm' || "
+            # Of one of the two alone, the other one may be the profile's, which makes the devices of a pod more or fewer.
+            f"{_STATED[0]} != {_STATED[1]} || "
             f"{_STAGES} % {_PODS} != 0 || !self.sampler.?resources.?accelerators.hasValue() || {_ACCELERATORS} == 0 || "
             f"{_ACCELERATORS} >= {_DEVICES}",
             ".sampler.resources.accelerators",

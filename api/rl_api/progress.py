@@ -246,12 +246,12 @@ class EarlierAttempts(StatusModel):
 
 
 class RoleStatus(StatusModel):
-    """Replicas of one role."""
+    """Replicas of one role: of samplers of several pods each the samplers, not their pods."""
 
     desired: int = Field(ge=0)
     """Replicas wanted."""
     ready: int = Field(default=0, ge=0)
-    """Replicas at work."""
+    """Replicas at work: of several pods each as many as the pods that are ready make up."""
     reason: str | None = None
     """Why some are missing, in one sentence; null: none is."""
 

@@ -115,9 +115,9 @@ class SamplerSpec(Model):
     """Stages that the layers of a sampler's model copy are divided into, of tensorParallelSize accelerators each; above 1
     only with engine vllm."""
     pods_per_replica: int = Field(default=1, ge=1, le=1024)
-    """Pods of one sampler, each with as many of its stages; above 1 only with engine vllm, and then all samplers begin, and
-    their number stays while an attempt runs. What stages tell each other is not encrypted: on a cluster 1 with
-    scheduling.encryption."""
+    """Pods of one sampler, each with as many of its stages; above 1 only with engine vllm, and then all samplers begin,
+    their number stays while an attempt runs, and none is moved off a drained node beforehand. What stages tell each other is
+    not encrypted: on a cluster 1 with scheduling.encryption."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0.0, le=1.0)
     """Share of each accelerator's memory that engine vllm takes, for weights and the cache of keys and values; null: 0.9."""
     max_model_len: int | None = Field(default=None, ge=2, le=MOST)

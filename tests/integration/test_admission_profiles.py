@@ -214,6 +214,10 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
             "spec.sampler.endpoint.secret: found 'admin', allowed by profile strict: hub-*",
         ),
         ({"sampler": {"replicas": 5}}, "spec.sampler.replicas: found 5, allowed: at most 4, the limit of profile strict"),
+        (
+            {"sampler": {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2, "replicas": 3}},
+            "spec.sampler.replicas: found 3 * podsPerReplica 2 = 6, allowed: at most 4, the limit of profile strict",
+        ),
         ({"learner": {"replicas": 4}}, "spec.learner.replicas: found 4, allowed: at most 2, the limit of profile strict"),
         (
             {"stop": {"maxDuration": "2h"}},

@@ -48,7 +48,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ("sampler",): [
         {"engine": "vllm", "maxModelLen": 64, "maxNewTokens": 64},
         {"engine": "vllm", "maxModelLen": 300, "maxNewTokens": 64, "gpuMemoryUtilization": 0.5},
-        {"engine": "vllm", "pipelineParallelSize": 2, "resources": {"accelerators": 1}},
+        {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 1, "resources": {"accelerators": 1}},
+        {"engine": "vllm", "tensorParallelSize": 2, "resources": {"accelerators": 1}},
         {"engine": "vllm", "pipelineParallelSize": 4, "podsPerReplica": 3, "resources": {"accelerators": 1}},
         {"engine": "vllm", "pipelineParallelSize": 4, "podsPerReplica": 2, "resources": {"accelerators": 1}},
         {"engine": "vllm", "tensorParallelSize": 2, "resources": {"accelerators": 0}, "quantization": "fp8"},
@@ -251,6 +252,36 @@ def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
             # What the API server filled in says the same as what the models fill in.
             assert as_stored(answer).spec == written.spec
     assert min(taken, refused) > 10
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"engine": "vllm", "podsPerReplica": 2},
+        {
+            "engine": "vllm",
+            "tensorParallelSize": 4,
+            "pipelineParallelSize": 2,
+            "resources": {"accelerators": 4},
+        },
+    ],
+)
+def test_what_a_profile_may_complete_is_for_the_operator(kube: KubeApi, sampler: dict[str, Any]) -> None:
+    spec = {
+        "model": {"source": "tiny"},
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+        "checkpoint": {"storage": {"persistentVolumeClaim": "a"}},
+        "sampler": sampler,
+    }
+    document = {
+        "apiVersion": "rltrain.dev/v1alpha1",
+        "kind": "RLTrainingRun",
+        "metadata": {"name": "random"},
+        "spec": spec,
+    }
+    code, answer = create(kube, document)
+    assert code == 201, answer
+    assert check_document(deepcopy(document), "cluster")[1], "wrong without a profile"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -308,8 +308,8 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def group(replicas: int = 1, most: int = 2) -> WorkerGroup:
-    return WorkerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most)
+def group(replicas: int = 1, most: int = 2, hosts: int = 1) -> WorkerGroup:
+    return WorkerGroup("sums-1-abcde", "cluster-1", "ray-1", 1, replicas, most, hosts=hosts)
 
 
 def pods(samplers: int = 1) -> tuple[Pod, ...]:

@@ -2,7 +2,8 @@
 
 Who drains a node asks for each pod to go, and the budget of the run keeps head and learners (`render.budget`): so they are
 moved by the operator, with a checkpoint first (`attempt.evicting`). Samplers may go at any time, and give back what they
-have begun: they are replaced, as many at once as leaves the fewest that the run needs.
+have begun: they are replaced, as many at once as leaves the fewest that the run needs. Those of several pods are not: with
+one pod KubeRay takes the others of its replica, which may be parts of several samplers.
 """
 
 from __future__ import annotations

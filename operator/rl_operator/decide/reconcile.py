@@ -188,6 +188,8 @@ def _scale(look: Look, ray: Ray) -> tuple[Scale | None, str]:
     effective, crowded = look.effective, ""
     if ray.samplers is None or not ray.at_work or (effective is not None and not effective.elastic):
         return None, ""
+    if ray.samplers.hosts > 1:
+        return None, ""  # it began with samplers of several pods, which stay as many, and where they are
     if ray.labelled and look.status.queue is None:
         return None, ""  # its queue has admitted so many
     wanted = may = ray.samplers.replicas
@@ -300,7 +302,7 @@ def _begin(look: Look) -> Decision:
         from_step=step,
         **effective.began,
     )
-    roles = {role.name: RoleStatus(desired=role.replicas, reason="starting") for role in effective.roles}
+    roles = {role.name: RoleStatus(desired=role.wholes, reason="starting") for role in effective.roles}
     nulls = look.world.nulls if before is None else status.nulls
     look = look.showing(attempts=[*status.attempts, attempt], roles=roles, nulls=nulls)
     look = look.note(started(attempt, before))

@@ -123,7 +123,7 @@ def _samplers(ray: Ray, effective: Effective | None) -> int:
     """Samplers that an attempt has, or grows to: fewer than it began with where the run wants fewer now."""
     group = ray.samplers
     most = ray.asked.most if group is None else max(ray.asked.most, group.most)
-    if group is None or effective is None or not effective.elastic:
+    if group is None or group.hosts > 1 or effective is None or not effective.elastic:
         return most
     return min(most, max(group.replicas, effective.role(SAMPLER).replicas))
 

@@ -16,8 +16,9 @@ from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.decide.look import Look
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.seen import Ray, Reading
-from rl_operator.plan.effective import Plan
+from rl_operator.plan.effective import Effective, Plan
 from rl_operator.plan.refused import Refused
+from rl_operator.plan.roles import Role
 
 TRAINING: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
 """Phases in which a driver trains."""
@@ -126,7 +127,11 @@ def last_figures(
 
 
 def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str, RoleStatus]:
-    """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with."""
+    """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with.
+
+    A sampler of several pods is ready when all of them are. Ray puts samplers on any pods, so that as many are ready as the
+    pods that are ready make up.
+    """
     roles: dict[str, RoleStatus] = {}
     pods, effective, old = look.world.pods_of(ray.attempt), look.effective, look.status.roles
     known = (
@@ -136,31 +141,40 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
         if role not in known:
             continue
         desired = old[role].desired if role in old else 1
-        if effective is not None and (role not in old or (role == SAMPLER and effective.elastic)):
-            desired = effective.role(role).replicas
-        ready = sum(pod.ready and pod.deleting is None for pod in pods if pod.role == role)
+        hosts = _hosts(ray, effective) if role == SAMPLER else 1
+        follows = role == SAMPLER and effective is not None and effective.elastic and hosts == 1
+        if effective is not None and (role not in old or follows):
+            desired = effective.role(role).wholes
+        ready = sum(pod.ready and pod.deleting is None for pod in pods if pod.role == role) // hosts
         why = next((diagnosis.message for diagnosis in found if diagnosis.role in (role, "")), None)
         reason = None
         if ready < desired:
             refused = look.world.scale_refusal if role == SAMPLER else ""
             reason = why or refused or "starting"
         elif role == SAMPLER:
-            reason = _not_followed(look.plan, desired)
+            reason = _not_followed(look.plan, desired, hosts)
         roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
     return roles
 
 
-def _not_followed(plan: Plan, desired: int) -> str | None:
+def _hosts(ray: Ray, effective: Effective | None) -> int:
+    """Pods of each of an attempt's samplers."""
+    if ray.samplers is not None:
+        return ray.samplers.hosts
+    return effective.role(SAMPLER).hosts if effective is not None and effective.has(SAMPLER) else 1
+
+
+def _not_followed(plan: Plan, desired: int, hosts: int) -> str | None:
     """Why there are not as many samplers as the spec says now; None: there are."""
     if isinstance(plan, Refused):
         return plan.message if plan.reason == "LimitExceeded" else None
     role = plan.role(SAMPLER)
-    wanted = role.replicas
+    wanted = role.wholes
     if wanted == desired:
         return None
-    if role.hosts > 1:
+    if max(role.hosts, hosts) > 1:
         return (
-            f"{wanted} pods for samplers are wanted now; this attempt began with {desired}, and keeps them, as samplers of "
+            f"spec.sampler.replicas is {wanted} now; this attempt began with {desired}, and keeps them, as samplers of "
             "several pods stay as many as they are"
         )
     return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
@@ -174,7 +188,7 @@ def cluster_condition(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> Look:
         if not missing:
             return look.set("ClusterReady", "True", "Ready", "all pods are ready")
         samplers = roles[SAMPLER] if missing == [SAMPLER] else None
-        if samplers and effective and samplers.ready >= effective.role(SAMPLER).at_start:
+        if samplers and effective and samplers.ready >= _enough(effective.role(SAMPLER)):
             share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
             return look.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
     reason, message = "Starting", "the pods are starting"
@@ -188,6 +202,11 @@ def cluster_condition(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> Look:
     elif ray.submitted:
         reason, message = "PodsMissing", f"not all pods are ready: {', '.join(missing)}"
     return look.set("ClusterReady", "False", reason, message)
+
+
+def _enough(role: Role) -> int:
+    """Samplers that an attempt begins with."""
+    return role.at_start // role.hosts
 
 
 def _ignored(look: Look, ray: Ray) -> bool:

@@ -109,8 +109,7 @@ def _asked(spec: Mapping[str, Any]) -> Asked:
     head = _pod_needs(spec.get("headGroupSpec") or {})
     asked = Asked(fixed=Needs(runs=1) + head)
     for group in spec.get("workerGroupSpecs") or ():
-        # KubeRay's own default is 1, which older objects may not say.
-        count = _whole(group.get("maxReplicas")) * max(1, _whole(group.get("numOfHosts")))
+        count = _whole(group.get("maxReplicas")) * _hosts(group)
         pod = _pod_needs(group)
         if group.get("groupName") == SAMPLER:
             asked = replace(asked, sampler=Needs(samplers=1) + pod, most=count)
@@ -118,6 +117,11 @@ def _asked(spec: Mapping[str, Any]) -> Asked:
             learner = group.get("groupName") == LEARNER
             asked = replace(asked, fixed=asked.fixed + (Needs(learners=int(learner)) + pod).times(count))
     return asked
+
+
+def _hosts(group: Mapping[str, Any]) -> int:
+    """Pods of each replica of a worker group: KubeRay's own default is 1, which older objects may not say."""
+    return max(1, _whole(group.get("numOfHosts")))
 
 
 def service_asked(spec: Mapping[str, Any]) -> Needs:
@@ -295,6 +299,7 @@ def parse_group(document: Mapping[str, Any], name: str = SAMPLER) -> WorkerGroup
                 replicas=int(group.get("replicas") or 0),
                 most=int(group.get("maxReplicas") or 0),
                 name=name,
+                hosts=_hosts(group),
             )
     return None
 

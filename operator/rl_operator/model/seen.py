@@ -30,6 +30,8 @@ class WorkerGroup:
     replicas: int
     most: int
     name: str = SAMPLER
+    hosts: int = 1
+    """Pods of each of these replicas, whatever a profile has come to say since."""
 
 
 _ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})

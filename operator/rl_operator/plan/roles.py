@@ -50,7 +50,8 @@ class Role:
     topology: Topology | None = None
     """How its pods lie to each other; None: anyhow."""
     hosts: int = 1
-    """Pods that come and go together: those of one sampler."""
+    """Pods of each of its replicas, which KubeRay makes, and makes anew, together. Ray places samplers of so many pods on
+    any of them, so that a sampler may have pods of several replicas."""
 
     @property
     def pool(self) -> PoolSpec:
@@ -69,6 +70,11 @@ class Role:
         if self.code is not None:
             storage += int(amount(self.code.ephemeral_storage))
         return Needs(0, self.name == SAMPLER, self.name == LEARNER, self.accelerators, storage)
+
+    @property
+    def wholes(self) -> int:
+        """Those of its replicas that people count: samplers, of one pod or of several."""
+        return self.replicas // self.hosts
 
     @property
     def at_start(self) -> int:

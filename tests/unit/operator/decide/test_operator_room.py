@@ -132,6 +132,11 @@ class TestWhatARunHolds:
     ASKED = Asked(Needs(runs=1, learners=1, accelerators=1), Needs(samplers=1, accelerators=1), 4)
     ALL = Needs(runs=1, samplers=4, learners=1, accelerators=5)
 
+    def test_pods_of_its_samplers_count_though_the_profile_no_longer_has_several(self) -> None:
+        world = World(run={}, rays=(make_ray(asked=self.ASKED, samplers=group(2, 2, hosts=2)),))
+        fewer = make_plan({"sampler": {"replicas": 2}}, limited(maxRuns=9))
+        assert held(world, [], fewer) == self.ALL
+
     def test_what_its_attempt_was_made_with(self) -> None:
         world = World(run={}, rays=(make_ray(asked=self.ASKED),))
         assert held(world, [], self.PLAN) == self.ALL

@@ -25,6 +25,8 @@ from rl_operator.decide.scaling import scale, surplus
 from rl_operator.model.decision import Scale
 from rl_operator.model.seen import Pod
 
+SEVERAL: dict[str, Any] = {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2}
+
 
 class TestDecision:
     def test_growth_waits_until_the_job_runs(self) -> None:
@@ -75,18 +77,45 @@ class TestDecision:
         )
 
     def test_samplers_of_several_pods_keep_their_number(self) -> None:
-        several = {"engine": "vllm", "pipelineParallelSize": 2, "podsPerReplica": 2}
-        story = Story({"sampler": several | {"replicas": 1}})
+        story = Story({"sampler": SEVERAL | {"replicas": 1}})
         story.look()
-        ray = with_group(group(1))
+        ray = with_group(group(1, 1, hosts=2))
         assert story.look(rays=(ray,), pods=all_pods(), reading=make_reading()).scale is None
-        story.set({"sampler": several | {"replicas": 2}})
+        story.set({"sampler": SEVERAL | {"replicas": 2}})
         decision = story.settled()
         assert decision.scale is None
-        assert decision.status.roles["sampler"].desired == 2
+        assert decision.status.roles["sampler"].desired == 1
         assert decision.status.roles["sampler"].reason == (
-            "4 pods for samplers are wanted now; this attempt began with 2, and keeps them, as samplers of several pods "
+            "spec.sampler.replicas is 2 now; this attempt began with 1, and keeps them, as samplers of several pods "
             "stay as many as they are"
+        )
+
+    def test_samplers_of_several_pods_are_counted_as_the_spec_counts_them(self) -> None:
+        story = Story({"sampler": SEVERAL | {"replicas": 3}})
+        story.look()
+        counts = []
+        for ready in (1, 5, 6):
+            samplers = [make_pod("sampler", index=index, ready=index < ready) for index in range(6)]
+            ray = with_group(group(3, 3, hosts=2))
+            role = story.look(rays=(ray,), pods=(*all_pods()[:2], *samplers)).status.roles["sampler"]
+            counts.append((role.ready, role.desired, role.reason))
+        assert counts == [(0, 3, "starting"), (2, 3, "starting"), (3, 3, None)]
+
+    def test_an_attempt_keeps_samplers_of_several_pods_that_its_profile_no_longer_has(self) -> None:
+        profile = make_profile(default=True, defaults={"sampler": {"podsPerReplica": 2}})
+        stages = {"engine": "vllm", "pipelineParallelSize": 2, "replicas": 2}
+        story = Story({"sampler": stages}, [profile])
+        story.look()
+        ray = with_group(group(2, 2, hosts=2))
+        story.settled(rays=(ray,), pods=pods(4), reading=make_reading())
+        story.profiles = [make_profile(default=True)]
+        story.set({"sampler": stages | {"replicas": 5}})
+        decision = story.settled()
+        role = decision.status.roles["sampler"]
+        assert (decision.scale, role.ready, role.desired) == (None, 2, 2)
+        assert role.reason is not None
+        assert role.reason.startswith(
+            "spec.sampler.replicas is 5 now; this attempt began with 2, and keeps them"
         )
 
     def test_a_number_above_the_limit_is_not_followed_and_says_so(self) -> None:

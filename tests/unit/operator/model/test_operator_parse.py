@@ -143,6 +143,9 @@ def test_the_pods_of_a_sampler_are_counted() -> None:
     several = [WORKERS[0], WORKERS[1] | {"numOfHosts": 2}]
     spec = {"rayClusterSpec": {"headGroupSpec": HEAD_GROUP, "workerGroupSpecs": several}}
     assert parse_ray(document("RayJob", spec=spec)).asked.most == 8
+    found = parse_group({"metadata": METADATA, "spec": {"workerGroupSpecs": several}})
+    assert found is not None
+    assert (found.replicas, found.most, found.hosts) == (3, 4, 2)
 
 
 def test_claimed_devices_are_accelerators_like_others() -> None:
