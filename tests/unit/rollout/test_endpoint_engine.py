@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -251,6 +252,24 @@ def test_a_run_that_ends_gives_its_server_back(
     with pytest.raises(ModelError, match="it is given back"):
         load(engine, 2)
     assert server.label == taken
+
+
+def test_a_server_is_claimed_last_when_nothing_can_be_refused_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed: list[object] = []
+
+    def refuse(*_: object) -> None:
+        raise ModelError("model.safetensors: broken")
+
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}')
+    monkeypatch.setattr(endpoint, "load_tokenizer", lambda folder: SimpleNamespace(vocab_size=64))
+    monkeypatch.setattr(endpoint, "look_at", lambda *_: ServerFacts("one", 64, False))
+    monkeypatch.setattr(endpoint, "claim", lambda *_: claimed.append(None))
+    monkeypatch.setattr(endpoint, "check_of", refuse)
+    with pytest.raises(ModelError, match="broken"):
+        EndpointEngine.open(tmp_path, slots=4, options=EndpointOptions(URL, tmp_path, tmp_path, timeout=5.0))
+    assert not claimed
 
 
 def test_a_server_that_may_hold_two_versions_is_not_given_back(

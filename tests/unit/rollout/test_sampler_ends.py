@@ -6,16 +6,19 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.flow.pulse import Pulse
+from rl_trainer.rollout import actor as actor_module
 from rl_trainer.rollout import fleet
-from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
-from rl_trainer.rollout.fleet import Samplers, SamplerSilent, _Sampler
+from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 
 
 class Released(Future[Acquired]):
@@ -63,7 +66,7 @@ def test_a_sampler_whose_run_is_over_returns():
 def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch):
     samplers: Any = Samplers.__new__(Samplers)
     samplers._elasticity, samplers._restarts, samplers._watch = None, 0, None
-    samplers._samplers = {rank: _Sampler(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
+    samplers._samplers = {rank: SamplerHandle(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     waited: list[list[str]] = []
 
     def wait(calls: list[str], timeout: float) -> tuple[list[str], list[str]]:
@@ -81,7 +84,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
 ):
     samplers: Any = Samplers.__new__(Samplers)
     samplers._elasticity, samplers._restarts, samplers._data = None, 0, None
-    samplers._samplers = {rank: _Sampler(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
+    samplers._samplers = {rank: SamplerHandle(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     silent = iter([{"sampler 1", "sampler 7"}, {"learner 0"}])
     samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: next(silent))
     died: list[tuple[int, Exception]] = []
@@ -115,14 +118,14 @@ def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
     samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: {"sampler 0"} - {*killed})
     killed: list[str] = []
 
-    def sampler(name: str, answers: bool) -> _Sampler:
+    def sampler(name: str, answers: bool) -> SamplerHandle:
         def ask(*_: Any, **__: Any) -> str:
             return f"{'answer' if answers else 'silence'} of {name}"
 
         actor = SimpleNamespace(
             name=name, **dict.fromkeys(("begin", "evaluate"), SimpleNamespace(remote=ask))
         )
-        return _Sampler(actor, f"run of {name}", None, "node", 0.0)  # type: ignore[arg-type]
+        return SamplerHandle(actor, f"run of {name}", None, "node", 0.0)  # type: ignore[arg-type]
 
     samplers._samplers = {0: sampler("sampler 0", False), 1: sampler("sampler 1", True)}
     samplers._launch = lambda rank, node, model: sampler("another sampler 0", True)
@@ -174,8 +177,10 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
     samplers._start_timeout, samplers._warn = 300.0, warned.append
     samplers._buffer = SimpleNamespace(release=lambda rank: [])
     actor = SimpleNamespace(begin=SimpleNamespace(remote=lambda: calls.append("begin")))
-    samplers._launch = lambda rank, node, model: _Sampler(actor, f"run {rank}", "loaded", "node", clock[0])
-    samplers._samplers = {0: _Sampler(actor, "run 0", None, "node", 0.0)}  # type: ignore[arg-type]
+    samplers._launch = lambda rank, node, model: SamplerHandle(
+        actor, f"run {rank}", "loaded", "node", clock[0]
+    )
+    samplers._samplers = {0: SamplerHandle(actor, "run 0", None, "node", 0.0)}  # type: ignore[arg-type]
     monkeypatch.setattr(fleet, "share_folder", lambda path: path)
     monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
     monkeypatch.setattr(fleet.time, "monotonic", lambda: clock[0])
@@ -200,3 +205,43 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
         samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0)
     assert 600 < clock[0] < 620
     assert len(warned) == 2
+
+
+def test_samplers_that_still_load_give_their_server_back_too_and_dead_ones_are_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._spec = SimpleNamespace(sampler=SimpleNamespace(engine="endpoint"))
+    asked: list[list[str]] = []
+    monkeypatch.setattr(fleet.ray, "wait", lambda calls, **_: asked.append(calls))
+
+    def sampler(name: str, ready: Any, died: float | None = None) -> SamplerHandle:
+        actor = SimpleNamespace(close=SimpleNamespace(remote=lambda: name))
+        return SamplerHandle(actor, cast(Any, None), ready, "node", 0.0, died=died)
+
+    samplers._samplers = {
+        0: sampler("ready", None),
+        1: sampler("loads", "soon"),
+        2: sampler("dead", None, 1.0),
+    }
+    samplers.close()
+    assert asked == [["ready", "loads"]]
+
+
+def test_what_a_sampler_refuses_it_refuses_before_it_has_a_server(monkeypatch: pytest.MonkeyPatch):
+    opened: list[object] = []
+
+    def refuse(*_: object) -> None:
+        raise InvalidConfig("spec.sampler.stop: found '', allowed: some text")
+
+    for name in ("load_task", "load_tokenizer", "heldout_count", "VllmOptions", "create_receiver", "Chat"):
+        monkeypatch.setattr(actor_module, name, MagicMock())
+    monkeypatch.setattr(actor_module.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(actor_module.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(actor_module, "create_engine", lambda *_, **__: opened.append(None))
+    monkeypatch.setattr(actor_module, "stop_tokens", refuse)
+    spec: Any = MagicMock()
+    spec.model.dtype = "float32"
+    with pytest.raises(InvalidConfig, match="allowed: some text"):
+        SamplerActor(0, spec, MagicMock(), MagicMock(), None, None)
+    assert not opened

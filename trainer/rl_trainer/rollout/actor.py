@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +38,8 @@ from rl_trainer.rollout.engines.base import Engine, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions
+from rl_trainer.rollout.evaluation import Evaluation
+from rl_trainer.rollout.handle import SamplerLeft
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.pods import open_over_pods
@@ -62,21 +64,6 @@ MOST_TOO_LONG = 1000
 TOO_LONG = "prompt_too_long"
 
 
-class SamplerLeft(ActorDied):
-    """A sampler was told to go, and has given its groups back: it has not failed."""
-
-
-@dataclass
-class _Evaluation:
-    prompts: list[Prompt]
-    published: Publication
-    params: SamplingParams
-    answers: dict[int, Answer] = field(default_factory=dict)
-    error: Exception | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-    started: bool = False
-
-
 class SamplerActor:
     """One sampler. Threads: `run` (the loop) and one for calls from the driver."""
 
@@ -95,8 +82,13 @@ class SamplerActor:
         self.rank, self.spec, self.buffer = rank, spec, buffer
         heldout = heldout_count(spec)
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
+        place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
+        self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         with model.opened() as folder:
+            # What may be refused first: a server that the engine has claimed by then would be nobody's to give back.
             tokenizer = load_tokenizer(folder)
+            chat = Chat.of(tokenizer, spec.task)
+            stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
             slots, dtype = spec.sampler.max_sequences, getattr(torch, spec.model.dtype)
             options = VllmOptions.of(spec, secrets.randbits(31))
 
@@ -116,22 +108,18 @@ class SamplerActor:
                 self.engine = open_over_pods(name, other_pods, model, slots, dtype, options, open_here)
             else:
                 self.engine = open_here(options)
-        chat = Chat.of(tokenizer, spec.task)
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
-        stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
         sampler = spec.sampler
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self.spans = SpanRecorder(f"sampler {rank}")
-        place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
-        self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
         self._wake = threading.Event()
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
         )
-        self._jobs: deque[_Evaluation] = deque()
-        self._evaluation: _Evaluation | None = None
+        self._jobs: deque[Evaluation] = deque()
+        self._evaluation: Evaluation | None = None
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
         self._sampling = False
@@ -168,21 +156,14 @@ class SamplerActor:
         params = replace(self.params, max_new_tokens=max_new_tokens or self.params.max_new_tokens)
         if greedy:
             params = replace(params, temperature=0.0, top_p=1.0, top_k=0)
-        job = _Evaluation(prompts, published, params)
+        job = Evaluation(prompts, published, params)
         if not prompts:
             return []
         self._jobs.append(job)
         self._wake.set()
         if self._leaving.is_set():  # `run` may have looked at its jobs for the last time
             raise self._left()
-        if not job.done.wait(timeout):
-            raise DeadlineExceeded(
-                f"sampler {self.rank}: {len(job.answers)} of {len(prompts)} held-out prompts answered after "
-                f"{timeout:.0f} s; lower task.evaluation.samples or task.evaluation.maxNewTokens"
-            )
-        if job.error is not None:
-            raise job.error
-        return [job.answers[i] for i in range(len(prompts))]
+        return job.result(f"sampler {self.rank}", timeout)
 
     def join(self, invitation: Invitation, member: int) -> str | None:
         """See `CollectiveReceiver.join`; meanwhile sampling goes on."""
@@ -266,8 +247,7 @@ class SamplerActor:
         """Evaluations are for others now; `error` says why."""
         jobs = [*self._jobs] if self._evaluation is None else [self._evaluation, *self._jobs]
         for job in jobs:
-            job.error = error
-            job.done.set()
+            job.fail(error)
         return error
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
@@ -305,7 +285,7 @@ class SamplerActor:
                 self._start(ticket, prompt, self.spec.algorithm.group_size, self.params)
 
     def _start(
-        self, key: Ticket | tuple[_Evaluation, int], prompt: Prompt, members: int, params: SamplingParams
+        self, key: Ticket | tuple[Evaluation, int], prompt: Prompt, members: int, params: SamplingParams
     ) -> None:
         """Begins a group, or leaves its prompt out where that is too long and `task.onLongPrompt` says so."""
         try:
@@ -378,14 +358,9 @@ class SamplerActor:
 
     def _settle(self, key: object, text: str, score: Score, error: str | None = None) -> None:
         """One held-out prompt is done with."""
-        job, i = cast(tuple[_Evaluation, int], key)
-        prompt = job.prompts[i]
-        job.answers[i] = Answer(
-            prompt.index, prompt.text, prompt.answer, text, score.reward, score.exact, error
-        )
-        if len(job.answers) == len(job.prompts):
+        job, i = cast(tuple[Evaluation, int], key)
+        if job.settle(i, text, score, error):
             self._evaluation = None
-            job.done.set()
 
     def _failed(self, failure: GroupFailure) -> None:
         dropped = self.spec.task.on_reward_error == "drop"
@@ -396,11 +371,10 @@ class SamplerActor:
         elif dropped:
             self._settle(failure.key, "", Score(0.0, False), str(failure.error))
         else:
-            job, _ = cast(tuple[_Evaluation, int], failure.key)
+            job, _ = cast(tuple[Evaluation, int], failure.key)
             self.rollouts.abort(lambda key: isinstance(key, tuple) and key[0] is job)
             self._evaluation = None
-            job.error = failure.error
-            job.done.set()
+            job.fail(failure.error)
 
     def _check_puts(self) -> None:
         for future in [future for future in self._puts if future.done()]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, DeadlineExceeded, RewardError
+from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
@@ -21,7 +20,9 @@ from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
-from rl_trainer.rollout.actor import SamplerActor, SamplerLeft
+from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.rollout.evaluation import scored
+from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -33,30 +34,6 @@ CLOSE_SECONDS = 15.0
 EVALUATION_TIMEOUT = 1800.0
 # How often the driver looks for nodes that came or went.
 LOOK_SECONDS = 2.0
-
-
-class SamplerSilent(ActorDied):
-    """A sampler's process is there, and stands still."""
-
-
-@dataclass
-class _Sampler:
-    """One sampler that was started, and what became of it. `ready`: its answer that it has loaded everything; None: it has
-    given it, and takes part. `node`: where it was started. `begun`: it was told to take tickets, which is done once, as
-    it gives those back that it had. `ended`: the buffer has told it to stop. `died`: when its end was seen.
-    `unfinished`: groups that it left.
-    """
-
-    actor: Any
-    run: ray.ObjectRef[None]
-    ready: ray.ObjectRef[int] | None
-    node: str
-    started: float
-    begun: bool = False
-    ended: bool = False
-    died: float | None = None
-    error: ActorDied | None = None
-    unfinished: int = 0
 
 
 class Samplers:
@@ -232,15 +209,7 @@ class Samplers:
                 ranks = self._wait_for_one()
                 asked = rank if rank in ranks else ranks[0]
                 one, call = self._samplers[asked], ask(asked, prompts[part])
-        answers = [one for one in found if one is not None]
-        errors = [one.error for one in answers if one.error is not None]
-        if errors:
-            if len(errors) == len(answers):
-                raise RewardError(f"no held-out prompt has a score: {errors[0]}")
-            self._warn(
-                f"{len(errors)} of {len(answers)} held-out prompts are left out of the evaluation: {errors[0]}"
-            )
-        return [one for one in answers if one.error is None]
+        return scored([one for one in found if one is not None], self._warn)
 
     def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
         part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)
@@ -258,7 +227,7 @@ class Samplers:
         return self.ready
 
     @property
-    def _loading(self) -> dict[int, _Sampler]:
+    def _loading(self) -> dict[int, SamplerHandle]:
         """Those that do not take part yet, by rank."""
         return {
             rank: one for rank, one in self._samplers.items() if one.ready is not None and one.died is None
@@ -289,21 +258,22 @@ class Samplers:
             self._died(ours[actor], SamplerSilent(silence(actor, "sampling", limit)))
 
     def close(self) -> None:
-        """Has samplers give back what they have outside of the run, a server; whoever does not answer is not waited for."""
+        """Has samplers give back what they have outside of the run, a server, those too that are still loading; whoever does
+        not answer is not waited for."""
         if self._spec.sampler.engine != "endpoint":
             return
-        if calls := [self._samplers[rank].actor.close.remote() for rank in self.ready]:
+        if calls := [one.actor.close.remote() for one in self._samplers.values() if one.died is None]:
             ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
-    def _launch(self, rank: int, node: str | None, model: SharedFolder) -> _Sampler:
+    def _launch(self, rank: int, node: str | None, model: SharedFolder) -> SamplerHandle:
         # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
         remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
         others = self._placement.other_pods(rank)
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data, others)
         ready = actor.ready.remote()
-        return _Sampler(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
+        return SamplerHandle(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
 
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
@@ -316,7 +286,7 @@ class Samplers:
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
-    def _lost(self, rank: int, one: _Sampler, error: ActorDied) -> None:
+    def _lost(self, rank: int, one: SamplerHandle, error: ActorDied) -> None:
         """A call to `one` was not answered: it has died now, or was seen to die before and another may be in its place."""
         if self._gave_up:
             raise error
@@ -344,7 +314,7 @@ class Samplers:
             # It is asked at once, and takes tickets when it has loaded everything; until then `_join` holds its deadline.
             self._let_begin(self._samplers[rank])
 
-    def _let_begin(self, one: _Sampler) -> ray.ObjectRef[None]:
+    def _let_begin(self, one: SamplerHandle) -> ray.ObjectRef[None]:
         one.begun = True
         call: ray.ObjectRef[None] = one.actor.begin.remote()
         return call
@@ -391,7 +361,7 @@ class Samplers:
         left = isinstance(one.error, SamplerLeft)
         return Seat(rank, node, one.node, one.died, self._failures.get(rank, 0), left)
 
-    def _join(self, rank: int, one: _Sampler) -> None:
+    def _join(self, rank: int, one: SamplerHandle) -> None:
         """Lets a sampler that has loaded everything take part."""
         if not ray.wait([one.ready], timeout=0)[0]:
             if time.monotonic() - one.started > self._start_timeout:

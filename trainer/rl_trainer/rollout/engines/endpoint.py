@@ -120,11 +120,11 @@ class EndpointEngine(Engine):
         try:
             facts = look_at(client, names, vocabulary, max(vocabulary, load_tokenizer(folder).vocab_size))
             check_cuts(options.url, options.cuts, facts.extended)
+            check = check_of(folder, bool(config.get("tie_word_embeddings")))
             claim(client, names)
         except BaseException:
             client.close()
             raise
-        check = check_of(folder, bool(config.get("tie_word_embeddings")))
         return cls(client, facts, check, vocabulary, slots=slots, options=options, names=names)
 
     @property
