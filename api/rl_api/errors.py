@@ -6,6 +6,12 @@ A message names what was found and what to do. Nothing else is ever shown to a u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+INVALID_INPUT: Final = 2
+REWARD_FAILED: Final = 3
+FINAL_EXIT_CODES: Final = frozenset({INVALID_INPUT, REWARD_FAILED})
+"""Of errors that another attempt would end with as well: the operator begins none."""
 
 
 class RLTrainError(Exception):
@@ -17,7 +23,7 @@ class RLTrainError(Exception):
 class InvalidConfig(RLTrainError):
     """The user's input is wrong: a field, a file or an option. Nothing was started."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class InvalidDocuments(InvalidConfig):
@@ -31,37 +37,37 @@ class InvalidDocuments(InvalidConfig):
 class ModelError(RLTrainError):
     """A model folder, hub id or URI cannot be loaded."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class TaskError(RLTrainError):
     """A task, its data file, a prompt or its reward cannot be used."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class RewardError(RLTrainError):
     """A reward function or environment raised, hung past its deadline, or returned no number."""
 
-    exit_code = 3
+    exit_code = REWARD_FAILED
 
 
 class ObjectiveError(RLTrainError):
     """The user's own objective raised, or returned something else than one loss per token."""
 
-    exit_code = 3
+    exit_code = REWARD_FAILED
 
 
 class RunFolderBusy(RLTrainError):
     """Another process is training in this run folder, or it holds a run that `--resume` was not asked for."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class PortInUse(RLTrainError):
     """The status port is taken by another program."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class DeadlineExceeded(RLTrainError):
@@ -99,7 +105,7 @@ class EndpointError(RLTrainError):
 class PolicyMismatch(RLTrainError):
     """Samplers and learner give the same tokens other probabilities, though both have the same weights."""
 
-    exit_code = 2
+    exit_code = INVALID_INPUT
 
 
 class ProgramFailed(RLTrainError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ def test_each_attempt_is_noted(
     assert learner_gpus(tmp_path) is lines[0]["learner_gpus"] is True
     (tmp_path / "attempts.jsonl").write_text('{"event": "begun"}\n{"learner_gpus": tr')
     assert learner_gpus(tmp_path) is learner_gpus(tmp_path / "none") is None
+
+
+class Gives(Trains):
+    """An attempt that asks at its end what has ended it."""
+
+    def _open(self) -> None:
+        self.found: list[BaseException | None] = []
+        self._stack.callback(lambda: self.found.append(self.ended_by))
+        super()._open()
+
+
+def test_who_is_called_at_the_end_knows_why(tmp_path: Path) -> None:
+    def found(error: Exception | None, opens: bool) -> list[BaseException | None]:
+        with RunFolder(tmp_path, overwrite=True) as folder:
+            attempt = Gives(RUN, folder, Console("sums", max_steps=50))
+            if not opens:
+                attempt._note = broken  # type: ignore[method-assign]
+            with suppress(KeyError), attempt:
+                if error is not None:
+                    raise error
+            return attempt.found
+
+    def broken(*_: object, **__: object) -> None:
+        raise early
+
+    late, early = KeyError("while it trains"), KeyError("while it starts")
+    assert found(None, opens=True) == [None]
+    assert found(late, opens=True) == [late]
+    assert found(None, opens=False) == [early]
 
 
 class Holds(Trains):

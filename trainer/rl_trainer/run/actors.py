@@ -59,9 +59,10 @@ class Actors:
         spans: SpanRecorder,
         tell: Callable[[str], None],
         warn: Callable[[str], None],
+        begun: Callable[[Samplers], object] = lambda samplers: None,
     ) -> Actors:
         """Starts all of them; returns when they have loaded model and task. `data`: what the task's file
-        or data set holds."""
+        or data set holds; `begun`: is told of the samplers before they are waited for, whatever becomes of them."""
         folder: SharedFolder = share_folder(model)
         limit = spec.retry.liveness_timeout.seconds
         buffer = Buffer.create(
@@ -81,6 +82,7 @@ class Actors:
         watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
+        begun(samplers)
         learners.start(folder)
         samplers.wait_ready()
         broadcasts = Broadcasts(spec, learners, samplers, warn)

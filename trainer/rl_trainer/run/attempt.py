@@ -40,6 +40,8 @@ class Attempt:
         self.held: HeldTime | None = None
         # Whether learners have GPUs; None: they are not rltrain's own.
         self.learner_gpus: bool | None = None
+        # What ended the attempt, once it has ended: for those who are called then.
+        self.ended_by: BaseException | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -49,7 +51,8 @@ class Attempt:
                 self.remote.bring(ATTEMPTS_FILE)
             self._open()
             self._note("begun", learner_gpus=self.learner_gpus)
-        except BaseException:
+        except BaseException as error:
+            self.ended_by = error
             self._stack.close()
             raise
         return self
@@ -57,6 +60,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.ended_by = error
         with closing(self._stack):
             try:
                 self._close(error)
@@ -97,6 +101,7 @@ class Attempt:
             self.remote.keep(hurry=error is not None)
         except RLTrainError as problem:
             if error is None:
+                self.ended_by = problem
                 raise
             self.console.warning(str(problem))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from rl_trainer.run.agreement import check_agreement
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.counters import Counters, step_record
+from rl_trainer.run.ending import CheckpointRequests, is_over
 from rl_trainer.run.evaluation import exact_share, keep_examples
 from rl_trainer.run.inputs import load_inputs
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
@@ -57,7 +57,7 @@ class Session(Attempt):
         self.debug, self.dashboard = debug, dashboard
         self.resumed = False
         self._kl: float | None = None  # mean over the batch's tokens, where it is part of the reward
-        self._checkpoint_wanted = threading.Event()
+        self._requests = CheckpointRequests()
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Session(Attempt):
             check_installed()
         self.checkpoints = Checkpoints(spec, self.folder, self.remote, self.console.warning)
         checkpoint = self.checkpoints.latest(self.console.warning) if self.folder.resume else None
-        self._serve(self._checkpoint_wanted.set)
+        self._serve(self._requests.ask)
         self._progress = Progress(step=checkpoint.step if checkpoint else 0, max_steps=spec.stop.max_steps)
         self.show_phase("Starting")
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
@@ -138,10 +138,16 @@ class Session(Attempt):
             SpanRecorder("driver"),
             tell=self.console.message,
             warn=self.console.warning,
+            # Before they are waited for: a sampler has its server while others still load, or fail to.
+            begun=lambda samplers: self._stack.callback(self._give_back, samplers.close),
         )
-        self._stack.callback(self.actors.samplers.close)
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)
+
+    def _give_back(self, close: Callable[[], None]) -> None:
+        """What is outside of the run, a server, by `close`: not where another attempt will want it."""
+        if is_over(self.ended_by, self.folder.attempt, self.spec.retry.limit, self._requests.recent):
+            close()
 
     def _start_clock(self) -> None:
         self.counters.start_clock()
@@ -215,9 +221,9 @@ class Session(Attempt):
         """
         self._look_at_checkpoint()
         every = self.spec.checkpoint.every_steps if self.spec.checkpoint else None
-        if self._checkpoint_wanted.is_set():
-            self._checkpoint_wanted.clear()
+        if self._requests.take():
             self.checkpoint()
+            self._requests.answered()
         elif every and self.counters.step % every == 0:
             self._begin_checkpoint(background=True)
             if not self.checkpoints.in_background:

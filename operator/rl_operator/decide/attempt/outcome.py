@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rl_api.errors import INVALID_INPUT, REWARD_FAILED
 from rl_api.progress import Attempt, RunStatus
 from rl_operator.decide.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
 from rl_operator.model.names import SAMPLER
@@ -24,8 +25,6 @@ NO_FAILURES: Final = frozenset({SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM})
 """Codes of attempts that ended and did not fail."""
 
 _RESERVATION_OVER: Final = "ResourceReservationTimeout"
-_INVALID_INPUT: Final = 2
-_REWARD_FAILED: Final = 3
 _SIGNALLED: Final = frozenset({130, 143})
 _FIRST_BACK_OFF: Final = 10.0
 _LONGEST_BACK_OFF: Final = 300.0
@@ -76,9 +75,9 @@ def outcome(world: World, attempt: int) -> Outcome | None:
 
 def _failed(world: World, ray: Ray) -> Outcome:
     code = exit_code(ray.message)
-    if code == _INVALID_INPUT:
+    if code == INVALID_INPUT:
         return Outcome("InvalidInput", failure_sentence(ray.message), mendable=False)
-    if code == _REWARD_FAILED:
+    if code == REWARD_FAILED:
         return Outcome("RewardFailed", failure_sentence(ray.message), mendable=False)
     if code in _SIGNALLED:
         return Outcome(INTERRUPTED, "the driver was told to stop")
