@@ -81,8 +81,8 @@ def sampler_memory(shape: ModelShape, layout: SamplerLayout, device: Device) -> 
         return SamplerMemory(Parts(), device.memory, device.memory, 0)
     fills = layout.engine == "vllm" and device.accelerator
     allowed = int(device.memory * layout.utilization) if fills else device.memory
-    # On a CPU a new version is copied to a second set of parameters, while the first decodes.
-    sets = 2 if layout.engine == "torch" and not device.accelerator else 1
+    # On a CPU rltrain's own decoder copies a new version to a second set of parameters, while the first decodes.
+    sets = 2 if layout.engine == "torch" and shape.fused and not device.accelerator else 1
     needs = Parts(
         weights=sets * weight_bytes(shape, layout),
         activations=activation_bytes(shape, layout),

@@ -9,9 +9,12 @@ import torch
 from rl_api.errors import ModelError, TaskError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.decoder import Decoder, load_decoder
+from rl_trainer.rollout.engines import free_memory as module_of_memory
+from rl_trainer.rollout.engines import torch as torch_engine
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.torch import TorchEngine
+from rl_trainer.rollout.engines.free_memory import free_memory
+from rl_trainer.rollout.engines.torch import MARGIN, TorchEngine
 
 CONFIG = DecoderConfig(
     model_type="qwen2",
@@ -302,6 +305,47 @@ def test_weights_that_were_prepared_beside_steps_are_those_that_are_loaded_at_on
         assert found[1][index].versions.tolist() == expected.versions.tolist()
         assert found[1][index].tokens.tolist() == expected.tokens.tolist()
         assert found[1][index].logprobs.tolist() == expected.logprobs.tolist()
+
+
+def test_without_memory_for_a_second_set_weights_are_copied_into_the_first(monkeypatch):
+    engine = TorchEngine(decoder(1), slots=2)
+    needed = sum(value.nbytes for value in engine._decoder.parameters())
+    for version, free, sets in ((2, needed + MARGIN - 1, 1), (3, needed + MARGIN, 2), (4, 0, 2)):
+        monkeypatch.setattr(torch_engine, "free_memory", lambda free=free: free)
+        source = {name: value.clone() for name, value in decoder(version).hf_state_dict().items()}
+        engine.prepare_weights(source, version)()
+        assert engine._decoder.bytes_to_prepare() == (needed if sets == 1 else 0)
+        assert engine.version == version
+        held = engine._decoder.hf_state_dict()
+        assert all(torch.equal(value, source[name]) for name, value in held.items())
+
+
+def test_free_memory_is_that_of_the_tightest_group(tmp_path, monkeypatch):
+    class Machine:
+        total, available = 100_000, 50_000
+
+    monkeypatch.setattr(module_of_memory.psutil, "virtual_memory", Machine)
+    own, outer = tmp_path / "own", tmp_path / "pods"
+    inner = outer / "sampler"
+    inner.mkdir(parents=True)
+
+    def group(folder, limit, current, idle):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{current}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {idle}\nactive_file 9\n")
+
+    assert free_memory(tmp_path, own) == 45_000, (
+        "what Ray leaves of the machine's; there is no list of groups"
+    )
+    own.write_text("1:cpu:/elsewhere\n0::/pods/sampler\n")
+    group(inner, "max", 5_000, 0)
+    assert free_memory(tmp_path, own) == 45_000
+    group(outer, 40_000, 12_000, 2_000)
+    assert free_memory(tmp_path, own) == 28_000
+    group(inner, 20_000, 6_000, 1_000)
+    assert free_memory(tmp_path, own) == 14_000
+    group(tmp_path, 10_000, 9_900, 0)
+    assert free_memory(tmp_path, own) == 0
 
 
 def test_a_bad_set_cannot_be_prepared_and_changes_nothing():

@@ -374,6 +374,10 @@ class Decoder(nn.Module):
 
         return exchange
 
+    def bytes_to_prepare(self) -> int:
+        """Bytes that the next `prepare_hf_state_dict` takes: once its second set of memory is there, 0."""
+        return sum(value.nbytes for name, value in self.named_parameters() if name not in self._spare)
+
     def load_folder(self, folder: Path) -> None:
         """As `load_hf_state_dict` from the files of a folder."""
         with opened_weights(folder) as tensors:

@@ -84,6 +84,9 @@ def test_the_torch_engine_takes_what_its_sequences_need() -> None:
     assert memory.parts.caches == 21 * block_bytes(QWEN, layout)
     on_cpu = sampler_memory(QWEN, layout, Device(H100.memory, accelerator=False))
     assert on_cpu.parts.weights == 2 * memory.parts.weights, "new ones are copied beside those that decode"
+    experts = model_shape(MODELS["Qwen3-30B-A3B"])
+    one = sampler_memory(experts, layout, Device(H100.memory, accelerator=False))
+    assert one.parts.weights == weight_bytes(experts, layout), "the library's engine copies into those it has"
 
 
 def test_without_room_there_are_no_blocks() -> None:

@@ -25,6 +25,7 @@ from rl_trainer.rollout.engines.base import (
     Top,
 )
 from rl_trainer.rollout.engines.decode import DecodeStep
+from rl_trainer.rollout.engines.free_memory import free_memory
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prefill import prefill
 from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
@@ -32,6 +33,8 @@ from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sa
 # Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
 # lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
+# Bytes that stay free beside a second set of parameters, for keys, values and what others of this machine or pod need.
+MARGIN = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,10 @@ class TorchEngine(Engine):
         self._loaded(version)
 
     def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
-        """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first; the
-        memory of a GPU is for keys and values.
+        """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first, if there
+        is memory for it; that of a GPU is for keys and values.
         """
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or not self._has_room():
             return super().prepare_weights(tensors, version)
         exchange = self._decoder.prepare_hf_state_dict(tensors, where=f"weights of version {version}")
 
@@ -111,6 +114,11 @@ class TorchEngine(Engine):
             self._loaded(version)
 
         return load
+
+    def _has_room(self) -> bool:
+        """Whether a second set of parameters is there, or may be made."""
+        needed = self._decoder.bytes_to_prepare()
+        return needed == 0 or free_memory() >= needed + MARGIN
 
     def _loaded(self, version: int) -> None:
         self.version = version
