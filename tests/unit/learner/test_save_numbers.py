@@ -11,6 +11,7 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import CheckpointError
+from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.checkpoint.remote import complete, fetch, steps, sweep
 from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
 from rl_trainer.checkpoint.store import CheckpointStore
@@ -215,6 +216,66 @@ def test_ranks_upload_where_they_do_not_see_the_folder(
         CheckpointError, match=r"could not be completed in .*: 1 has 5 bytes there instead of the \d"
     ):
         complete(store, remote, tmp_path, content)
+
+
+class Uneven(OneFile):
+    """As `Save`: of rank 0 a file of one round, of rank 1 one of four."""
+
+    def __init__(self, learner: int, parts: Mapping[str, str], *, limit: int, copied: bool):
+        super().__init__(learner, parts, limit=limit, copied=copied)
+        self._count = 1 + 3 * learner
+        self.heads = [file_head(self._name, {"a": ("F32", (self._count,))})]
+
+    def rounds(self) -> Iterator[list[Piece]]:
+        """Each with its number."""
+        for number in range(self._count):
+            yield [(self._name, np.full(4, number, np.uint8))]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("place", ["disk", "store", "driver"])
+def test_ranks_of_different_numbers_of_rounds(
+    ranks: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    any_scheme: None,
+    background: bool,
+    place: str,
+):
+    """A rank that has given its last round is asked again until the others have, and ends its files once."""
+    monkeypatch.setattr(actor, "Save", Uneven)
+    monkeypatch.setattr(actor, "_reached", lambda folder: place == "disk")
+    monkeypatch.setattr(group, "LOOK_SECONDS", 0.001)
+    finished: list[str] = []
+    finish = ShardWriter.finish
+
+    def counted(self: ShardWriter) -> Any:
+        finished.extend(self._files)
+        return finish(self)
+
+    monkeypatch.setattr(ShardWriter, "finish", counted)
+    uploaded = tmp_path / "remote"
+    (tmp_path / "here").mkdir()
+    writing = Learners(ranks, RunSpec()).write(
+        tmp_path / "here",
+        PARTS,
+        background=background,
+        upload=f"file://{uploaded}" if place == "store" else None,
+    )
+    threads = [one._writing._thread for one in ranks if one._writing is not None]
+    assert len([thread for thread in threads if thread is not None]) == (2 if background and threads else 0)
+    files = writing.wait()
+    for thread in threads:
+        if thread is not None:
+            thread.join(10)
+    assert sorted(finished) == ["0", "1"]
+    for rank, count in enumerate((1, 4)):
+        path = (uploaded if place == "store" else tmp_path / "here") / str(rank)
+        content = file_head(str(rank), {"a": ("F32", (count,))}).content + bytes(
+            np.arange(count).repeat(4).tolist()
+        )
+        assert path.read_bytes() == content
+        assert files.digests[str(rank)] == (len(content), sha256_of(path))
 
 
 def test_ranks_that_cannot_upload_send_and_say_why(

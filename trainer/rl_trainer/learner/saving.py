@@ -169,6 +169,7 @@ class Writing(Closes):
         self._waiting: deque[Piece] | None = deque() if background else None
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()
+        self._started = False
         self._written = 0
         self._digests: Digests | None = None
         self._failure: Exception | None = None
@@ -182,7 +183,14 @@ class Writing(Closes):
             self._writer.write(name, data)
 
     def start(self) -> None:
-        """There are no more: what is left to be done is done from now on, here or by the thread."""
+        """There are no more: what is left to be done is done from now on, here or by the thread.
+
+        A second call does nothing: a rank is asked for rounds until all have given their last, and ranks have different
+        numbers of them.
+        """
+        if self._started:
+            return
+        self._started = True
         if self._waiting is None:
             self._digests = self._writer.finish()
             return
@@ -214,12 +222,12 @@ class Writing(Closes):
                     self._digests = self._writer.finish()
             except Exception as error:  # for who looks
                 self._failure = error
-        if self._digests is not None:
-            self._tell(Written(self._written, self._digests))
-        elif isinstance(self._failure, RLTrainError):
+        if isinstance(self._failure, RLTrainError):
             self._tell(self._failure)
         elif self._failure is not None:
             self._tell(CheckpointError(f"a file cannot be written: {reason(self._failure)}"))
+        elif self._digests is not None:
+            self._tell(Written(self._written, self._digests))
 
 
 @dataclass(frozen=True)
