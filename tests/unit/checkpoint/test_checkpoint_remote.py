@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rl_api.errors import CheckpointError
+from rl_api.errors import CheckpointError, RunFolderBusy
 from rl_trainer.checkpoint.manifest import Checkpoint, DamagedError, build_manifest, verify
 from rl_trainer.checkpoint.remote import fetch, mirror
 from rl_trainer.checkpoint.store import CheckpointStore
@@ -77,6 +77,20 @@ def test_the_copies_are_kept_like_the_originals(tmp_path: Path, uri: str) -> Non
     save(store, 30)  # resumed from 20: 40 was given up
     mirror(store, RemoteFolder(uri))
     assert remote_names(uri) == ["step-00000020", "step-00000030"]
+
+
+def test_an_attempt_that_was_replaced_deletes_nothing_of_the_next_one(tmp_path: Path, uri: str) -> None:
+    mirror(saved(tmp_path / "next", [40]), RemoteFolder(uri))
+    answers = iter([None, None, None, RunFolderBusy("taken over")])
+
+    def owned() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    with pytest.raises(RunFolderBusy, match="taken over"):
+        mirror(saved(tmp_path / "here", [30]), RemoteFolder(uri), owned)
+    assert remote_names(uri) == ["step-00000030", "step-00000040"]
+    check(fetch(CheckpointStore(tmp_path / "there"), RemoteFolder(uri)), 40)
 
 
 def test_a_copy_is_made_once_and_renewed_when_the_step_is_saved_again(

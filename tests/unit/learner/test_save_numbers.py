@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_api import RunSpec
-from rl_api.errors import CheckpointError
+from rl_api.errors import CheckpointError, RunFolderBusy
 from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.checkpoint.remote import complete, fetch, steps, sweep
 from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
@@ -20,7 +20,8 @@ from rl_trainer.learner import actor, group
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners, LearnersWriting
 from rl_trainer.learner.saving import Written
-from rl_trainer.storage.remote_folder import RemoteFolder
+from rl_trainer.storage.ownership import Upload
+from rl_trainer.storage.remote_folder import RemoteFolder, RemoteWriter
 from rl_trainer.weights.stream import Piece
 
 PARTS = {WEIGHTS: "model"}
@@ -116,8 +117,8 @@ def test_a_rank_that_cannot_begin_ends_what_the_others_began(
 ):
     begin = ShardWriter.__init__
 
-    def full(self: ShardWriter, folder: Path, heads: Sequence[FileHead]) -> None:
-        begin(self, folder, heads)
+    def full(self: ShardWriter, folder: Path, heads: Sequence[FileHead], *check: Any) -> None:
+        begin(self, folder, heads, *check)
         if any(head.name == "1" for head in heads):
             raise CheckpointError("1: No space left on device")
 
@@ -198,7 +199,9 @@ def test_ranks_upload_where_they_do_not_see_the_folder(
     monkeypatch.setattr(actor, "_reached", lambda folder: next(seen))
     with store.begin(7, {"cursor": 7}) as draft:
         files = (
-            Learners(ranks, RunSpec()).write(draft.folder, PARTS, upload=f"{remote.uri}/step-00000007").wait()
+            Learners(ranks, RunSpec())
+            .write(draft.folder, PARTS, upload=Upload(remote.uri, "step-00000007", "one"))
+            .wait()
         )
         assert files.uploaded == {"1"}
         assert sorted(path.name for path in draft.folder.iterdir()) == ["0"]
@@ -260,7 +263,7 @@ def test_ranks_of_different_numbers_of_rounds(
         tmp_path / "here",
         PARTS,
         background=background,
-        upload=f"file://{uploaded}" if place == "store" else None,
+        upload=Upload(f"file://{tmp_path}", "remote", "one") if place == "store" else None,
     )
     threads = [one._writing._thread for one in ranks if one._writing is not None]
     assert len([thread for thread in threads if thread is not None]) == (2 if background and threads else 0)
@@ -278,11 +281,42 @@ def test_ranks_of_different_numbers_of_rounds(
         assert files.digests[str(rank)] == (len(content), sha256_of(path))
 
 
+def test_ranks_of_an_attempt_that_was_replaced_leave_the_files_of_the_next_one(
+    ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_scheme: None
+):
+    """One whose process stood still meanwhile would replace them by others of the same size."""
+    monkeypatch.setattr(actor, "_reached", lambda folder: False)
+    run, upload = RemoteFolder(f"file://{tmp_path}"), Upload(f"file://{tmp_path}", "step-00000007", "one")
+    run.write(".owner", b"one")
+    finish, finished = RemoteWriter.finish, list[str]()
+
+    def told(self: RemoteWriter) -> None:
+        finished.append(self._name)
+        finish(self)
+
+    monkeypatch.setattr(RemoteWriter, "finish", told)
+    for one in ranks:
+        one.begin_save(1, tmp_path / "here", PARTS, 1 << 30, False, upload)
+        if one.rank == 1:
+            run.write(".owner", b"two")
+            with pytest.raises(
+                RunFolderBusy, match=r"^checkpoint\.storage\.s3: two has taken over file://.* from one"
+            ):
+                one.save_round()
+        else:
+            one.save_round()
+    assert finished == ["0"]
+    with pytest.raises(RunFolderBusy, match=r" two has taken over "):
+        ranks[0].begin_save(2, tmp_path / "here", PARTS, 1 << 30, False, upload)
+
+
 def test_ranks_that_cannot_upload_send_and_say_why(
     ranks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(actor, "_reached", lambda folder: False)
-    writing = Learners(ranks, RunSpec()).write(tmp_path, PARTS, upload="gcs://bucket/step-00000007")
+    writing = Learners(ranks, RunSpec()).write(
+        tmp_path, PARTS, upload=Upload("gcs://bucket", "step-00000007", "one")
+    )
     files = writing.wait()
     assert files.uploaded == frozenset()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files.digests) == ["0", "1"]

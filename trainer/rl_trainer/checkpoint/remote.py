@@ -37,7 +37,7 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
     continuation that was given up and are deleted.
 
     Args:
-        check: called before anything changes there, and again before the copy counts; may raise.
+        check: called before anything changes there, before the copy counts and before each one that is deleted; may raise.
 
     Returns:
         The URI of the copy.
@@ -55,12 +55,13 @@ def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], Non
         check()
         if _digest(remote, info.step) != info.digest:
             verify(info.path)  # a damaged checkpoint must not push good copies out
+            check()  # that took its time
             delete(remote, info.step)
             for name in info.files:
                 remote.upload(info.path / name, f"{step_name(info.step)}/{name}")
             check()
             remote.write(_manifest(info.step), (info.path / MANIFEST).read_bytes())
-        _prune(store, remote, info.step)
+        _prune(store, remote, info.step, check)
 
     what = f"The checkpoint of step {info.step} could not be copied to {remote.uri}"
     remote.within(what, copy, f"It is safe in {info.path}.")
@@ -98,7 +99,7 @@ def complete(
                 raise OSError(f"{file} has {found:,} bytes there instead of the {size:,} that were written")
         check()
         remote.write(_manifest(info.step), content)
-        _prune(store, remote, info.step)
+        _prune(store, remote, info.step, check)
 
     remote.within(
         f"The checkpoint of step {info.step} could not be completed in {remote.uri}",
@@ -114,16 +115,22 @@ def clear(remote: RemoteFolder, step: int) -> None:
     remote.abort_parts(step_name(step))
 
 
-def sweep(remote: RemoteFolder) -> None:
-    """Deletes what killed writers have left, which is no checkpoint. Within `RemoteFolder.within`; nobody else may write."""
+def sweep(remote: RemoteFolder, check: Callable[[], None] = lambda: None) -> None:
+    """Deletes what killed writers have left, which is no checkpoint. Within `RemoteFolder.within`; nobody else may write.
+
+    `check`: called before each that is deleted; may raise.
+    """
     whole = {step_name(step) for step in steps(remote)}
     for name in remote.names():
         if step_of(name) is not None and name not in whole:
+            check()
             remote.delete(name)
-    remote.abort_parts("")
+    check()
+    # Other runs may keep theirs in folders of this one.
+    remote.abort_parts("", lambda name: step_of(name.partition("/")[0]) is not None)
 
 
-def _prune(store: CheckpointStore, remote: RemoteFolder, newest: int) -> None:
+def _prune(store: CheckpointStore, remote: RemoteFolder, newest: int, check: Callable[[], None]) -> None:
     """Deletes copies beyond the store's `keep` beside the newest, and of later steps, but for those that are pinned."""
     there = steps(remote)
     kept = [newest, *(step for step in reversed(there) if step < newest)][: store.keep]
@@ -132,6 +139,7 @@ def _prune(store: CheckpointStore, remote: RemoteFolder, newest: int) -> None:
     steps_needed = {step for step, _ in needed if step < newest}
     for step in gone:
         if step not in steps_needed or (step, _digest(remote, step)) not in needed:
+            check()  # a later attempt may have made it
             delete(remote, step)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint.tensor_file import Digests
+from rl_trainer.storage.ownership import Upload
 
 WEIGHTS, OPTIMIZER, ADAPTER, CRITIC = "weights", "optimizer", "adapter", "critic"
 """What there is to be saved of learners, each in files of its own."""
@@ -60,7 +61,12 @@ class WriteLearners(Protocol):
     """See `Learners.write`."""
 
     def __call__(
-        self, folder: Path, parts: Mapping[str, str], *, background: bool = False, upload: str | None = None
+        self,
+        folder: Path,
+        parts: Mapping[str, str],
+        *,
+        background: bool = False,
+        upload: Upload | None = None,
     ) -> Unfinished:
         """Begins to write."""
         ...

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, RLTrainError
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, RLTrainError, RunFolderBusy
 from rl_trainer.checkpoint.manifest import (
     MANIFEST,
     REPLACEMENT,
@@ -74,6 +74,9 @@ class CheckpointStore:
         read_only: for readers beside the process that trains: neither makes nor deletes anything.
         tell: is given each sentence about pins that are disregarded, once.
 
+    Attributes:
+        untouched: says of which checkpoint nothing is lost where one cannot be written.
+
     Raises:
         CheckpointError: the folder cannot be made or read.
     """
@@ -92,6 +95,7 @@ class CheckpointStore:
         self.keep = keep
         self.read_only = read_only
         self._tell, self._told = tell, set[str]()
+        self.untouched: Callable[[], str] = self._untouched
         if read_only:
             return
         try:
@@ -264,33 +268,36 @@ class CheckpointStore:
         return self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
 
     @contextlib.contextmanager
-    def saying(self, step: int, name: str) -> Iterator[None]:
-        """What keeps the file `name` of the checkpoint of `step` from being written, as a sentence."""
+    def saying(self, step: int, name: str, place: str = "") -> Iterator[None]:
+        """What keeps the file `name` of the checkpoint of `step` from being written, as a sentence.
+
+        `place`: where it was to be written, instead of the store's folder.
+        """
         try:
             yield
-        except (ActorDied, DeadlineExceeded):  # of who writes: not the disk's fault
+        except (ActorDied, DeadlineExceeded, RunFolderBusy):  # of who writes: not the disk's fault
             raise
         except Exception as error:
-            raise CheckpointError(self._failure(step, name, error)) from error
+            raise CheckpointError(self._failure(step, name, place, error)) from error
 
-    def _failure(self, step: int, name: str, error: Exception) -> str:
+    def _failure(self, step: int, name: str, place: str, error: Exception) -> str:
         full = (isinstance(error, OSError) and error.errno in _DISK_FULL) or any(
             text in str(error) for text in _DISK_FULL_TEXT
         )
         free = ""
         with contextlib.suppress(OSError):
             free = f" ({shutil.disk_usage(self.folder).free / 1e6:,.0f} MB free)" if full else ""
-        earlier = [info.step for info in self.list()]
-        untouched = (
-            f"The checkpoint of step {earlier[-1]} is untouched" if earlier else "There is none before it"
-        )
         advice = "free some space or choose another checkpoint.storage" if full else "remove the cause"
         said = str(error).rstrip(".") if isinstance(error, RLTrainError) else reason(error)
         said = f"{name}: {said}" if name else said
         return (
-            f"The checkpoint of step {step} could not be written to {self.folder}: "
-            f"{said}{free}. {untouched}: {advice}, then resume."
+            f"The checkpoint of step {step} could not be written to {place or self.folder}: "
+            f"{said}{free}. {self.untouched()}: {advice}, then resume."
         )
+
+    def _untouched(self) -> str:
+        earlier = [info.step for info in self.list()]
+        return f"The checkpoint of step {earlier[-1]} is untouched" if earlier else "There is none before it"
 
 
 class Draft(Closes):

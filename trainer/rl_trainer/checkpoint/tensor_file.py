@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,17 @@ class ShardWriter(Closes):
     """Files below `folder` that are written piece by piece, and their checksums with them: nothing is read again for these.
 
     In an object store they are streamed: of a file one part is in memory, and until it is whole it is not there at all.
+    There `check` is called before a file becomes whole; what it raises is raised, and the file is none.
 
     Raises CheckpointError when one cannot be written, and Unavailable, which is one, of an object store.
     """
 
-    def __init__(self, folder: Path | RemoteFolder, heads: Iterable[FileHead]):
+    def __init__(
+        self,
+        folder: Path | RemoteFolder,
+        heads: Iterable[FileHead],
+        check: Callable[[], None] = lambda: None,
+    ):
         self._files: dict[str, _PieceFile | _StreamedFile] = {}
         try:
             for head in heads:
@@ -78,7 +84,7 @@ class ShardWriter(Closes):
                     self._files[head.name] = (
                         _PieceFile(folder / head.name, head)
                         if isinstance(folder, Path)
-                        else _StreamedFile(folder, head)
+                        else _StreamedFile(folder, head, check)
                     )
         except BaseException:
             self.close()
@@ -145,9 +151,9 @@ class _PieceFile(_Counted):
 class _StreamedFile(_Counted):
     """A file in an object store, opened with its first bytes and finished with its last: of many, one holds a part."""
 
-    def __init__(self, folder: RemoteFolder, head: FileHead):
+    def __init__(self, folder: RemoteFolder, head: FileHead, check: Callable[[], None]):
         super().__init__(head)
-        self._folder, self._head, self._writer = folder, head, None
+        self._folder, self._head, self._check, self._writer = folder, head, check, None
         self._said = f"{head.name} could not be written to {folder.uri}"
 
     _writer: RemoteWriter | None
@@ -175,6 +181,7 @@ class _StreamedFile(_Counted):
             self._writer.write(self._head.content)
         self._writer.write(piece)
         if self._size == self._expected:
+            self._check()
             self._writer.finish()
             self._writer = None
 

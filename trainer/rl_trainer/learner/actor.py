@@ -36,6 +36,7 @@ from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
+from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
@@ -210,7 +211,7 @@ class LearnerActor:
         parts: Mapping[str, str],
         limit: int,
         background: bool,
-        upload: str | None = None,
+        upload: Upload | None = None,
     ) -> Begun:
         """From now on `save_round` makes this rank's files of `parts` (see `saving.Save`); what was begun is forgotten.
 
@@ -224,7 +225,11 @@ class LearnerActor:
         self._writing = None
         if place is not None:
             self._writing = Writing(
-                place, save.heads, background=background, tell=partial(self._tell_written, number)
+                place,
+                save.heads,
+                background=background,
+                check=upload.check if upload is not None else lambda: None,
+                tell=partial(self._tell_written, number),
             )
         self._rounds, self._save = save.rounds(), number
         return Begun(
@@ -281,26 +286,28 @@ def _reached(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _place(folder: Path, upload: str | None, probe: str) -> tuple[Path | RemoteFolder | None, str]:
+def _place(folder: Path, upload: Upload | None, probe: str) -> tuple[Path | RemoteFolder | None, str]:
     """Where this process writes its files, None: it cannot; and why not to `upload`, though it was to, or nothing.
 
-    `probe`: a name in `upload` under which a file is written and deleted again.
+    `probe`: a name in `upload` under which a file is written and deleted again. Raises RunFolderBusy: a later attempt has
+    the run's folder.
     """
     if _reached(folder):
         return folder, ""
     if upload is None:
         return None, ""
-    remote = RemoteFolder(upload, stalled=_PROBE_SECONDS)
+    remote = RemoteFolder(upload.uri, stalled=_PROBE_SECONDS)
 
     def write() -> None:
+        upload.check()
         remote.write(probe, b"")
         remote.delete(probe)
 
     try:
-        remote.within(f"nothing can be written to {upload}", write)
+        remote.within(f"nothing can be written to {remote.uri}", write)
     except CheckpointError as error:
         return None, str(error)
-    return RemoteFolder(upload, stalled=_UPLOAD_SECONDS), ""
+    return RemoteFolder(upload.uri, stalled=_UPLOAD_SECONDS), ""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from rl_trainer.learner.share import Share, deal
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
+from rl_trainer.storage.ownership import Upload
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.transports.group import Invitation
 from rl_trainer.weights.transports.publication import Publication
@@ -210,7 +211,7 @@ class Learners:
         *,
         limit: int = SHARD_BYTES,
         background: bool = False,
-        upload: str | None = None,
+        upload: Upload | None = None,
     ) -> LearnersWriting:
         """Every rank writes its part of the tensors below `folder`, in rounds, each by a deadline.
 

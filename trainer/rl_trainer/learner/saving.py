@@ -153,8 +153,8 @@ class Save:
 class Writing(Closes):
     """Files of one rank, which it writes itself: as `add` is called or, with `background`, from `start` on by a thread.
 
-    `tell` is called by the thread when it ends, with what it has written or failed with: whoever has the rank do something
-    else meanwhile cannot ask.
+    `check`: see `ShardWriter`. `tell` is called by the thread when it ends, with what it has written or failed with: whoever
+    has the rank do something else meanwhile cannot ask.
     """
 
     def __init__(
@@ -163,9 +163,10 @@ class Writing(Closes):
         heads: Sequence[FileHead],
         *,
         background: bool,
+        check: Callable[[], None] = lambda: None,
         tell: Callable[[Written | RLTrainError], None] = lambda said: None,
     ):
-        self._writer, self._tell = ShardWriter(folder, heads), tell
+        self._writer, self._tell = ShardWriter(folder, heads, check), tell
         self._waiting: deque[Piece] | None = deque() if background else None
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()

@@ -36,10 +36,11 @@ TOKENIZER_FILES = (
 
 def describe_weights(source: Path, target: Path, weights: SavedFiles) -> None:
     """Makes `target`, which has the files of `weights`, a model folder: with configuration and tokenizer of the folder
-    `source`, and an index where there are several files.
+    `source`, and an index where there are several files. It is made where the files lie elsewhere.
 
     Raises OSError (disk full, no permission).
     """
+    target.mkdir(exist_ok=True)
     for name in (*CONFIG_FILES, *TOKENIZER_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -92,7 +93,11 @@ def _record_dtype(path: Path) -> None:
 
 
 def describe_adapter(options: LoraSpec, base: str, target: Path) -> None:
-    """Makes a folder of adapters one that `peft.PeftModel.from_pretrained` opens; `base`: the model that they change."""
+    """Makes a folder of adapters one that `peft.PeftModel.from_pretrained` opens; `base`: the model that they change.
+
+    It is made where the adapters lie elsewhere. Raises as `describe_weights`.
+    """
+    target.mkdir(exist_ok=True)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

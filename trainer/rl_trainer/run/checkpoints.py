@@ -22,6 +22,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +30,8 @@ from typing import Any
 
 from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
-from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest, step_name
-from rl_trainer.checkpoint.remote import clear, complete, fetch, mirror
+from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest
+from rl_trainer.checkpoint.remote import fetch, mirror
 from rl_trainer.checkpoint.shards import SUFFIX, shards_of
 from rl_trainer.checkpoint.state import (
     ADAPTER,
@@ -55,6 +56,7 @@ from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import parent_of
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder
+from rl_trainer.run.uploads import Uploads
 
 MODEL, ADAPTER_FOLDER = "model", "adapter"
 # Path and beginning of the names of the files that learners write.
@@ -94,7 +96,7 @@ class Checkpoints:
         self.lineage: Mapping[str, Any] = {}
         self._parent: Checkpoint | None = None
         self._unfinished: _Unfinished | None = None
-        self._uploads = False
+        self._uploads: Uploads | None = None  # where learners do not see the folder
         self._warn, self._warned = warn, False
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
@@ -136,8 +138,9 @@ class Checkpoints:
                 self.remote.sweep()
         with self.store.probe() as folder:
             seen = folder is None or reach(folder)
-        self._uploads = self.remote is not None and not seen
-        if seen or self._uploads:
+        if self.remote is not None and not seen:
+            self._uploads = Uploads(self.remote, self.store)
+        if seen or self._uploads is not None:
             return None
         return (
             "checkpoint.asynchronous is always, but not all learners see the checkpoint folder "
@@ -179,10 +182,10 @@ class Checkpoints:
         }
         draft = self.store.begin(step, metadata)
         try:
-            with self.store.saying(step, ""):
+            upload = self._uploads.begin(step) if self._uploads is not None else None
+            with self._saying(step):
                 parts = {part: _FILES[part] for part in learned.contents}
                 background = background and self._asynchronous(learned)
-                upload = self._upload_folder(step)
                 writing = learned.write(draft.folder, parts, background=background, upload=upload)
         except BaseException:
             draft.close()
@@ -253,50 +256,30 @@ class Checkpoints:
     def _finish(self, unfinished: _Unfinished, *, wait: bool) -> tuple[Checkpoint, Callable[[], str]] | None:
         """The checkpoint, once learners have written their files, in the store or as far as they have not uploaded it; and
         what is left to be done to it, which says where it is to be found then. None: they are still at it."""
-        with self.store.saying(unfinished.step, ""):
+        with self._saying(unfinished.step):
             files = unfinished.writing.wait() if wait else unfinished.writing.finished()
             if files is None:
                 return None
             folder, lora = unfinished.draft.folder, self.spec.learner.lora
-            (folder / MODEL).mkdir(exist_ok=True)
             describe_weights(unfinished.model_folder, folder / MODEL, files)
             if lora is not None:
                 describe_adapter(lora, str(self.folder.initial), folder / ADAPTER_FOLDER)
         self.folder.check_owner()
         if files.uploaded:
+            uploads = self._uploads
+            assert uploads is not None, "learners have uploaded to it"
             content = unfinished.draft.manifest(files.digests, files.uploaded)
-            return parse_manifest(content, folder), lambda: self._complete(unfinished.draft, content)
+            return parse_manifest(content, folder), lambda: uploads.complete(unfinished.draft, content)
         info = unfinished.draft.finish(files.digests)
         return info, lambda: self._copy_away(info)
 
-    def _complete(self, draft: Draft, content: bytes) -> str:
-        """Makes a checkpoint of what learners have uploaded; returns where it is to be found."""
-        assert self.remote is not None, "learners have uploaded to it"
-        with contextlib.suppress(CheckpointError):  # as of a copy
-            self.remote.put(RUN_FILE)
-        place = complete(self.store, self.remote.remote, draft.folder, content, self.remote.check_owner)
-        draft.close()
-        return place
-
-    def _upload_folder(self, step: int) -> str | None:
-        """Where learners upload their files of a step, made empty: from here on an earlier checkpoint of it is none."""
-        if self.remote is None or not self._uploads:
-            return None
-        remote, check = self.remote.remote, self.remote.check_owner
-
-        def work() -> None:
-            check()
-            clear(remote, step)
-
-        remote.within(f"{remote.uri} cannot be used for the checkpoint of step {step}", work)
-        return f"{remote.uri}/{step_name(step)}"
+    def _saying(self, step: int) -> AbstractContextManager[None]:
+        """What keeps learners from writing, as a sentence."""
+        return self._uploads.saying(step) if self._uploads is not None else self.store.saying(step, "")
 
     def _clear(self, step: int) -> None:
-        """Deletes what learners have uploaded of a step that becomes no checkpoint; the rest the next attempt deletes."""
-        if self.remote is None or not self._uploads:
-            return
-        with contextlib.suppress(RLTrainError):
-            self.remote.forget(step)
+        if self._uploads is not None:
+            self._uploads.clear(step)
 
     def _copy_away(self, info: Checkpoint) -> str:
         """Copies a finished checkpoint to the object store, where there is one; returns where it is to be found."""

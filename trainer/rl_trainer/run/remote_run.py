@@ -13,9 +13,9 @@ from rl_trainer.checkpoint.remote import clear, delete, steps, sweep
 from rl_trainer.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from rl_trainer.run.attempts_file import ATTEMPTS_FILE
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder, attempt_after
+from rl_trainer.storage.ownership import OWNER_FILE, check_owner, owner_of, taken_over
 from rl_trainer.storage.remote_folder import RemoteFolder
 
-_OWNER = ".owner"
 # In the order in which they are copied: what is read on resuming names positions in those before it.
 _SMALL = (
     RUN_FILE,
@@ -29,7 +29,7 @@ _SMALL = (
 )
 _KEPT = (*_SMALL, "program.log", TENSORBOARD_FOLDER, "final")
 # Seconds without a byte moved at the end of a run that was stopped: a pod is killed soon after.
-_HURRY_SECONDS = 20.0
+HURRY_SECONDS = 20.0
 
 
 class RemoteRun:
@@ -64,9 +64,7 @@ class RemoteRun:
         Raises:
             RunFolderBusy: another process has taken the folder over.
         """
-        owner = self._owner()
-        if owner not in ("", self.folder.token):
-            raise RunFolderBusy(self._taken_over(owner))
+        check_owner(self.remote, self.folder.token)
 
     def keep(self, *, hurry: bool = False) -> None:
         """Copy results there, as far as there are any.
@@ -78,7 +76,7 @@ class RemoteRun:
             CheckpointError: they cannot be copied; here they are safe.
             RunFolderBusy: another process has taken the folder over.
         """
-        remote = RemoteFolder(self.remote.uri, stalled=_HURRY_SECONDS) if hurry else self.remote
+        remote = RemoteFolder(self.remote.uri, stalled=HURRY_SECONDS) if hurry else self.remote
         names: tuple[str, ...] = _SMALL if hurry else _KEPT
         metrics = self.folder.path / METRICS_FILE
         if not metrics.exists() or metrics.stat().st_size == 0:
@@ -94,7 +92,7 @@ class RemoteRun:
 
         def work() -> None:
             self.check_owner()
-            sweep(self.remote)
+            sweep(self.remote, self.check_owner)
 
         self.remote.within(f"{self.remote.uri} still has files of unfinished checkpoints", work)
 
@@ -105,7 +103,7 @@ class RemoteRun:
             CheckpointError: it cannot be deleted, or not soon: the next attempt deletes it.
             RunFolderBusy: another process has taken the folder over.
         """
-        remote = RemoteFolder(self.remote.uri, stalled=_HURRY_SECONDS)
+        remote = RemoteFolder(self.remote.uri, stalled=HURRY_SECONDS)
 
         def work() -> None:
             self.check_owner()
@@ -135,12 +133,12 @@ class RemoteRun:
         self.remote.within(f"checkpoint.storage.s3: {self.remote.uri} cannot be read", work)
 
     def _claim(self) -> None:
-        owner = self._owner()
+        owner = owner_of(self.remote)
         if attempt_after(owner, self.folder.token):
-            raise RunFolderBusy(self._taken_over(owner))
+            raise RunFolderBusy(taken_over(self.remote, owner, self.folder.token))
         if not self.folder.resume:
             self._make_room()
-        self.remote.write(_OWNER, self.folder.token.encode())
+        self.remote.write(OWNER_FILE, self.folder.token.encode())
 
     def _make_room(self) -> None:
         there, kept = steps(self.remote), set(self.remote.names()) & set(_KEPT)
@@ -164,12 +162,3 @@ class RemoteRun:
                 continue
             for path in sorted(path for path in source.rglob("*") if path.is_file()):
                 remote.upload(path, f"{name}/{path.relative_to(source).as_posix()}")
-
-    def _owner(self) -> str:
-        return (self.remote.read(_OWNER) or b"").decode(errors="replace").strip()
-
-    def _taken_over(self, owner: str) -> str:
-        return (
-            f"checkpoint.storage.s3: {owner} has taken over {self.remote.uri} from {self.folder.token}, which stops and "
-            "writes nothing more"
-        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,23 +173,44 @@ class RemoteFolder:
         self._make_parent(name)
         return RemoteWriter(self, name, size)
 
-    def abort_parts(self, name: str) -> None:
+    def abort_parts(self, name: str, ours: Callable[[str], bool] = lambda name: True) -> None:
         """Forget parts of files below the folder `name` (empty: all) that nobody will finish, as their writers were killed.
 
-        Who may not look for such parts leaves them to the bucket's own rules.
+        Who may not look for such parts, or cannot, leaves them to the bucket's own rules. `ours`: whether those of a file
+        are meant, by its name below the folder.
         """
         if not is_s3(self.uri):
             return
         bucket, _, key = self._path(name).strip("/").partition("/")
         prefix = f"{key}/" if key else ""
-        with contextlib.suppress(PermissionError, NotImplementedError):
-            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-            for one in found.get("Uploads") or ():
+        try:
+            for key, upload in list(self._parts(bucket, prefix)):
+                if not ours(key.removeprefix(prefix)):
+                    continue
                 with contextlib.suppress(FileNotFoundError):  # its writer lives, and has finished it
-                    self._files.call_s3(
-                        "abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"]
-                    )
+                    self._files.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
                 self._moved = time.monotonic()
+        except PermissionError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+
+    def _parts(self, bucket: str, prefix: str) -> Iterator[tuple[str, str]]:
+        """Key and id of each upload that is begun and not ended; a thousand come at a time."""
+        after: dict[str, str] = {}
+        while True:
+            found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
+            self._moved = time.monotonic()
+            yield from ((one["Key"], one["UploadId"]) for one in found.get("Uploads") or ())
+            following = {
+                name: found[f"Next{name}"]
+                for name in ("KeyMarker", "UploadIdMarker")
+                if found.get(f"Next{name}")
+            }
+            if not found.get("IsTruncated") or following in ({}, after):
+                return
+            after = following
 
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there. Raises FileNotFoundError when there is none."""
@@ -236,14 +258,18 @@ class RemoteWriter:
 
     def __init__(self, folder: RemoteFolder, name: str, size: int) -> None:
         self._folder, self._name, self._size = folder, name, size
-        self._part = max(_PIECE, -(-size // _MOST_PARTS))
+        self._part, self._filled = max(_PIECE, -(-size // _MOST_PARTS)), 0
         self._file: Any = folder._files.open(folder._path(name), "wb", block_size=self._part)
 
     def write(self, data: Any) -> None:
         """The next bytes, or a contiguous array of them."""
         view = memoryview(data)
-        for at in range(0, len(view), self._part):
-            self._file.write(view[at : at + self._part])
+        while len(view):
+            # A part is sent with what it holds once it is full, and some stores take parts of one size only.
+            piece = view[: self._part - self._filled]
+            self._file.write(piece)
+            self._filled = (self._filled + len(piece)) % self._part
+            view = view[len(piece) :]
             self._folder._moved = time.monotonic()
 
     def finish(self) -> None:

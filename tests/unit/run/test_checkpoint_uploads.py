@@ -1,0 +1,129 @@
+"""Checkpoints of which learners write their part into the object store: what the driver adds, and what it says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_api import RunSpec
+from rl_api.errors import CheckpointError, RunFolderBusy, Unavailable
+from rl_trainer.checkpoint.remote import steps
+from rl_trainer.checkpoint.state import ADAPTER, OPTIMIZER, WEIGHTS, LearnerState, RunState, SavedFiles
+from rl_trainer.observe.metrics import MetricsWriter
+from rl_trainer.run.checkpoints import Checkpoints
+from rl_trainer.run.counters import Counters
+from rl_trainer.run.remote_run import RemoteRun
+from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.storage.ownership import Upload
+from rl_trainer.storage.remote_folder import RemoteFolder
+
+
+class Run:
+    """One whose learners, which are here, upload a file of each part, or fail with `error`."""
+
+    def __init__(self, folder: Path):
+        self.spec = RunSpec.model_validate(
+            {
+                "model": {"source": "tiny"},
+                "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+                "checkpoint": {"everySteps": 2},
+                "learner": {"lora": {}},
+            }
+        )
+        self.error: Exception | None = None
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text("{}")
+        self.folder = RunFolder(folder / "run")
+        self.folder.initial.mkdir()
+        self.metrics = MetricsWriter(self.folder.path)
+        self.remote = RemoteRun(f"file://{folder}/remote", self.folder)
+        self.remote.claim()
+        self.checkpoints = Checkpoints(self.spec, self.folder, self.remote, print)
+        assert self.checkpoints.ask_learners(lambda folder: False) is None
+
+    def write(
+        self,
+        folder: Path,
+        parts: Mapping[str, str],
+        *,
+        background: bool = False,
+        upload: Upload | None = None,
+    ) -> Any:
+        """As `Learners.write`."""
+        assert upload is not None
+        assert not list(folder.iterdir()), "learners of other nodes write nothing here"
+        if self.error is not None:
+            raise self.error
+        for name in parts.values():
+            RemoteFolder(upload.uri).write(name, b"x")
+        digests = {name: (1, hashlib.sha256(b"x").hexdigest()) for name in parts.values()}
+        return Written(SavedFiles(digests, {"w": parts[WEIGHTS]}, 1, frozenset(digests)))
+
+    def save(self, step: int) -> str:
+        """A checkpoint; returns where it is."""
+        learned = LearnerState(step, [WEIGHTS, OPTIMIZER, ADAPTER], False, self.write)
+        state: RunState[LearnerState] = RunState(learned, [None], {}, [])
+        self.checkpoints.begin(Counters(step=step), state, self.metrics, self.model)
+        return self.checkpoints.wait().uri
+
+
+class Written:
+    """As `LearnersWriting`, of learners that are done."""
+
+    refused = ""
+
+    def __init__(self, files: SavedFiles):
+        self._files = files
+
+    def wait(self) -> SavedFiles:
+        """As `Unfinished`."""
+        return self._files
+
+    def drop(self) -> None:
+        """As `Unfinished`."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, any_scheme: None) -> Iterator[Run]:
+    found = Run(tmp_path)
+    yield found
+    found.metrics.close()
+    found.folder.close()
+
+
+def test_a_checkpoint_with_adapters_that_are_elsewhere(run: Run) -> None:
+    assert run.save(2) == f"{run.remote.remote.uri}/step-00000002"
+    assert run.remote.remote.names("step-00000002/adapter") == ["adapter_config.json", "adapter_model"]
+    assert run.remote.remote.names("step-00000002/model") == ["config.json", "model"]
+    assert list(run.checkpoints.store.folder.iterdir()) == []
+
+
+def test_what_keeps_learners_from_uploading_is_said_of_the_object_store(run: Run) -> None:
+    uri = run.remote.remote.uri
+    run.error = Unavailable("optimizer could not be written there: nothing has moved for 600 s.")
+    said = f"The checkpoint of step {{}} could not be written to {uri}: {run.error} {{}}: remove the cause, then resume."
+    with pytest.raises(CheckpointError) as first:
+        run.save(2)
+    assert str(first.value) == said.format(2, "There is none before it there")
+    run.error, error = None, run.error
+    run.save(2)
+    run.error = error
+    with pytest.raises(CheckpointError) as second:
+        run.save(4)
+    assert str(second.value) == said.format(4, "The checkpoint of step 2 there is untouched")
+    assert steps(run.remote.remote) == [2]
+
+
+def test_an_attempt_that_was_replaced_stops_as_one(run: Run) -> None:
+    """And not with a sentence about the disk."""
+    run.error = RunFolderBusy("another has taken over")
+    with pytest.raises(RunFolderBusy, match=r"^another has taken over$"):
+        run.save(2)
+    run.remote.remote.write(".owner", b"another")
+    with pytest.raises(RunFolderBusy, match=r"^checkpoint\.storage\.s3: another has taken over "):
+        run.save(2)
