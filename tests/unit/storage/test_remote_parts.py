@@ -78,7 +78,7 @@ def test_parts_of_other_runs_below_are_left_alone_and_all_pages_looked_at(answer
     asked = answers.of("list_multipart_uploads")
     assert asked == [
         {"Bucket": "bucket", "Prefix": "run/"},
-        {"Bucket": "bucket", "Prefix": "run/", "KeyMarker": "k", "UploadIdMarker": "u"},
+        {"Bucket": "bucket", "Prefix": "run/", "KeyMarker": "k"},
     ]
     aborted = answers.of("abort_multipart_upload")
     assert [given["Key"] for given in aborted] == ["run/step-00000002/a", "run/step-00000004/a"]
@@ -92,3 +92,17 @@ def test_a_store_that_has_no_list_of_parts_or_shows_it_to_nobody(answers: Answer
     answers.pages = [OSError(errno.EIO, "broken")]
     with pytest.raises(OSError, match="broken"):
         remote.abort_parts("")
+
+
+def test_a_writer_whose_parts_another_has_forgotten_ends_with_nothing_to_say(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RemoteFolder("s3://bucket/run").writer("step-00000002/model", 3 * PART)
+    writer.write(bytes(PART))
+
+    def gone(self: object) -> None:
+        raise FileNotFoundError("The specified multipart upload does not exist")
+
+    monkeypatch.setattr(type(writer._file), "discard", gone)
+    writer.abort()
+    assert writer._file.closed, "or it would be sent when its memory is freed"

@@ -197,20 +197,20 @@ class RemoteFolder:
                 raise
 
     def _parts(self, bucket: str, prefix: str) -> Iterator[tuple[str, str]]:
-        """Key and id of each upload that is begun and not ended; a thousand come at a time."""
+        """Key and id of uploads that are begun and not ended; a thousand come at a time.
+
+        The next ones are asked for by key alone, which every store understands: of a key with uploads on two pages the next
+        look finds the rest.
+        """
         after: dict[str, str] = {}
         while True:
             found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
             self._moved = time.monotonic()
             yield from ((one["Key"], one["UploadId"]) for one in found.get("Uploads") or ())
-            following = {
-                name: found[f"Next{name}"]
-                for name in ("KeyMarker", "UploadIdMarker")
-                if found.get(f"Next{name}")
-            }
-            if not found.get("IsTruncated") or following in ({}, after):
+            following = found.get("NextKeyMarker")
+            if not found.get("IsTruncated") or following in (None, "", after.get("KeyMarker")):
                 return
-            after = following
+            after = {"KeyMarker": following}
 
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there. Raises FileNotFoundError when there is none."""
@@ -284,8 +284,11 @@ class RemoteWriter:
         if self._file.closed:
             return
         if is_s3(self._folder.uri):
-            self._file.discard()
-            self._file.closed = True  # or it would be finished when its memory is freed
+            try:
+                with contextlib.suppress(FileNotFoundError):  # another has forgotten its parts
+                    self._file.discard()
+            finally:
+                self._file.closed = True  # or it would be finished when its memory is freed
         else:
             self._file.close()
             self._folder.delete(self._name)
