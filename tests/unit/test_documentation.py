@@ -39,6 +39,7 @@ PAGES = [
         "docs/algorithms.md",
         "docs/scale.md",
         "docs/gpu-lane.md",
+        "docs/tutorials/README.md",
         "examples/README.md",
     )
 ]
