@@ -58,7 +58,9 @@ def kuberay_let_in(namespace: str) -> dict[str, Any]:
 def test_upgrade_from_an_earlier_release_does_not_disturb_a_run(
     cluster: Cluster, earlier_operator: None, train: Train
 ) -> None:
-    run = train("before", ENDLESS)
+    run = train(
+        "before", ENDLESS | {"learner": {"resources": None}}
+    )  # a field that the earlier release has not
     cluster.apply(kuberay_let_in(run.namespace))
     step = run.wait_for_step(3, START_SECONDS)
     attempt: dict[str, Any] = run.status["attempts"][0]

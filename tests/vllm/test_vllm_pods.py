@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
-from training_runs import RunFiles, actors
+from training_runs import RunFiles, actors, until
 
 from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 
@@ -58,12 +58,17 @@ def test_stages_on_two_nodes_are_the_learners_policy_and_live_and_die_together(
         nodes = {one.environ()["RAY_RAYLET_PID"] for one in (first, other)}
         assert len(nodes) == 2, "each pod has a part of the model"
 
+        workers = [one for each in (first, other) for one in each.children() if "VLLM" in one.name()]
+        assert len(workers) == 2
         other.kill()
         said = tmp_path / "stdout.txt"
         process.wait_for(lambda: "sampler 0 died and was replaced" in said.read_text(), LOADED)
         before = len(files.steps)
         process.wait_for(lambda: trained(before + 3), LOADED)
         assert not first.is_running(), "an engine without one of its pods is none"
+        until(
+            lambda: not any(one.is_running() for one in workers), 30, lambda: f"a worker is left: {workers}"
+        )
         process.send(signal.SIGTERM)
         outcome = process.finish()
     assert outcome.code == 143, outcome

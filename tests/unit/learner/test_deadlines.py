@@ -26,7 +26,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Phases and seconds that the driver has waited for at most."""
     found: list[tuple[str, float]] = []
 
-    def answers(calls: Sequence[Any], actors: str, phase: str, timeout: float, watch: object) -> list[Any]:
+    def answers(calls: Sequence[Any], actors: str, phase: str, timeout: float, *more: object) -> list[Any]:
         found.append((phase, timeout))
         return [([], [])] * len(calls)
 

@@ -120,6 +120,7 @@ class VllmEngine(Engine):
 
         try:
             engine = vllm.LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+            engine.collective_rpc("rltrain_end_with_its_parent")
             engine.collective_rpc("rltrain_measure_all_tokens")
             engine.collective_rpc("rltrain_take_from_the_stage_before")
             check = check_of(folder, _ties_the_head(engine))

@@ -5,6 +5,9 @@ Named to vLLM by `vllm_arguments.WORKER_EXTENSION`; `VllmEngine` calls the metho
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +18,19 @@ class WorkerExtension:
 
     model_runner: Any
     vllm_config: Any
+
+    def rltrain_end_with_its_parent(self) -> None:
+        """End this process with the one that started it, however that ends. vLLM's own worker asks for that between two calls,
+        and never does where it waits for a part of the model that has gone as well."""
+        parent = multiprocessing.parent_process()
+        if parent is None:  # the engine's own process
+            return
+
+        def follow() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=follow, name="end with the parent", daemon=True).start()
 
     def rltrain_measure_all_tokens(self) -> None:
         """Report log-probs over all tokens at the sampling temperature, as `GenerationResult` has them: vLLM's own are taken
