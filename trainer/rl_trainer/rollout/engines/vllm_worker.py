@@ -20,8 +20,8 @@ class WorkerExtension:
     vllm_config: Any
 
     def rltrain_end_with_its_parent(self) -> None:
-        """End this process with the one that started it, however that ends. vLLM's own worker looks at that between two calls,
-        and not where it waits for a part of the model that has gone as well."""
+        """End this process with the one that started it, however that ends. vLLM's own worker looks at that between two
+        calls, and not where it waits for a part of the model that has gone as well."""
         parent = multiprocessing.parent_process()
         if parent is None:  # the engine's own process
             return
