@@ -19,7 +19,7 @@ def free_memory(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     are at the root. Groups of version 1 are not looked at.
     """
     machine = psutil.virtual_memory()
-    found = [machine.available - machine.total // _KEPT]
+    found: list[int] = [machine.available - machine.total // _KEPT]
     try:
         lines = own.read_text().splitlines()
     except OSError:  # not Linux
