@@ -8,10 +8,6 @@ from operator_worlds import GPU_POOLS, make_plan, make_pod, make_profile, make_r
 
 from rl_operator.decide.diagnose import (
     diagnose,
-    exit_code,
-    failure_sentence,
-    last_lines,
-    one_line,
 )
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import Effective
@@ -437,33 +433,3 @@ def test_restarts_without_words() -> None:
     pod = make_pod("head", ready=False, containers=(state,))
     found = diagnose(World(run=make_run(), pods=(pod,)), 1, CPU_PLAN)
     assert found[0].message.endswith("ended 2 times; its last lines: no module named x")
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "sentence"),
-    [
-        (
-            "Job entrypoint command failed with exit code 2, last available logs:\nrltrain: spec.seed: found -1\n",
-            2,
-            "spec.seed: found -1",
-        ),
-        (
-            "failed with exit code 1\nTraceback\nValueError: broken",
-            1,
-            "failed with exit code 1 | Traceback | ValueError: broken",
-        ),
-        ("", None, "the job says nothing"),
-    ],
-)
-def test_failed_jobs(message: str, code: int | None, sentence: str) -> None:
-    assert exit_code(message) == code
-    assert failure_sentence(message) == sentence
-
-
-def test_long_texts_are_cut() -> None:
-    assert len(one_line("word " * 1000)) == 600
-    assert last_lines("\n".join("abcdef")) == "d | e | f"
-
-
-def test_what_others_say_acts_on_nothing_that_shows_it() -> None:
-    assert one_line("a\x1b[2Jb\n\u202ec\x00") == "a\ufffd[2Jb \ufffdc\ufffd"
