@@ -355,15 +355,13 @@ RULES: Final[tuple[Rule, ...]] = (
 """Rules that hold everywhere."""
 
 CLUSTER_RULES: Final[tuple[Rule, ...]] = (
-    *(
-        storage_on_a_cluster,
-        storage_folder,
-        model_on_a_cluster,
-        free_port,
-        endpoint_on_a_cluster,
-        sealed_weights,
-        sealed_stages,
-    ),
+    storage_on_a_cluster,
+    storage_folder,
+    model_on_a_cluster,
+    free_port,
+    endpoint_on_a_cluster,
+    sealed_weights,
+    sealed_stages,
 )
 """Rules that hold only on a cluster."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import psutil  # type: ignore[import-untyped]
 from worker_head import resident, start_high_water
 
 from gpu_lane.job import Job
@@ -37,5 +36,4 @@ def device_memory(job: Job) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info()[1])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return int(psutil.virtual_memory().available)

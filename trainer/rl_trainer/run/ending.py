@@ -1,4 +1,4 @@
-"""Whether the end of an attempt is the end of its run, as far as its driver can know. Pure."""
+"""Whether the end of an attempt is the end of its run, as far as its driver can know."""
 
 from __future__ import annotations
 
