@@ -230,12 +230,38 @@ class BufferSpec(Model):
     """When full: block (samplers wait), dropOldest or reject (the new one); both count."""
 
 
+class ReplanSpec(Model):
+    """When a measured profile changes the placement of a run whose mode is auto."""
+
+    threshold: float = Field(default=0.15, gt=0, le=10)
+    """Share of a step's time that the other placement must save."""
+    steps: int = Field(default=20, ge=1, le=MOST)
+    """For how many steps in a row."""
+
+
 class PlacementSpec(Model):
     """Where the roles' actors run."""
 
     mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = "auto"
     """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto:
     chosen for the run."""
+    shared_samplers: int | None = Field(default=None, ge=0, le=100_000)
+    """Samplers that live on learners' devices, one beside each of the first learners, and take turns with them; null:
+    none with disaggregated, all with collocated, the planner's number with hybrid and auto."""
+    part_groups: int | None = Field(default=None, ge=1, le=100_000)
+    """Groups that learners begin with while others of the step are still sampled; null: the whole step, or the planner's
+    number with auto. Where the algorithm needs the whole batch a part is the whole step."""
+    hand_over: Literal["interrupt", "drain"] = "interrupt"
+    """How samplers leave learners' devices: interrupt (between two tokens; unfinished answers go on later, or with samplers
+    that have devices of their own) or drain (when all they have begun is finished)."""
+    hand_over_at: float | None = Field(default=None, gt=0, le=1)
+    """Share of the step's groups that are finished when shared samplers hand over what they have begun to the others; null:
+    when learners want the devices, or the planner's share with auto."""
+    residency: Literal["auto", "swap", "keep"] = "auto"
+    """What becomes of a role's tensors while the other has the devices: swap (moved out, and in again), keep (they stay), or
+    auto: swap where both do not fit."""
+    replan: ReplanSpec = ReplanSpec()
+    """When a run with mode auto changes its placement."""
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
     timeout: PositiveDuration = Duration(60)
