@@ -1,0 +1,212 @@
+"""What was measured of a run, from which placements are planned: the file `placement-profile.json` of a run folder.
+
+All times are seconds of wall clock, all sizes bytes, all lengths tokens. A *device* is what one learner rank computes on:
+the cores of one process, or an accelerator. What was not measured is 0 or null, and what follows from it is left out of
+predictions.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from rl_api.base import MOST, Model
+from rl_api.errors import InvalidConfig
+from rl_api.validation import parse, read_file
+
+PROFILE_FILE: Final = "placement-profile.json"
+"""In a run folder."""
+
+MOST_LENGTHS: Final = 4096
+"""Answers whose lengths a profile keeps: of more, that many are drawn."""
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Tokens = Annotated[int, Field(ge=0, le=MOST)]
+Size = Annotated[float, Field(ge=0, le=1e18)]
+"""Bytes, or bytes per token."""
+
+
+class DevicesProfile(Model):
+    """What the numbers were measured on."""
+
+    learner: int = Field(default=1, ge=1, le=1_000_000)
+    """Learner ranks, each on a device."""
+    sampler: int = Field(default=1, ge=1, le=1_000_000)
+    """Samplers."""
+    per_sampler: int = Field(default=1, ge=1, le=1024)
+    """Devices of one sampler."""
+    per_node: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Devices of a node; null: not known, all count as one node's."""
+    memory: Size | None = None
+    """Of one device; null: not known, and nothing is held against it."""
+
+
+class DecodeProfile(Model):
+    """A decode step of one sampler takes base + perActive x active sequences + perCachedToken x tokens in its cache."""
+
+    base: Seconds
+    """Seconds, whatever is decoded: reading the weights."""
+    per_active: Seconds = 0.0
+    """Seconds per sequence that gets a token."""
+    per_cached_token: Seconds = 0.0
+    """Seconds per token of keys and values that is read."""
+    slots: int = Field(ge=1, le=1_000_000)
+    """Sequences decoded at once."""
+
+
+class LearnerProfile(Model):
+    """A part of t tokens takes alpha + beta x t / ranks; a step takes allReduce once more, at the ranks measured."""
+
+    alpha: Seconds = 0.0
+    """Seconds of a part, however small: collating, launching, communication that does not grow with tokens."""
+    beta: Seconds
+    """Seconds per token of a rank, prompt and answer, forward and backward."""
+    all_reduce: Seconds = 0.0
+    """Seconds of a step for gradients of all ranks together and the optimizer."""
+    log_prob: Seconds = 0.0
+    """Seconds per token of a rank, of the passes that give log-probabilities of the policy and of the reference; 0: none."""
+    value: Seconds = 0.0
+    """Seconds per token of a rank, of the critic's passes; 0: none."""
+
+
+class SwitchProfile(Model):
+    """What it costs a role to take devices over from another one, and to leave them."""
+
+    onload: Seconds = 0.0
+    """Seconds until its tensors are on the device."""
+    offload: Seconds = 0.0
+    """Seconds until they are off it."""
+    wake: Seconds = 0.0
+    """Seconds from the devices' being free to the first work, without tensors that move."""
+
+    @property
+    def turn(self) -> float:
+        """Seconds of a whole turn: in, awake, and out again."""
+        return self.onload + self.wake + self.offload
+
+
+class RoleMemory(Model):
+    """Memory of a role on one of its devices, as it was measured."""
+
+    weights: Size = 0.0
+    """Bytes of parameters."""
+    moments: Size = 0.0
+    """Bytes of gradients and of the optimizer's moments; of a sampler 0."""
+    activations_per_token: Size = 0.0
+    """Bytes per token of a pass; of a sampler 0."""
+    cache_bytes_per_token: Size = 0.0
+    """Bytes of keys and values per token; of a learner 0."""
+    kept: Size = 0.0
+    """Bytes that stay on the device while another role has it: contexts and graphs of libraries."""
+
+
+class Switches(Model):
+    """By role."""
+
+    learner: SwitchProfile = SwitchProfile()
+    sampler: SwitchProfile = SwitchProfile()
+
+
+class Memories(Model):
+    """By role."""
+
+    learner: RoleMemory = RoleMemory()
+    sampler: RoleMemory = RoleMemory()
+
+
+class RunProfile(Model):
+    """What was measured of a run, on devices of one kind."""
+
+    devices: DevicesProfile = DevicesProfile()
+    """What the numbers were measured on."""
+    steps: int = Field(default=0, ge=0, le=MOST)
+    """Training steps measured; 0: the numbers are a prior, nothing was measured."""
+    group_size: int = Field(ge=1, le=65_536)
+    """Answers of a prompt."""
+    prompts_per_step: int = Field(ge=1, le=1_000_000)
+    """Groups of a step."""
+    max_staleness: int = Field(default=0, ge=0, le=1_000_000)
+    """Weight versions that a token may be behind the learner's."""
+    decode: DecodeProfile
+    """Seconds of a decode step."""
+    prefill_tokens_per_second: float | None = Field(default=None, gt=0, le=1e12)
+    """Prompt tokens that one sampler reads in a second; null: takes no time."""
+    prompt_tokens: float = Field(default=0.0, ge=0, le=MOST)
+    """Mean tokens of a prompt."""
+    lengths: tuple[Tokens, ...] = Field(min_length=1, max_length=MOST_LENGTHS, strict=False)
+    """Tokens of answers, drawn from those of the steps measured; the longest of them at `limit` are not longer because they
+    may not be."""
+    limit: int | None = Field(default=None, ge=1, le=MOST)
+    """Longest answer allowed, at which lengths are cut; null: none is known."""
+    score_seconds: Seconds = 0.0
+    """Seconds to score a group."""
+    tool_seconds: Seconds = 0.0
+    """Seconds that an answer waits for tools and environments, on average, while its sequence is not decoded."""
+    learner: LearnerProfile
+    """Seconds of learning."""
+    publish_seconds: Seconds = 0.0
+    """Seconds from new weights to their being with all samplers."""
+    switch: Switches = Switches()
+    """What it costs to change who has a device."""
+    memory: Memories = Memories()
+    """What is on devices."""
+
+    @model_validator(mode="after")
+    def _ends_at_the_limit(self) -> Self:
+        if self.limit is not None and max(self.lengths) > self.limit:
+            raise ValueError("an answer is longer than the limit")
+        return self
+
+    @property
+    def answers(self) -> int:
+        """Of a step."""
+        return self.group_size * self.prompts_per_step
+
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens of an answer."""
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def tokens(self) -> float:
+        """Prompt and answer tokens that a step trains on."""
+        return self.answers * (self.mean_length + self.prompt_tokens)
+
+
+def load_profile(path: Path) -> RunProfile:
+    """The profile in the file `path`, or in the run folder `path`.
+
+    Raises InvalidConfig, one sentence: the file is not there, is no JSON, or the first field that is wrong.
+    """
+    file = path / PROFILE_FILE if path.is_dir() else path
+    label, text = read_file(str(file))
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{label}: not valid JSON ({error}), allowed: a profile of a run") from None
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"{label}: found no object, allowed: a profile of a run, with decode and learner")
+    lengths, limit = document.get("lengths"), document.get("limit")
+    if isinstance(lengths, list) and isinstance(limit, int) and not isinstance(limit, bool):
+        longest = max((one for one in lengths if isinstance(one, int)), default=0)
+        if longest > limit:
+            raise InvalidConfig(
+                f"{label}: lengths: found {longest}, allowed: at most limit, which is {limit}"
+            )
+    try:
+        return parse(RunProfile, document, "profile")
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{label}: {error}") from None
+
+
+def save_profile(profile: RunProfile, path: Path) -> None:
+    """Write `profile` into the file `path`, whole or not at all, with camelCase names.
+
+    Raises OSError: the file cannot be written.
+    """
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(profile.to_document(), indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
