@@ -26,6 +26,7 @@ from rl_api.crd_places import (
 )
 from rl_api.crd_sampler import ENDPOINT_RULES, SAMPLER_CEL_RULES, SAMPLER_DEFAULT_RULES
 from rl_api.crd_schema import Rule, cel_text
+from rl_api.crd_sharing_rules import SHARING_CEL_RULES
 from rl_api.crd_trainer_rules import TRAINER_CEL_RULES, TRAINER_SPEC_RULES
 from rl_api.describe import Type, fields_of
 from rl_api.place_rules import ONE_SOURCE
@@ -98,6 +99,7 @@ SPEC_RULES: Final[list[Rule]] = [
     ),
     *TOPOLOGY_RULES,
     *SAMPLER_CEL_RULES,
+    *SHARING_CEL_RULES,
     loop_rule(
         f"{_SOURCE} != 'tiny' || !has(self.sampler.maxNewTokens) || "
         f"self.sampler.maxNewTokens < {_TINY_POSITIONS}",

@@ -61,6 +61,27 @@ Phase = Literal[
 """What a run is doing, in one word; for people and the print column. Programs look at conditions."""
 
 
+class PlacementStatus(StatusModel):
+    """Who shares devices in the attempt that goes on, why, and what a step takes so."""
+
+    mode: Literal["collocated", "disaggregated", "hybrid"]
+    """What `placement.mode` comes to, auto as well: collocated (all samplers share), hybrid (some do) or disaggregated."""
+    samplers: int = Field(ge=0, le=MOST)
+    """Samplers that the attempt began with."""
+    shared: int = Field(default=0, ge=0, le=MOST)
+    """Those of them on learners' devices."""
+    learners: int = Field(ge=0, le=MOST)
+    """Learner processes."""
+    part_groups: Count | None = None
+    """Groups that learners begin with while others of the step are still sampled; null: the whole step."""
+    predicted_step_seconds: float | None = Field(default=None, ge=0.0)
+    """Seconds of a step as the planner predicted them; null: nobody did."""
+    measured_step_seconds: float | None = Field(default=None, ge=0.0)
+    """Seconds of a step, mean of the last steps; null: none was measured yet."""
+    reason: str = ""
+    """Why it is placed so, in one sentence."""
+
+
 class Progress(StatusModel):
     """One reading of a training run. Numbers that are not known yet are null, never 0."""
 
@@ -86,6 +107,8 @@ class Progress(StatusModel):
     """Share of the time of the last steps for which learners trained."""
     eta_seconds: float | None = Field(default=None, ge=0.0)
     """Seconds to maxSteps at the present pace."""
+    placement: PlacementStatus | None = None
+    """Who shares devices, as the driver says it; null in a run's status, which has it beside this one."""
     updated_at: Time | None = None
     """Time of this reading; in a run's status by the operator's clock."""
 
@@ -306,6 +329,9 @@ class RunStatus(StatusModel):
     """What became of the accelerators that the run had."""
     roles: dict[str, RoleStatus] = Field(default_factory=dict)
     """By role: sampler, learner, head."""
+    placement: PlacementStatus | None = None
+    """Who shares devices in the newest attempt, and what a step takes; null: there was none yet, or of a trainer that is not
+    rltrain's."""
     dashboard_url: str | None = Field(default=None, alias="dashboardURL")
     """Address of the Ray dashboard."""
     observed_generation: Count | None = None

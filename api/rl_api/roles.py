@@ -246,8 +246,10 @@ class PlacementSpec(Model):
     """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto:
     chosen for the run."""
     shared_samplers: int | None = Field(default=None, ge=0, le=100_000)
-    """Samplers that live on learners' devices, one beside each of the first learners, and take turns with them; null:
-    none with disaggregated, all with collocated, the planner's number with hybrid and auto."""
+    """Samplers that live on learners' devices and take turns with them: the first ones, one beside each of the first learner
+    processes, with engine torch or vllm and one device each. null: none with disaggregated and auto, all with collocated,
+    half of them with hybrid (rounded up, and no more than learner processes). While an attempt runs the number of samplers
+    stays where some share, and all of them begin."""
     part_groups: int | None = Field(default=None, ge=1, le=100_000)
     """Groups that learners begin with while others of the step are still sampled; null: the whole step, or the planner's
     number with auto. Where the algorithm needs the whole batch a part is the whole step."""

@@ -29,6 +29,7 @@ from rl_api.placement_rules import one_topology
 from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster, sealed_stages
+from rl_api.sharing_rules import SHARING_RULES
 from rl_api.task import RewardRule
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
@@ -338,6 +339,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *TRAINER_RULES,
     fewer_samplers_to_start,
     *SAMPLER_RULES,
+    *SHARING_RULES,
     pools_once,
     one_topology,
     tiny_only_with_tiny,
@@ -368,6 +370,7 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (
 
 FOR_A_PROFILE: Final[tuple[Rule, ...]] = (
     *SAMPLER_RULES,
+    *SHARING_RULES,
     *(whole_copies, adapter_of_lora, without_counterpart),
 )
 """Rules that a run may break which keeps them with the defaults of its profile: who merges the two looks then."""

@@ -208,6 +208,21 @@ class RunSpec(Model):
             raise InvalidConfig(f"spec.task: missing, required with trainer.kind {self.trainer.kind}")
         return self.given_task
 
+    @property
+    def shared_samplers(self) -> int:
+        """Samplers on learners' devices, the first of `sampler.replicas`: sampler s beside learner process s. None with mode
+        disaggregated, all with collocated; with hybrid and auto what `placement.sharedSamplers` says, or else half of
+        them, rounded up and no more than learner processes, with hybrid, and none with auto. Other trainers than
+        rltrain's share in ways of their own: none."""
+        mode, said, samplers = self.placement.mode, self.placement.shared_samplers, self.sampler.replicas
+        if self.trainer.kind != "rltrain" or mode == "disaggregated":
+            return 0
+        if mode == "collocated":
+            return samplers
+        if said is not None:
+            return said
+        return min((samplers + 1) // 2, self.learner.ranks) if mode == "hybrid" else 0
+
 
 class Metadata(Model):
     """Name and labels of a namespaced object."""

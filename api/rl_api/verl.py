@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rl_api.paths import parse_path
 from rl_api.problems import Problem, spec_problem
+from rl_api.roles import ReplanSpec
 from rl_api.run import RetrySpec, RunSpec
 
 _KINDS: Final = {"ppoClip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
@@ -61,6 +62,9 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "buffer.order": ("fifo",),
     "buffer.onFull": ("block",),
     "placement.mode": ("auto", "collocated"),
+    **{"placement.sharedSamplers": (None,), "placement.partGroups": (None,), "placement.handOverAt": (None,)},
+    **{"placement.handOver": ("interrupt",), "placement.residency": ("auto",)},
+    "placement.replan": (ReplanSpec().to_document(),),
     "placement.strategy": ("PACK",),
     "weightSync.transport": ("auto", "objectStore"),
     "weightSync.everySteps": (1,),

@@ -14,6 +14,7 @@ import pytest
 from kube import KubeApi
 
 from rl_api.recipes import RECIPES
+from rl_api.sharing_rules import ONE_BESIDE_EACH
 from rl_api.validation import check_document
 
 SERVER = {"url": "http://a:8000", "folder": "/mnt/a", "persistentVolumeClaim": "b"}
@@ -44,6 +45,18 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
     ],
     ("algorithm", "optimizer"): [{"betas": [0.9]}, {"betas": [0.9, 1.0]}, {}],
     ("learner", "replicas"): [1, 2, 3, 4],
+    ("learner", "resources"): [{"accelerators": 0}, {"accelerators": 2}, None],
+    ("placement",): [
+        {"mode": "disaggregated", "sharedSamplers": 1},
+        {"mode": "collocated", "partGroups": 33, "handOver": "drain"},
+        {"mode": "collocated", "sharedSamplers": 2, "residency": "keep"},
+        {"mode": "hybrid", "sharedSamplers": 0},
+        {"mode": "hybrid", "handOverAt": 0.7, "partGroups": 1},
+        {"mode": "auto", "sharedSamplers": 3, "replan": {"steps": 5}},
+        {"handOverAt": 0.5, "residency": "swap"},
+    ],
+    ("placement", "handOverAt"): [0.5, 1, 0, None],
+    ("weightSync", "transport"): ["collective", "auto"],
     ("buffer", "capacity"): [1, 31, 32, 256],
     ("sampler",): [
         {"engine": "vllm", "maxModelLen": 64, "maxNewTokens": 64},
@@ -241,6 +254,9 @@ def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
         written, problems = check_document(deepcopy(document), "cluster")
         # A field that a profile may fill in is missing for the operator only, and what verl lacks only it knows.
         words = ("required on a cluster", "allowed with trainer.kind verl")
+        learner = document["spec"].get("learner") or {}
+        if not learner.get("replicas") or not learner.get("resources"):
+            words += (ONE_BESIDE_EACH,)  # how many learner processes there are, a profile may say
         for_operator = [problem for problem in problems if any(word in problem.sentence for word in words)]
         code, answer = create(kube, document)
         assert code in (201, 422), answer

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
+from rl_api.roles import ReplanSpec
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.service import ServiceSpec
 from rl_api.validation import check_document
@@ -184,6 +185,10 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     },
     ("learner",): {"topology": None, "fsdpSize": None, "resources": None, "optimizerOffload": False},
     ("weightSync",): {"maxMismatch": 1.5},
+    ("placement",): {
+        **{"sharedSamplers": None, "partGroups": None, "handOver": "interrupt", "handOverAt": None},
+        **{"residency": "auto", "replan": ReplanSpec().to_document()},
+    },
     ("retry",): {"livenessTimeout": "2m"},
     ("checkpoint",): {"asynchronous": "auto"},
     ("sampler", "resources"): {"ephemeralStorage": None},

@@ -157,6 +157,7 @@ def test_progress_is_json_of_camel_case_and_null() -> None:
         "samplerBusy": None,
         "learnerBusy": None,
         "etaSeconds": None,
+        "placement": None,
         "updatedAt": None,
     }
     assert Progress.model_validate(document) == progress

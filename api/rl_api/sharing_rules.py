@@ -1,0 +1,124 @@
+"""Rules of samplers that live on learners' devices. See `rl_api.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rl_api.problems import Problem, spec_problem
+from rl_api.run import RunSpec
+
+OWN_DEVICES: Final = "allowed with mode disaggregated: 0 or null, as its samplers have devices of their own"
+ALL_SHARE: Final = "in which all samplers share"
+SOME_SHARE: Final = "found 0, allowed with mode hybrid: a whole number >= 1, as some samplers share"
+ONE_BESIDE_EACH: Final = "as each sampler that shares lives beside a learner process of its own"
+ONE_DEVICE: Final = (
+    "where samplers share learners' devices: 1, as a sampler shares the one of one learner process"
+)
+NOTHING_TO_SHARE: Final = "allowed with engine endpoint: auto or disaggregated, as the server has its devices"
+NOBODY_SHARES: Final = "allowed with engine endpoint: 0 or null, as the server has its devices"
+NOBODY_TO_HAND_TO: Final = "allowed: null with placement.mode"
+OTHERS_SAMPLE_ON: Final = "as only with hybrid and auto others sample on"
+NOT_TWICE: Final = (
+    "allowed where samplers share learners' devices: auto, objectStore, delta or adapter, as a broadcast reaches each "
+    "device once"
+)
+
+
+def _ours(spec: RunSpec) -> bool:
+    """Whether rltrain's own trainer shares devices; what verl does is in `rl_api.verl`."""
+    return spec.trainer.kind == "rltrain"
+
+
+def who_shares(spec: RunSpec) -> Iterator[Problem]:
+    """`placement.sharedSamplers` is what `placement.mode` means: 0 with disaggregated, all samplers with collocated, at
+    least one with hybrid, and never more than `sampler.replicas`."""
+    placement, replicas = spec.placement, spec.sampler.replicas
+    shared, mode = placement.shared_samplers, placement.mode
+    if not _ours(spec) or shared is None:
+        return
+    if mode == "disaggregated" and shared > 0:
+        problem = f"found {shared}, {OWN_DEVICES}"
+    elif mode == "collocated" and shared != replicas:
+        problem = f"found {shared}, allowed with mode collocated, {ALL_SHARE}: null or sampler.replicas = {replicas}"
+    elif mode == "hybrid" and shared == 0:
+        problem = SOME_SHARE
+    elif mode in ("hybrid", "auto") and shared > replicas:
+        problem = f"found {shared}, allowed: a whole number <= sampler.replicas = {replicas}"
+    else:
+        return
+    yield spec_problem("placement.sharedSamplers", problem, "placement.mode", "sampler.replicas")
+
+
+def devices_to_share(spec: RunSpec) -> Iterator[Problem]:
+    """No more samplers share than there are learner processes; each has one device, and none is a server's."""
+    placement, sampler, learner = spec.placement, spec.sampler, spec.learner
+    shared, replicas = spec.shared_samplers, sampler.replicas
+    if not _ours(spec) or not shared:
+        return
+    if sampler.engine == "endpoint":
+        if placement.mode in ("collocated", "hybrid"):
+            yield spec_problem(
+                "placement.mode", f"found {placement.mode}, {NOTHING_TO_SHARE}", "sampler.engine"
+            )
+        else:
+            yield spec_problem(
+                "placement.sharedSamplers", f"found {shared}, {NOBODY_SHARES}", "sampler.engine"
+            )
+        return
+    if shared > learner.ranks and shared <= replicas:
+        several = learner.ranks_per_replica > 1
+        processes = "learner.replicas * learner.resources.accelerators" if several else "learner.replicas"
+        most = f"at most {processes} = {learner.ranks}, {ONE_BESIDE_EACH}"
+        if placement.mode == "collocated":
+            yield spec_problem(
+                "sampler.replicas",
+                f"found {replicas}, allowed with placement.mode collocated: {most}",
+                "placement.mode",
+                "learner.replicas",
+            )
+        else:
+            yield spec_problem(
+                "placement.sharedSamplers", f"found {shared}, allowed: {most}", "learner.replicas"
+            )
+    for name, size in (
+        ("tensorParallelSize", sampler.tensor_parallel_size),
+        ("pipelineParallelSize", sampler.pipeline_parallel_size),
+    ):
+        if size > 1:
+            yield spec_problem(f"sampler.{name}", f"found {size}, allowed {ONE_DEVICE}", "placement.mode")
+
+
+def no_broadcast_on_shared(spec: RunSpec) -> Iterator[Problem]:
+    """`weightSync.transport` is not collective where samplers share learners' devices."""
+    if _ours(spec) and spec.shared_samplers and spec.weight_sync.transport == "collective":
+        yield spec_problem("weightSync.transport", f"found collective, {NOT_TWICE}", "placement.mode")
+
+
+def parts_of_a_step(spec: RunSpec) -> Iterator[Problem]:
+    """`placement.partGroups` is <= `algorithm.promptsPerStep`."""
+    part, prompts = spec.placement.part_groups, spec.algorithm.prompts_per_step
+    if _ours(spec) and part is not None and part > prompts:
+        yield spec_problem(
+            "placement.partGroups",
+            f"found {part}, allowed: a whole number <= algorithm.promptsPerStep = {prompts}",
+            "algorithm.promptsPerStep",
+        )
+
+
+def others_to_hand_to(spec: RunSpec) -> Iterator[Problem]:
+    """`placement.handOverAt` is set with mode hybrid or auto only: with others nobody samples on."""
+    placement = spec.placement
+    if _ours(spec) and placement.hand_over_at is not None and placement.mode not in ("hybrid", "auto"):
+        yield spec_problem(
+            "placement.handOverAt",
+            f"found {placement.hand_over_at:g}, {NOBODY_TO_HAND_TO} {placement.mode}, {OTHERS_SAMPLE_ON}",
+            "placement.mode",
+        )
+
+
+SHARING_RULES: Final = (
+    *(who_shares, devices_to_share, no_broadcast_on_shared),
+    *(parts_of_a_step, others_to_hand_to),
+)
+"""Rules of who shares devices, and how."""
