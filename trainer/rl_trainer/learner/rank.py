@@ -36,7 +36,8 @@ from rl_trainer.learner.layout import DividedLayout, layout_of
 from rl_trainer.learner.packing import micro_batches, packed_micro_batches
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
-from rl_trainer.learner.training import Training
+from rl_trainer.learner.training import Training, memory_of
+from rl_trainer.model.offload import Offloader, held_bytes
 from rl_trainer.model.rows import Rows
 from rl_trainer.trajectory import Trajectory
 from rl_trainer.weights.merged import Adapted
@@ -107,6 +108,7 @@ class Learner:
         # Of what was cut last: lengths and whether rows are shared, and the micro-batches.
         self._cuts: tuple[tuple[list[int], bool], list[list[int]]] = ([], False), []
         self._adapted: dict[str, Adapted] | None = None
+        self._offloader = Offloader(f"learner {rank}")
         self._loss = policy_loss_config(spec, objective)
         # A warm start makes the base: all of it learns.
         if spec.learner.lora is None or spec.warm_start is not None:
@@ -122,8 +124,40 @@ class Learner:
         """Whether this rank holds some rows of every parameter only."""
         return isinstance(self._layout, DividedLayout)
 
+    def offload(self) -> int:
+        """Gives the memory of everything it keeps on its device back, between two calls, until `onload`; how many bytes.
+
+        Each rank does it for itself. Whatever else is asked of it then is refused with a sentence. Raises as
+        `Offloader.offload`.
+        """
+        return self._offloader.offload(*self._memory())
+
+    def onload(self) -> int:
+        """Takes it all up again, in place and with the same bits; how many bytes."""
+        return self._offloader.onload()
+
+    def require(self, doing: str) -> None:
+        """Raises RLTrainError while it is offloaded: `doing` needs what it keeps."""
+        self._offloader.require(doing)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that it keeps on its device between two steps, gradients included."""
+        return held_bytes([tensor for part in self._memory() for tensor in part])
+
+    def _memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        models: list[nn.Module] = [self.policy]
+        trainings = [self.training] if hasattr(self, "training") else []  # not yet where LoRA comes later
+        if self.reference is not None:
+            models.append(self.reference)
+        if self.critic is not None:
+            models.append(self.critic.model)
+            trainings.append(self.critic.training)
+        return memory_of(models, trainings)
+
     def start_reinforcement(self) -> None:
         """Forgets the warm start's optimizer; the policy becomes KL reference and critic, where the run has them."""
+        self.require("starting reinforcement learning")
         if self.spec.learner.lora is not None:
             self._add_lora(self.spec.learner.lora)
         elif self.spec.algorithm.kl.coefficient:
@@ -163,6 +197,7 @@ class Learner:
 
     def supervise(self, samples: Sequence[Trajectory], denominators: LossDenominators, rate: float) -> float:
         """One optimizer step of supervised learning on this rank's samples; returns the global mean loss."""
+        self.require("a supervised step")
 
         def loss(batch: MicroBatch) -> LossOutput:
             log_probs, _ = self.policy(batch, 1.0)
@@ -181,6 +216,7 @@ class Learner:
 
         `version`: of the weights that are trained. `train_policy` False: only the critic learns.
         """
+        self.require("a step")
         aged = version if self._loss.proximal == "interpolated" else None
         prepared = [self._cut(part.samples, aged) for part in plan]
         result = self._update_policy(plan, prepared) if train_policy else _NO_UPDATE
@@ -281,6 +317,7 @@ class Learner:
 
         A sampled first token, which nothing predicts, has 0.
         """
+        self.require("computing KL and values")
         algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
         kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]

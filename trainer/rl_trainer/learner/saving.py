@@ -72,6 +72,7 @@ class Save:
         piece: int = CHUNK_BYTES,
         copied: bool = False,
     ):
+        learner.require("its files of a checkpoint are written")
         self._rank, self._ranks, self._piece, self._copied = learner.rank, learner.ranks, piece, copied
         self._files: list[_Files] = []
         self.weight_map: dict[str, str] = {}

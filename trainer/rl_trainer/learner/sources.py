@@ -15,6 +15,7 @@ from rl_trainer.weights.transports.base import AdapterOffer, Offer
 
 def weight_source(learner: Learner, dtype: torch.dtype = torch.float32) -> TensorSource:
     """The policy under Hugging Face names in number format `dtype`, LoRA's merged."""
+    learner.require("its weights are published")
     tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors()  # type: ignore[operator]
     return _on_rank_0(learner, {name: tensor.to(dtype) for name, tensor in tensors.items()})
 
@@ -25,6 +26,7 @@ def offer(learner: Learner, dtype: torch.dtype) -> Offer:
 
 
 def _adapter_offer(learner: Learner, dtype: torch.dtype) -> AdapterOffer | None:
+    learner.require("its adapters are published")
     adapted = learner.adapted()
     if not adapted:  # no LoRA, or not yet: the warm start makes the base
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from rl_api import RunSpec
 from rl_trainer.algorithms.schedule import learning_rate
@@ -50,10 +50,18 @@ class Training:
         self._spec, self._peak, self._limit, self._ranks = spec, peak, limit, ranks
         self._device = device
         self._gradients = gradients(self.parameters)
+        self._spent = True  # the gradients are zeros, or of a step that was taken
 
     def zero(self) -> None:
         """Forgets the gradients."""
         self._gradients.zero()
+        self._spent = False
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Moments, and gradients that wait for their step; and what is void until the next `zero`: gradients of one taken."""
+        moments = list(self.optimizer.state().values())
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return (moments, gradients) if self._spent else (moments + gradients, [])
 
     def over_ranks(self, metrics: Mapping[str, float], maxima: Collection[str] = ()) -> dict[str, float]:
         """Gradients and metrics summed over all ranks; of those in `maxima` the largest. All call it, with equal names."""
@@ -75,6 +83,7 @@ class Training:
     def step(self, loss: float, rate: float) -> float | None:
         """Clips and applies the gradient; its norm before. None, and nothing changed, when that or the loss is no number."""
         norm = self._gradients.norm()
+        self._spent = True
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return None
         if norm > self._limit:
@@ -82,3 +91,15 @@ class Training:
         self.optimizer.step(rate)
         self.steps += 1
         return norm
+
+
+def memory_of(
+    models: Sequence[nn.Module], trainings: Sequence[Training]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What a rank keeps of them between two steps, and what of it is void: see `Training.memory`."""
+    kept: list[Tensor] = [one for model in models for one in (*model.parameters(), *model.buffers())]
+    void: list[Tensor] = []
+    for training in trainings:
+        more, spent = training.memory()
+        kept, void = kept + more, void + spent
+    return kept, void

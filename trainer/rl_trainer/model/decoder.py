@@ -374,6 +374,10 @@ class Decoder(nn.Module):
 
         return exchange
 
+    def prepared(self) -> list[torch.Tensor]:
+        """The second set of memory, where there is one: what was prepared, or what the parameters were before."""
+        return list(self._spare.values())
+
     def bytes_to_prepare(self) -> int:
         """Bytes that the next `prepare_hf_state_dict` takes: once its second set of memory is there, 0."""
         return sum(value.nbytes for name, value in self.named_parameters() if name not in self._spare)

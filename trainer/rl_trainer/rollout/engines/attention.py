@@ -57,6 +57,11 @@ class DecodeAttention:
         attended = F.embedding_bag(rows, table, starts, mode="sum", per_sample_weights=scores.view(-1))
         return attended.view(len(query), -1)
 
+    def forget_buffers(self) -> None:
+        """Gives the work space back; the next call makes it anew."""
+        self._buffer = self._buffer.new_empty(0)
+        self._rows = {}
+
     def _scores(self, used: int, length: int, like: torch.Tensor) -> torch.Tensor:
         """A buffer [used, groups, L]: fresh memory of this size would be paged in anew in every layer."""
         if self._buffer.numel() < used * self.config.groups * length:

@@ -204,6 +204,30 @@ class Engine(ABC):
         """
         return partial(self.load_weights, tensors, version)
 
+    @property
+    def keeps(self) -> str | None:
+        """Why `offload` gives nothing back, as a sentence's beginning; None: it does."""
+        return f"{type(self).__name__} has no way to give its device's memory back"
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Bytes of weights, keys and values on its device now; None: it cannot say."""
+        return None
+
+    def offload(self) -> int:
+        """Give the device's memory back, between two steps, until `onload`; how many bytes.
+
+        Sequences in flight stay, and go on afterwards with the tokens that they would have had. Until then nothing is sampled
+        or loaded, which is refused with a sentence; requests may come and be aborted. Away already, and an engine that
+        `keeps` all of it: nothing happens, and 0. Raises RLTrainError where there is no room for the bytes elsewhere; then
+        all is as it was.
+        """
+        return 0
+
+    def onload(self) -> int:
+        """Take up again what `offload` gave back; how many bytes. There already: nothing happens, and 0."""
+        return 0
+
     def close(self) -> None:
         """Give back what is not this process's own; from then on nothing is sampled. May come from any thread, and again."""
         return

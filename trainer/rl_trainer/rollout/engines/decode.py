@@ -82,6 +82,11 @@ class DecodeStep:
         head = self.decoder.embed if self.decoder.head is None else self.decoder.head
         return torch.mm(buffers.normed, head.t(), out=buffers.logits)
 
+    def forget_buffers(self) -> None:
+        """Gives the work space back; the next call makes it anew."""
+        self._buffers.clear()
+        self.attention.forget_buffers()
+
     def _place(self, positions: torch.Tensor) -> _Place:
         n, heads, length = positions.shape[0], self.config.kv_heads, self.cache.capacity
         rotations = self.decoder.rotations(length).index_select(0, positions)[:, None]

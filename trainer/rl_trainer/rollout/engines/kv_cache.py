@@ -118,6 +118,10 @@ class KVCache:
             for source, target in zip(sources, targets, strict=True):
                 layer[:, target, :, :length] = layer[:, source, :, :length]
 
+    def storage(self) -> list[torch.Tensor]:
+        """All of its memory."""
+        return list(self._storage)
+
     @torch.inference_mode()
     def clear(self) -> None:
         """Overwrite everything with zeros."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rl_trainer.model.library_model import LibraryModel
+from rl_trainer.model.offload import Offloader, held_bytes
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, Top
 from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
 
@@ -26,6 +27,7 @@ class LibraryEngine(Engine):
         from transformers import GenerationConfig
 
         self._model = model.requires_grad_(False).eval()
+        self._offloader = Offloader("the sampler's engine")
         # The folder's own defaults (end tokens, repetition penalty, ...) would change what our parameters say.
         model.model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
 
@@ -36,12 +38,35 @@ class LibraryEngine(Engine):
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Copy weights in place; see `Engine.load_weights`."""
+        self._offloader.require("weights are loaded")
         self._model.load_hf_state_dict(tensors, where=f"weights of version {version}")
         self.version = version
+
+    @property
+    def keeps(self) -> str | None:
+        """See `Engine.keeps`."""
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        """See `Engine.device_bytes`."""
+        return held_bytes(self._memory())
+
+    def offload(self) -> int:
+        """See `Engine.offload`. Between two steps it keeps weights alone."""
+        return self._offloader.offload(self._memory())
+
+    def onload(self) -> int:
+        """See `Engine.onload`."""
+        return self._offloader.onload()
+
+    def _memory(self) -> list[torch.Tensor]:
+        return [*self._model.parameters(), *self._model.buffers()]
 
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         """Generate the next batch to its end."""
+        self._offloader.require("a step")
         batch = [self._waiting.popleft() for _ in range(min(self.slots, self.waiting))]
         if not batch:
             return []

@@ -9,6 +9,7 @@ loop, so each token, the first included, comes from the same code.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from rl_trainer.model.decoder import Decoder
+from rl_trainer.model.offload import Offloader, held_bytes
 from rl_trainer.rollout.engines.base import (
     Engine,
     GenerationProgress,
@@ -85,6 +87,10 @@ class TorchEngine(Engine):
         self._index = np.arange(rows)
         self._tainted = False
         self._sampling = BatchSampling()
+        self._offloader = Offloader("the sampler's engine")
+        # Held while a second set of parameters is filled, on another thread; and whether it has what is to be loaded.
+        self._preparing = threading.Lock()
+        self._prepared = False
 
     @property
     def active(self) -> int:
@@ -98,19 +104,24 @@ class TorchEngine(Engine):
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
+        self._offloader.require("weights are loaded")
         self._decoder.load_hf_state_dict(tensors, where=f"weights of version {version}")
         self._loaded(version)
 
     def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
         """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first, if there
-        is memory for it; that of a GPU is for keys and values.
+        is memory for it; that of a GPU is for keys and values. Nor while the first one is offloaded.
         """
-        if self._device.type != "cpu" or not self._has_room():
-            return super().prepare_weights(tensors, version)
-        exchange = self._decoder.prepare_hf_state_dict(tensors, where=f"weights of version {version}")
+        with self._preparing:
+            if self._device.type != "cpu" or self._offloader.away or not self._has_room():
+                return super().prepare_weights(tensors, version)
+            self._prepared = True
+            exchange = self._decoder.prepare_hf_state_dict(tensors, where=f"weights of version {version}")
 
         def load() -> None:
+            self._offloader.require("weights are loaded")
             exchange()
+            self._prepared = False
             self._loaded(version)
 
         return load
@@ -126,6 +137,36 @@ class TorchEngine(Engine):
         if self._tainted:
             self._cache.clear()
             self._tainted = False
+
+    @property
+    def keeps(self) -> str | None:
+        """See `Engine.keeps`."""
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        """See `Engine.device_bytes`."""
+        return held_bytes([tensor for part in self._memory() for tensor in part])
+
+    def offload(self) -> int:
+        """See `Engine.offload`. Keys and values of sequences in flight are moved along; a second set of parameters that
+        waits to be loaded as well, else it is dropped.
+        """
+        with self._preparing:
+            self._step.forget_buffers()
+            return self._offloader.offload(*self._memory())
+
+    def onload(self) -> int:
+        """See `Engine.onload`."""
+        return self._offloader.onload()
+
+    def _memory(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What is kept on the device, and what of it nobody reads before it is written again."""
+        kept = [*self._decoder.parameters(), *(prefix.batch for prefix in self._prefixes.values())]
+        void: list[torch.Tensor] = []
+        (kept if self._prepared else void).extend(self._decoder.prepared())
+        (kept if self.active else void).extend(self._cache.storage())
+        return kept, void
 
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """See `Engine.progress`."""
@@ -159,6 +200,7 @@ class TorchEngine(Engine):
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         """Refill free slots, sample one token for every active sequence, return the sequences that ended."""
+        self._offloader.require("a step")
         admitted = self._refill()
         used = self._used
         if not used:

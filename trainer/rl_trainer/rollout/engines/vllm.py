@@ -92,6 +92,7 @@ class VllmEngine(Engine):
         self._sequences = Sequences(slots)
         self._loads = 0
         self._tainted = False
+        self._sleeps, self._slept = bool(getattr(model, "enable_sleep_mode", False)), 0
         self._transfers = engine.vllm_config.kv_transfer_config is not None
         # Sequences that begin with keys and values of another engine, and what that one had known of them.
         self._taking: dict[str, int] = {}
@@ -150,6 +151,7 @@ class VllmEngine(Engine):
         Mostly that is one token for every active sequence; where more prompts begin than go through the model at once, or
         keys and values run out of room, some wait for a later step.
         """
+        self._require("a step")
         from vllm.inputs.engine import tokens_input
 
         for key, request in self._sequences.admit(self._waiting):
@@ -187,6 +189,7 @@ class VllmEngine(Engine):
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
+        self._require("weights are loaded")
         where = f"weights of version {version}"
         self._check(shapes_of(tensors), where)
         self._settle()
@@ -205,6 +208,39 @@ class VllmEngine(Engine):
             self._engine.collective_rpc("rltrain_clear_cache")
             self._tainted = False
         self.version = version
+
+    @property
+    def keeps(self) -> str | None:
+        """See `Engine.keeps`."""
+        if self._sleeps:
+            return None
+        return "vLLM gives memory back in its sleep mode alone, which it has on GPUs, where it was opened for that"
+
+    def offload(self) -> int:
+        """See `Engine.offload`. Weights go to main memory; keys and values are dropped, and computed anew of the tokens that
+        are there: those that follow may differ in the last bits of what they are drawn from.
+        """
+        if self._slept or not self._sleeps:
+            return 0
+        self._settle()
+        before = sum(self._engine.collective_rpc("rltrain_free_bytes"))
+        self._engine.sleep(level=1, mode="keep")  # of requests in flight: they are preempted, not aborted
+        self._slept = max(1, sum(self._engine.collective_rpc("rltrain_free_bytes")) - before)
+        return self._slept
+
+    def onload(self) -> int:
+        """See `Engine.onload`."""
+        if not self._slept:
+            return 0
+        self._engine.wake_up()
+        # Memory that is mapped anew holds whatever it does, and what is no number would spoil sequences, masked or not.
+        self._engine.collective_rpc("rltrain_clear_cache")
+        size, self._slept = self._slept, 0
+        return size
+
+    def _require(self, doing: str) -> None:
+        if self._slept:
+            raise RLTrainError(f"the sampler's engine: vLLM sleeps; onload it before {doing}")
 
     def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Some tensors at a time, which all workers have loaded before the next ones are made. Those in processes of their

@@ -55,6 +55,8 @@ def engine_arguments(
         "use_tqdm_on_load": False,
         "gpu_memory_utilization": options.gpu_memory_utilization or GPU_MEMORY_SHARE,
     }
+    if options.sleeps and cpu_cache is None:  # its build for CPUs has none of that
+        arguments["enable_sleep_mode"] = True
     if options.quantization != "none":
         arguments["quantization"] = options.quantization
     if options.seed is not None:

@@ -116,6 +116,7 @@ class VllmOptions:
         seed: of the one generator that all requests draw from, 32 bits; None: each has its own, which with `seed` and
             position makes its tokens, and takes a slow way through vLLM's sampler.
         pods: where it is in several; None: all of it is in one.
+        sleeps: it is to give its GPUs' memory back for a while, which vLLM must know when it takes it.
     """
 
     tensor_parallel_size: int = 1
@@ -127,6 +128,7 @@ class VllmOptions:
     quantization: Literal["none", "fp8"] = "none"
     seed: int | None = None
     pods: Pods | None = None
+    sleeps: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec, seed: int = 0) -> VllmOptions:
@@ -135,7 +137,8 @@ class VllmOptions:
         Where the run promises the same tokens again (`buffer.maxStaleness` 0), each request has a generator of its own; else
         all draw from one, which begins with `seed`.
         """
-        sampler = spec.sampler
+        sampler, placement = spec.sampler, spec.placement
+        shares = placement.mode in ("collocated", "hybrid") or bool(placement.shared_samplers)
         return cls(
             sampler.tensor_parallel_size,
             sampler.pipeline_parallel_size,
@@ -143,6 +146,7 @@ class VllmOptions:
             max_model_len=sampler.max_model_len,
             quantization=sampler.quantization,
             seed=seed if spec.buffer.max_staleness else None,
+            sleeps=shares and placement.residency != "keep",
         )
 
     @property

@@ -101,6 +101,10 @@ class WorkerExtension:
         for head in _heads(self.model_runner.get_model()):
             head.quant_method.process_weights_after_loading(head)  # type: ignore[operator,union-attr]
 
+    def rltrain_free_bytes(self) -> int:
+        """Free memory of this worker's GPU."""
+        return int(torch.cuda.mem_get_info()[0])
+
     def rltrain_clear_cache(self) -> None:
         """Set all keys and values to zero: what is no number would spoil every later sequence, masked or not."""
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
