@@ -61,6 +61,27 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "learner", "algorithm"),
+    [
+        ("llama", 2, FSDP, {**PPO, **IN_REWARD}),
+        ("llama", 2, {**FSDP, **LORA}, KL),
+        ("qwen3-moe", 2, FSDP, KL),
+        ("llama", 2, {}, PPO),
+    ],
+)
+def test_ranks_whose_tensors_were_away_between_steps_have_the_same_bits(
+    ranks, family, name, count, learner, algorithm
+):
+    case = Case(family(name), learner, algorithm, steps=3)
+    for found, expected in zip(ranks(replace(case, away=True), count), ranks(case, count), strict=True):
+        assert (found.losses, found.norms) == (expected.losses, expected.norms)
+        for key, value in expected.weights.items():
+            np.testing.assert_array_equal(found.weights[key], value, err_msg=key)
+        for array, other in zip(found.estimates, expected.estimates, strict=True):
+            np.testing.assert_array_equal(array, other)
+
+
 @pytest.mark.parametrize(("name", "count", "size", "learner", "algorithm", "busy"), CASES)
 def test_every_family_learns_divided_as_it_does_whole(
     ranks, family, name, count, size, learner, algorithm, busy

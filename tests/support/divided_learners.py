@@ -41,7 +41,8 @@ class Case:
     """A short run: steps `first` up to `steps`.
 
     `busy`: so many ranks have samples, the others none; None: all have. `saved`: the folder that is written at the end;
-    `resumed`: the one that is gone on from. `warm`: whether a supervised step comes first.
+    `resumed`: the one that is gone on from. `warm`: whether a supervised step comes first. `away`: whether tensors are moved
+    out and in again before every step and every read.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class Case:
     warm: bool = False
     saved: Path | None = None
     resumed: Path | None = None
+    away: bool = False
 
     @property
     def spec(self) -> RunSpec:
@@ -120,6 +122,12 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
         learner.start_reinforcement()
     else:
         resume(learner, case.folder, case.resumed)
+
+    def moved() -> Learner:
+        if case.away:
+            assert learner.offload() == learner.onload() > 0
+        return learner
+
     losses, norms, estimates = [], [], []
     busy = case.busy or ranks
     for step in range(case.first, case.steps):
@@ -128,12 +136,12 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
             batch = samples(7, 10 * step + part, valued=learner.critic is not None)
             denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
             parts.append(MiniBatch(batch[rank::busy] if rank < busy else [], denominators))
-        result = learner.update(parts)
+        result = moved().update(parts)
         losses.append(result.metrics["loss"])
         norms.append(result.grad_norm)
     if case.saved is not None:
-        save(learner, case.folder, case.saved)
-    found = learner.token_estimates(samples(3, 99)[: 3 if rank == 0 else 1])
+        save(moved(), case.folder, case.saved)
+    found = moved().token_estimates(samples(3, 99)[: 3 if rank == 0 else 1])
     for arrays in (found.kl, found.values):
         if arrays is not None:
             estimates.append(np.concatenate(arrays[:3]))
@@ -142,7 +150,7 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     held = sum(
         p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in learner.model.parameters()
     )
-    return Outcome(losses, norms, weights(learner), estimates, held)
+    return Outcome(losses, norms, weights(moved()), estimates, held)
 
 
 def pieces(case: Case, rank: int, ranks: int) -> int:

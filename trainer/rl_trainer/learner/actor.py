@@ -67,6 +67,7 @@ class LearnerActor:
         self._rounds: Iterator[list[Piece]] = iter(())
         self._writing: Writing | None = None
         self._save = 0  # number of what is being saved, or was last
+        self._reading = False  # rounds of it are still to be made
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
@@ -193,6 +194,22 @@ class LearnerActor:
         with self.spans.span("publish", version=version) if self.rank == 0 else nullcontext():
             return self.publisher.publish(offered, version)
 
+    def offload(self) -> int:
+        """See `Learner.offload`. Raises RLTrainError too while the rounds of a checkpoint are not all made."""
+        if self._reading:
+            raise RLTrainError(
+                f"learner {self.rank}: a checkpoint is read from its tensors; offload them when its rounds are over"
+            )
+        with self.spans.span("offload") as said:
+            said["bytes"] = self.learner.offload()
+        return int(said["bytes"])
+
+    def onload(self) -> int:
+        """See `Learner.onload`."""
+        with self.spans.span("onload") as said:
+            said["bytes"] = self.learner.onload()
+        return int(said["bytes"])
+
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 
     def saved(self) -> tuple[int, tuple[str, ...], bool]:
@@ -231,7 +248,7 @@ class LearnerActor:
                 check=upload.check if upload is not None else lambda: None,
                 tell=partial(self._tell_written, number),
             )
-        self._rounds, self._save = save.rounds(), number
+        self._rounds, self._save, self._reading = save.rounds(), number, True
         return Begun(
             files=tuple(head.name for head in save.heads),
             heads=tuple(save.heads) if place is None else (),
@@ -245,6 +262,7 @@ class LearnerActor:
         """Writes or copies the next bytes, or returns them where this rank cannot write; None: these were all."""
         forget_store_pages()  # of the ones before
         found = next(self._rounds, None)
+        self._reading = found is not None
         if self._writing is None:
             if found is None:
                 self._tell_written(self._save, Written(0, {}))
@@ -278,7 +296,7 @@ class LearnerActor:
             return
         if self._writing is not None:
             self._writing.close()
-        self._rounds, self._writing, self._save = iter(()), None, 0
+        self._rounds, self._writing, self._save, self._reading = iter(()), None, 0, False
 
 
 def _reached(folder: Path) -> bool:

@@ -176,6 +176,14 @@ class Learners:
         results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
         return results[0][0], [span for _, spans in results for span in spans]
 
+    def offload(self) -> int:
+        """See `LearnerActor.offload`; bytes of all ranks."""
+        return sum(self._all("offload", [()] * len(self.actors), "moving learners' tensors out"))
+
+    def onload(self) -> int:
+        """See `LearnerActor.onload`; bytes of all ranks."""
+        return sum(self._all("onload", [()] * len(self.actors), "moving learners' tensors in"))
+
     def meeting_point(self) -> tuple[str, int]:
         """See `LearnerActor.meeting_point`."""
         address: tuple[str, int] = self._first(

@@ -58,7 +58,7 @@ class Training:
         self._spent = False
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Moments, and gradients that wait for their step; and what is void until the next `zero`: gradients of one taken."""
+        """Moments, and gradients that wait for their step; and what is void till the next `zero`: gradients of one taken."""
         moments = list(self.optimizer.state().values())
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return (moments, gradients) if self._spent else (moments + gradients, [])

@@ -60,12 +60,14 @@ class Offloader:
         worthless = {key: value for key, value in _storages(void).items() if key not in kept}
         devices = {value.device.type for value in (*kept.values(), *worthless.values())}
         kind = "cuda" if "cuda" in devices else "cpu"
-        chosen = [[one for one in found.values() if one.device.type == kind] for found in (kept, worthless)]
+        moved, dropped = (
+            [one for one in found.values() if one.device.type == kind] for found in (kept, worthless)
+        )
         if kind == "cuda":
-            self._away = _OutOfAccelerator(*chosen)
+            self._away = _OutOfAccelerator(moved, dropped)
         else:
             try:
-                self._away = _OutOfMemory(*chosen, self._folder)
+                self._away = _OutOfMemory(moved, dropped, self._folder)
             except OSError as error:
                 raise RLTrainError(
                     f"{self._owner}: its tensors cannot be moved to {self._folder or tempfile.gettempdir()} "
@@ -120,7 +122,8 @@ class _OutOfMemory(_Away):
     ):
         self._kept = [(storage, *_pages(storage)) for storage in kept if not storage.is_pinned()]
         dropped = [*self._kept, *((storage, *_pages(storage)) for storage in void if not storage.is_pinned())]
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115: it is open until all is back
+        # It is open until all is back.
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._close = weakref.finalize(self, self._file.close)
         self._written: list[tuple[int, int, int]] = []  # address, place in the file, bytes
         try:
@@ -191,7 +194,7 @@ class _OutOfAccelerator(_Away):
 
 def _as_bytes(storage: torch.UntypedStorage) -> Tensor:
     """A tensor of its own: those that share the storage may be ones of inference mode, which are not written to."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _pages(storage: torch.UntypedStorage) -> tuple[int, int]:

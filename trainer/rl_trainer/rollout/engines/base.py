@@ -217,8 +217,8 @@ class Engine(ABC):
     def offload(self) -> int:
         """Give the device's memory back, between two steps, until `onload`; how many bytes.
 
-        Sequences in flight stay, and go on afterwards with the tokens that they would have had. Until then nothing is sampled
-        or loaded, which is refused with a sentence; requests may come and be aborted. Away already, and an engine that
+        Sequences in flight stay, and go on afterwards with the tokens they would have had. Until then nothing is sampled or
+        loaded, which is refused with a sentence; requests may come and be aborted. Away already, and an engine that
         `keeps` all of it: nothing happens, and 0. Raises RLTrainError where there is no room for the bytes elsewhere; then
         all is as it was.
         """

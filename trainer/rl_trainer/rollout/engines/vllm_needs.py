@@ -137,8 +137,7 @@ class VllmOptions:
         Where the run promises the same tokens again (`buffer.maxStaleness` 0), each request has a generator of its own; else
         all draw from one, which begins with `seed`.
         """
-        sampler, placement = spec.sampler, spec.placement
-        shares = placement.mode in ("collocated", "hybrid") or bool(placement.shared_samplers)
+        sampler = spec.sampler
         return cls(
             sampler.tensor_parallel_size,
             sampler.pipeline_parallel_size,
@@ -146,7 +145,7 @@ class VllmOptions:
             max_model_len=sampler.max_model_len,
             quantization=sampler.quantization,
             seed=seed if spec.buffer.max_staleness else None,
-            sleeps=shares and placement.residency != "keep",
+            sleeps=bool(spec.shared_samplers) and spec.placement.residency != "keep",
         )
 
     @property
