@@ -129,7 +129,7 @@ class NamespaceLimitsSpec(Model):
     max_runs: int | None = Field(default=None, ge=1, le=MOST)
     """Runs with pods, services not counted; null: no limit."""
     max_samplers: int | None = Field(default=None, ge=1, le=MOST)
-    """Samplers, of several pods each pod; null: no limit."""
+    """Samplers with pods of their own, of several pods each pod; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
     """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)

@@ -67,7 +67,7 @@ class PlacementStatus(StatusModel):
     mode: Literal["collocated", "disaggregated", "hybrid"]
     """What `placement.mode` comes to, auto as well: collocated (all samplers share), hybrid (some do) or disaggregated."""
     samplers: int = Field(ge=0, le=MOST)
-    """Samplers that the attempt began with."""
+    """Samplers that are wanted, wherever they are."""
     shared: int = Field(default=0, ge=0, le=MOST)
     """Those of them on learners' devices."""
     learners: int = Field(ge=0, le=MOST)

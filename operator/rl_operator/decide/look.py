@@ -50,6 +50,8 @@ class Look:
         nulls = world.nulls if adopted and not old.attempts else old.nulls
         # A wish for a checkpoint counts only while the run is being stopped.
         known = {"attempts": [*old.attempts, *adopted], "nulls": nulls, "checkpoint_request": None}
+        if adopted:
+            known["placement"] = None
         before = {condition.type: condition for condition in old.conditions}
         return cls(
             world=world,

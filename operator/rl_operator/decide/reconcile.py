@@ -35,6 +35,7 @@ from rl_operator.decide.drift import drift
 from rl_operator.decide.eviction_cost import trains
 from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, TURN, Look, removal, started
+from rl_operator.decide.placement import going_on, placement_of, told, with_shared
 from rl_operator.decide.queued import admitted, enter, give_way, shown, without_quota
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.room import no_room, samplers_with_room
@@ -50,7 +51,7 @@ from rl_operator.decide.status import (
 from rl_operator.decide.unreadable import hands_off, wrong_status
 from rl_operator.decide.usage import with_usage
 from rl_operator.model.decision import Decision, Note, Scale, Target
-from rl_operator.model.names import HEAD, SAMPLER, Manifest, attempt_name
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, Manifest, attempt_name
 from rl_operator.model.seen import Ray, World
 from rl_operator.plan.effective import Effective, Plan
 from rl_operator.render.objects import attempt_objects, run_objects
@@ -141,6 +142,7 @@ def _with_shared(look: Look, decision: Decision, ray: Ray | None) -> Decision:
 
 def _go_on(look: Look, ray: Ray) -> Decision:
     """Nothing ends the attempt: say how it goes."""
+    look = look.showing(placement=going_on(look.status.placement, look.effective))
     wanted, crowded = _scale(look, ray)
     if crowded and not look.world.scale_refusal:
         look = replace(look, world=replace(look.world, scale_refusal=crowded))
@@ -216,7 +218,11 @@ def _read(look: Look, attempt: int) -> Look:
     if reading is None:
         return look
     progress = merge_progress(look.status.progress, reading.progress, reading.time, look.now)
-    return look.showing(progress=progress, checkpoint=reading.checkpoint or look.status.checkpoint)
+    return look.showing(
+        progress=progress,
+        placement=told(look.status.placement, reading.progress.placement),
+        checkpoint=reading.checkpoint or look.status.checkpoint,
+    )
 
 
 def _overdue(look: Look) -> Outcome | None:
@@ -304,7 +310,11 @@ def _begin(look: Look) -> Decision:
     )
     roles = {role.name: RoleStatus(desired=role.wholes, reason="starting") for role in effective.roles}
     nulls = look.world.nulls if before is None else status.nulls
-    look = look.showing(attempts=[*status.attempts, attempt], roles=roles, nulls=nulls)
+    placement = placement_of(effective)
+    if placement is not None and placement.shared:
+        learners = roles.get(LEARNER)
+        roles[SAMPLER] = with_shared(roles.get(SAMPLER), placement, learners)
+    look = look.showing(attempts=[*status.attempts, attempt], roles=roles, placement=placement, nulls=nulls)
     look = look.note(started(attempt, before))
     if look.conditions.get("Suspended") is not None:
         look = look.set("Suspended", "False", "Resumed", f"the run goes on from step {step}")

@@ -14,11 +14,11 @@ from rl_api.progress import Progress, RoleStatus, RunStatus
 from rl_api.run import StopSpec
 from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.decide.look import Look
+from rl_operator.decide.placement import same_but_measured, with_shared
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.seen import Ray, Reading
 from rl_operator.plan.effective import Effective, Plan
 from rl_operator.plan.refused import Refused
-from rl_operator.plan.roles import Role
 
 TRAINING: Final = frozenset({"WarmStart", "Training", "Evaluating", "Checkpointing", "Stopping"})
 """Phases in which a driver trains."""
@@ -54,10 +54,11 @@ _STEP_LINE: Final = re.compile(r"^step (\d{1,16})/(\d{1,16})  reward (-?\d+(?:\.
 def merge_progress(old: Progress | None, new: Progress, read: datetime, now: datetime) -> Progress:
     """What to show after a reading of `new`: its figures with our own time, or the old ones where they are the same.
 
-    What the driver did not say stays.
+    What the driver did not say stays. What it says of the placement is shown beside its progress.
     """
     kept = {"step", "max_steps"} - new.model_fields_set if old is not None else set()
-    new = new.model_copy(update={"updated_at": now, **{name: getattr(old, name) for name in kept}})
+    update = {"updated_at": now, "placement": None, **{name: getattr(old, name) for name in kept}}
+    new = new.model_copy(update=update)
     if old is None or old.updated_at is None or figures(old) != figures(new):
         return new
     return new if read > old.updated_at and now - old.updated_at >= REFRESH else old
@@ -89,7 +90,8 @@ def within_budget(old: RunStatus, new: RunStatus, now: datetime, followed: int) 
     before, after = old.progress, new.progress
     if before is None or before.updated_at is None or after is None or before.phase != after.phase:
         return None
-    if new == old or new.model_copy(update={"progress": before, "roles": old.roles}) != old:
+    figures_of_old = {"progress": before, "roles": old.roles, "placement": same_but_measured(old, new)}
+    if new == old or new.model_copy(update=figures_of_old) != old:
         return None
     most = budget(followed)
     left = before.updated_at + most - now
@@ -130,10 +132,17 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
     """Replicas of each role, and why some are missing. Samplers follow the spec, the others what the attempt began with.
 
     A sampler of several pods is ready when all of them are. Ray puts samplers on any pods, so that as many are ready as the
-    pods that are ready make up.
+    pods that are ready make up. Samplers in learners' pods are counted with the others.
     """
     roles: dict[str, RoleStatus] = {}
     pods, effective, old = look.world.pods_of(ray.attempt), look.effective, look.status.roles
+    placement = look.status.placement
+    shared = placement.shared if placement is not None else 0
+    if shared and SAMPLER in old:
+        own = old[SAMPLER].desired - shared
+        old = {name: role for name, role in old.items() if name != SAMPLER}
+        if own > 0:
+            old[SAMPLER] = RoleStatus(desired=own)
     known = (
         [role.name for role in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
     )
@@ -152,8 +161,12 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
             refused = look.world.scale_refusal if role == SAMPLER else ""
             reason = why or refused or "starting"
         elif role == SAMPLER:
-            reason = _not_followed(look.plan, desired, hosts)
+            reason = _not_followed(look.plan, desired + shared, hosts, shared)
         roles[role] = RoleStatus(desired=desired, ready=ready, reason=reason)
+    if placement is not None and shared:
+        both = with_shared(roles.get(SAMPLER), placement, roles.get(LEARNER))
+        late = _not_followed(look.plan, both.desired, 1, shared) if both.ready == both.desired else None
+        roles[SAMPLER] = both.model_copy(update={"reason": both.reason or late})
     return roles
 
 
@@ -164,18 +177,22 @@ def _hosts(ray: Ray, effective: Effective | None) -> int:
     return effective.role(SAMPLER).hosts if effective is not None and effective.has(SAMPLER) else 1
 
 
-def _not_followed(plan: Plan, desired: int, hosts: int) -> str | None:
+def _not_followed(plan: Plan, desired: int, hosts: int, shared: int) -> str | None:
     """Why there are not as many samplers as the spec says now; None: there are."""
     if isinstance(plan, Refused):
         return plan.message if plan.reason == "LimitExceeded" else None
-    role = plan.role(SAMPLER)
-    wanted = role.wholes
+    wanted = plan.samplers
     if wanted == desired:
         return None
-    if max(role.hosts, hosts) > 1:
+    stay = "samplers of several pods stay" if hosts > 1 else ""
+    if plan.has(SAMPLER) and plan.role(SAMPLER).hosts > 1:
+        stay = "samplers of several pods stay"
+    if shared:
+        stay = "where samplers share learners' devices all stay"
+    if stay:
         return (
-            f"spec.sampler.replicas is {wanted} now; this attempt began with {desired}, and keeps them, as samplers of "
-            "several pods stay as many as they are"
+            f"spec.sampler.replicas is {wanted} now; this attempt began with {desired}, and keeps them, as {stay} as many "
+            "as they are"
         )
     return f"spec.sampler.replicas is {wanted} now; a queue has admitted this attempt with {desired}, and it keeps them"
 
@@ -188,7 +205,7 @@ def cluster_condition(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> Look:
         if not missing:
             return look.set("ClusterReady", "True", "Ready", "all pods are ready")
         samplers = roles[SAMPLER] if missing == [SAMPLER] else None
-        if samplers and effective and samplers.ready >= _enough(effective.role(SAMPLER)):
+        if samplers and effective and samplers.ready >= _enough(effective):
             share = f"{samplers.ready} of {samplers.desired} samplers are ready, enough to train"
             return look.set("ClusterReady", "True", "SamplersMissing", f"{share}: {samplers.reason}")
     reason, message = "Starting", "the pods are starting"
@@ -204,9 +221,12 @@ def cluster_condition(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> Look:
     return look.set("ClusterReady", "False", reason, message)
 
 
-def _enough(role: Role) -> int:
+def _enough(effective: Effective) -> int:
     """Samplers that an attempt begins with."""
-    return role.at_start // role.hosts
+    if not effective.has(SAMPLER):
+        return effective.shared
+    role = effective.role(SAMPLER)
+    return effective.shared + role.at_start // role.hosts
 
 
 def _ignored(look: Look, ray: Ray) -> bool:

@@ -28,8 +28,8 @@ class Backend:
     """Whether a sampler gives its work back when its pod is told to go."""
 
     def workers(self, spec: RunSpec) -> tuple[str, ...]:
-        """The roles besides the head."""
-        return (LEARNER, SAMPLER)
+        """The roles besides the head. Samplers that share learners' devices are in learners' pods."""
+        return (LEARNER,) if 0 < spec.sampler.replicas <= spec.shared_samplers else (LEARNER, SAMPLER)
 
     def learner_accelerators(self, pool: PoolSpec) -> int:
         """Accelerators of a learner's pod in a pool that has some."""

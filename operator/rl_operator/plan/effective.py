@@ -95,9 +95,19 @@ class Effective:
         return backend_of(self.spec)
 
     @property
+    def shared(self) -> int:
+        """Samplers in learners' pods, on their devices."""
+        return self.spec.shared_samplers
+
+    @property
+    def samplers(self) -> int:
+        """All samplers as people count them, in pods of their own and in learners'."""
+        return self.shared + (self.role(SAMPLER).wholes if self.has(SAMPLER) else 0)
+
+    @property
     def elastic(self) -> bool:
         """Whether the number of samplers may change while an attempt runs. A queue that admits a RayJob has admitted a fixed
-        number of pods; samplers of several pods keep their number as well."""
+        number of pods; samplers of several pods keep their number as well, and so they do where some share devices."""
         return self.has(SAMPLER) and self.role(SAMPLER).least is not None
 
     @property

@@ -63,8 +63,12 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
     by_role = {role.name: role for role in roles}
     for name, limit in ((SAMPLER, limits.max_samplers), (LEARNER, limits.max_learners)):
         role = by_role.get(name)
-        if role is not None and limit is not None and role.replicas > limit:
-            sentence = f"found {_pods(role)}, allowed: at most {limit}, the limit of {title}"
+        # Samplers in learners' pods count as those do that have their own.
+        guests = spec.shared_samplers if name == SAMPLER else 0
+        count = guests + (role.replicas if role is not None else 0)
+        if limit is not None and count > limit:
+            found = _pods(role) if role is not None and not guests else str(count)
+            sentence = f"found {found}, allowed: at most {limit}, the limit of {title}"
             yield Problem(("spec", name, "replicas"), sentence)
     yield from _together(title, profile, roles)
     longest, asked = limits.max_duration, spec.stop.max_duration

@@ -10,6 +10,7 @@ from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
+from rl_api.sizes.memory import PROCESS_OVERHEAD
 from rl_api.task import CodeResourcesSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.needs import Needs
@@ -97,19 +98,54 @@ def make_roles(
     # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
     heavy = bool(spec.trainer.pools)
     yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
+    shared = spec.shared_samplers
     if LEARNER in pools:
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
         threads = learner.threads * learner.ranks_per_replica
         role = maker.role(LEARNER, learner.replicas, threads, per_pod, learner.resources)
+        if shared:
+            threads = spec.sampler.threads if role.pool.accelerator is not None else spec.sampler.cores
+            guest = replace(maker, pools={SAMPLER: role.pools}).role(
+                SAMPLER, shared, threads, asked=spec.sampler.resources, code=code
+            )
+            role = with_guests(role, guest, spec)
         yield replace(role, topology=topology_of(learner.topology, role.pools))
     if SAMPLER in pools:
         sampler, hosts = spec.sampler, spec.sampler.pods_per_replica
         # Samplers above the fewest are admitted, moved and let go pod by pod.
-        least = None if labelled or hosts > 1 else sampler.min_replicas
+        least = None if labelled or hosts > 1 or shared else sampler.min_replicas
         threads = sampler.threads if pools[SAMPLER][0].accelerator is not None else sampler.cores
-        pods, each = sampler.replicas * hosts, sampler.devices_per_pod
+        pods, each = (sampler.replicas - shared) * hosts, sampler.devices_per_pod
         role = maker.role(SAMPLER, pods, threads, each, sampler.resources, least, code=code)
         yield replace(role, topology=topology_of(sampler.topology, role.pools), hosts=hosts)
+
+
+def with_guests(learner: Role, sampler: Role, spec: RunSpec) -> Role:
+    """Learners' pods in which samplers of the run live as well, and take turns with them on their devices: `sampler` is one
+    of these, had it a pod of its own in the same pools.
+
+    Cores are used in turn. Memory holds both, as what is moved off accelerators goes there; but where the pool has none and
+    `placement.residency` is swap, what is moved out goes to a file: then it holds the larger one, and what is left of the
+    other's processes. All pods of a role are alike, so that each has room for as many samplers as the one with the most.
+    """
+    ranks = spec.learner.ranks_per_replica
+    guests = min(spec.shared_samplers, ranks)
+    cores = max(learner.ray_cpus, ranks * max(spec.learner.threads, sampler.ray_cpus))
+    own, theirs = amount(learner.memory), guests * amount(sampler.memory)
+    if spec.placement.residency == "swap" and learner.pool.accelerator is None:
+        memory = max(own, theirs) + ranks * PROCESS_OVERHEAD
+    else:
+        memory = own + theirs
+    cpu, storage = amount(sampler.cpu) * guests, sampler.ephemeral_storage
+    return replace(
+        learner,
+        cpu=learner.cpu if amount(learner.cpu) >= cpu else f"{math.ceil(cpu * 1000)}m",
+        ray_cpus=cores,
+        memory=f"{math.ceil(memory / 2**20)}Mi",
+        ephemeral_storage=max(learner.ephemeral_storage, storage, key=amount),
+        cpu_limit=str(max(int(learner.cpu_limit), int(sampler.cpu_limit) * guests)),
+        code=sampler.code,
+    )
 
 
 @dataclass(frozen=True)

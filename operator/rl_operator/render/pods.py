@@ -163,7 +163,8 @@ def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:
     task, backend = effective.spec.given_task, effective.backend
     uploads = role.name == LEARNER and backend.learners_write and effective.in_object_store
     own = effective.spec.secrets if role.name == HEAD or backend.workers_need_secrets or uploads else ()
-    here = task is not None and role.name in (HEAD, SAMPLER) and role.code is None
+    scores = role.name in (HEAD, SAMPLER) or (role.name == LEARNER and effective.shared > 0)
+    here = task is not None and scores and role.code is None
     server = effective.spec.sampler.endpoint
     of_server = (server.secret,) if server is not None and server.secret and role.name == SAMPLER else ()
     return own + (task.secrets if task is not None and here else ()) + of_server

@@ -1,0 +1,257 @@
+"""Samplers that live on learners' devices: no pods of their own, room for them in learners' pods, and what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from operator_worlds import (
+    GPU_POOLS,
+    Story,
+    all_pods,
+    condition,
+    container,
+    group,
+    groups,
+    make_plan,
+    make_pod,
+    make_profile,
+    make_reading,
+    refused,
+    running_ray,
+)
+
+from rl_api.progress import PlacementStatus
+from rl_operator.model.needs import Needs
+from rl_operator.model.seen import Pod, QueuePriority
+from rl_operator.plan.limits import needs_of
+from rl_operator.render.budget import disruption_budget
+from rl_operator.render.workload import run_workload, sampler_workloads
+
+GPU = make_profile(default=True, pools=GPU_POOLS)
+COLLOCATED: dict[str, Any] = {"placement": {"mode": "collocated"}, "learner": {"replicas": 2}}
+HYBRID: dict[str, Any] = {
+    "placement": {"mode": "hybrid", "sharedSamplers": 1},
+    "sampler": {"replicas": 3},
+    "learner": {"replicas": 2},
+}
+
+
+def asked(spec: dict[str, Any], profile: dict[str, Any] | None = None) -> dict[str, str]:
+    """What a learner's pod asks for."""
+    found: dict[str, str] = container(groups(make_plan(spec, profile))["learner"])["resources"]["requests"]
+    return found
+
+
+def test_a_collocated_sampler_has_no_pod_of_its_own() -> None:
+    effective = make_plan(COLLOCATED)
+    assert list(groups(effective)) == ["head", "learner"]
+    assert (effective.samplers, effective.shared, effective.elastic) == (2, 2, False)
+    assert needs_of(effective.roles) == replace(
+        needs_of(make_plan({"learner": {"replicas": 2}}).roles), samplers=0, storage=60 * 2**30
+    )
+    assert disruption_budget(effective)["spec"]["minAvailable"] == 3
+    assert list(groups(make_plan({}))) == ["head", "learner", "sampler"]
+
+
+def test_with_hybrid_the_others_have_pods_and_all_of_them_begin() -> None:
+    found = groups(make_plan(HYBRID))
+    sizes = {
+        name: [one[key] for key in ("replicas", "minReplicas", "maxReplicas")]
+        for name, one in found.items()
+        if name != "head"
+    }
+    assert sizes == {"learner": [2, 2, 2], "sampler": [2, 2, 2]}
+    elastic = groups(make_plan({"sampler": {"replicas": 3, "minReplicas": 1}}))["sampler"]
+    assert (elastic["replicas"], elastic["maxReplicas"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("residency", "memory"), [("keep", "10240Mi"), ("auto", "10240Mi"), ("swap", "6744Mi")]
+)
+def test_memory_of_a_pod_that_both_live_in(residency: str, memory: str) -> None:
+    parts: dict[str, Any] = {
+        "placement": {"mode": "collocated", "residency": residency},
+        "sampler": {"replicas": 1, "threads": 4, "resources": {"memory": "4Gi"}},
+        "learner": {"threads": 2, "resources": {"memory": "6Gi"}},
+    }
+    assert asked(parts)["memory"] == memory
+    # What is moved off accelerators goes to main memory, which holds both then.
+    assert asked(parts | {"model": {"dtype": "bfloat16"}}, GPU)["memory"] == "10240Mi"
+
+
+def test_cores_and_accelerators_are_used_in_turn() -> None:
+    parts: dict[str, Any] = {
+        "placement": {"mode": "collocated"},
+        "sampler": {"replicas": 1, "threads": 4},
+        "learner": {"threads": 2},
+    }
+    for profile, cpu, gpus in ((None, "200m", None), (GPU, "4000m", "1")):
+        found = groups(make_plan(parts, profile))["learner"]
+        requests = container(found)["resources"]["requests"]
+        assert (requests["cpu"], requests.get("nvidia.com/gpu")) == (cpu, gpus)
+        assert (found["rayStartParams"]["num-cpus"], found["rayStartParams"]["num-gpus"]) == (
+            "4",
+            gpus or "0",
+        )
+
+
+def test_a_pod_of_several_learner_processes_has_room_for_a_sampler_beside_each() -> None:
+    parts: dict[str, Any] = {
+        "placement": {"mode": "collocated"},
+        "sampler": {"replicas": 4, "threads": 3, "engine": "vllm"},
+        "learner": {"replicas": 1, "resources": {"accelerators": 4}},
+    }
+    found = groups(make_plan(parts, GPU))["learner"]
+    assert found["rayStartParams"]["num-cpus"] == "12"
+    assert container(found)["resources"]["requests"]["memory"] == f"{5 * 16 * 1024}Mi"
+    assert container(found)["resources"]["requests"]["nvidia.com/gpu"] == "4"
+
+
+def test_code_of_the_users_and_its_secrets_go_where_samplers_are() -> None:
+    task = {"environment": "reasoning-gym", "secrets": ["judge"]}
+    shared = groups(make_plan({**COLLOCATED, "task": task}))["learner"]["template"]["spec"]
+    alone = groups(make_plan({"task": task}))["learner"]["template"]["spec"]
+    assert "judge" in str(shared["volumes"])
+    assert "judge" not in str(alone["volumes"])
+    strict = groups(make_plan({**COLLOCATED, "task": task | {"isolation": "strict"}}))["learner"]
+    assert len(strict["template"]["spec"]["containers"]) == 2
+
+
+def test_a_queue_is_asked_for_the_pods_that_there_are() -> None:
+    profile = make_profile(default=True, queue="team-a")
+    effective, priority = make_plan(COLLOCATED, profile), QueuePriority()
+    sets = run_workload(effective, priority)["spec"]["podSets"]
+    assert [(one["name"], one["count"]) for one in sets] == [("head", 1), ("learner", 2)]
+    assert sampler_workloads(effective, priority, effective.role("learner").placed, {0: 1}) == []
+    sets = run_workload(make_plan(HYBRID, profile), priority)["spec"]["podSets"]
+    assert [(one["name"], one["count"]) for one in sets] == [("head", 1), ("learner", 2), ("sampler", 2)]
+
+
+def test_samplers_in_learners_pods_count_for_the_limit_of_samplers() -> None:
+    limited = make_profile(default=True, limits={"maxSamplers": 1})
+    sentence = "spec.sampler.replicas: found 2, allowed: at most 1, the limit of profile shared"
+    assert sentence in refused(COLLOCATED, limited).message
+    assert make_plan(COLLOCATED, make_profile(default=True, limits={"maxSamplers": 2})).samplers == 2
+    # What pods take is of pods that there are.
+    assert needs_of(make_plan(HYBRID).roles) == Needs(1, 2, 2, 0, 5 * 20 * 2**30)
+
+
+def shown(story: Story, pods: tuple[Pod, ...], **more: Any) -> tuple[int, int, str | None]:
+    """Samplers that are ready and wanted, and why some are missing."""
+    role = story.look(pods=pods, **more).status.roles["sampler"]
+    return role.ready, role.desired, role.reason
+
+
+def test_samplers_are_shown_with_those_in_learners_pods() -> None:
+    story = Story(HYBRID)
+    decision = story.begin()
+    assert decision.status.roles["sampler"].desired == 3
+    assert decision.status.placement == PlacementStatus(
+        mode="hybrid", samplers=3, shared=1, learners=2, reason="placement.mode is hybrid"
+    )
+    head, first, second = make_pod("head"), make_pod("learner"), make_pod("learner", index=1)
+    own = (make_pod("sampler"), make_pod("sampler", index=1))
+    rays = (running_ray(samplers=group(2, 2)),)
+    assert shown(story, (head, *own), rays=rays) == (2, 3, "starting")
+    assert shown(story, (head, first, *own)) == (3, 3, None)
+    assert shown(story, (head, first, second, own[0])) == (2, 3, "starting")
+    decision = story.look()
+    assert condition(decision, "ClusterReady") == ("False", "PodsMissing", "not all pods are ready: sampler")
+    decision = story.look(pods=(head, first, second, *own), reading=make_reading())
+    assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+    assert decision.scale is None
+
+
+def test_a_collocated_run_begins_trains_and_keeps_its_samplers() -> None:
+    story = Story({**COLLOCATED, "sampler": {"minReplicas": 1}})
+    story.begin()
+    pods = (make_pod("head"), make_pod("learner"), make_pod("learner", index=1))
+    decision = story.look(rays=(running_ray(),), pods=pods, reading=make_reading())
+    assert {name: (role.ready, role.desired) for name, role in decision.status.roles.items()} == {
+        "head": (1, 1),
+        "learner": (2, 2),
+        "sampler": (2, 2),
+    }
+    story.set({"sampler": {"replicas": 1}})
+    decision = story.look()
+    assert decision.scale is None
+    assert decision.status.roles["sampler"].reason == (
+        "spec.sampler.replicas is 1 now; this attempt began with 2, and keeps them, as where samplers share learners' "
+        "devices all stay as many as they are"
+    )
+
+
+def test_what_the_driver_says_of_a_step_is_shown_beside_its_progress() -> None:
+    story = Story(COLLOCATED)
+    story.begin()
+    pods = (make_pod("head"), make_pod("learner"), make_pod("learner", index=1))
+    story.look(rays=(running_ray(),), pods=pods, reading=make_reading())
+
+    def says(step: int, seconds: float) -> PlacementStatus | None:
+        said = PlacementStatus(
+            mode="collocated",
+            samplers=9,
+            learners=9,
+            predicted_step_seconds=4.5,
+            measured_step_seconds=seconds,
+        )
+        reading = make_reading(step, time=story.now)
+        progress = reading.progress.model_copy(update={"placement": said})
+        decision = story.look(reading=replace(reading, progress=progress))
+        assert decision.status.progress is not None
+        assert decision.status.progress.placement is None
+        return decision.status.placement
+
+    story.wait(60)
+    known = PlacementStatus(
+        **{"mode": "collocated", "samplers": 2, "shared": 2, "learners": 2},
+        **{
+            "predicted_step_seconds": 4.5,
+            "measured_step_seconds": 5.0,
+            "reason": "placement.mode is collocated",
+        },
+    )
+    assert says(8, 5.0) == known
+    # Figures alone wait to be written.
+    story.wait(1)
+    assert says(9, 5.5) == known
+    story.wait(60)
+    assert says(10, 5.5) == known.model_copy(update={"measured_step_seconds": 5.5})
+
+
+@pytest.mark.parametrize(
+    ("placement", "mode", "reason"),
+    [
+        ({}, "disaggregated", "placement.mode is auto: each sampler has devices of its own"),
+        ({"sharedSamplers": 1}, "hybrid", "placement.mode is auto, and placement.sharedSamplers is 1"),
+        ({"sharedSamplers": 2}, "collocated", "placement.mode is auto, and placement.sharedSamplers is 2"),
+        ({"mode": "disaggregated", "partGroups": 4}, "disaggregated", "placement.mode is disaggregated"),
+    ],
+)
+def test_what_a_mode_comes_to(placement: dict[str, Any], mode: str, reason: str) -> None:
+    story = Story({"placement": placement, "learner": {"replicas": 2}})
+    found = story.begin().status.placement
+    assert found is not None
+    assert (found.mode, found.shared, found.samplers, found.reason) == (
+        mode,
+        placement.get("sharedSamplers", 0),
+        2,
+        reason,
+    )
+    assert found.part_groups == placement.get("partGroups")
+
+
+def test_samplers_that_may_come_and_go_are_shown_as_many_as_are_wanted() -> None:
+    story = Story()
+    story.begin()
+    story.set({"sampler": {"replicas": 4}})
+    found = story.look(rays=(running_ray(),), pods=all_pods()).status.placement
+    assert found is not None
+    assert (found.samplers, found.shared) == (4, 0)
+
+
+def test_a_program_of_the_users_says_nothing_of_it() -> None:
+    command = {"trainer": {"kind": "command", "command": ["python", "train.py"]}}
+    assert Story(command).begin().status.placement is None
