@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
+from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer, answers
 from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
@@ -111,8 +111,9 @@ class Samplers:
 
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
-        for rank, one in self._samplers.items():
-            answer(one.ready, f"sampler {rank}", "loading model and task", self._start_timeout)
+        calls = [self._samplers[rank].ready for rank in range(len(self._samplers))]
+        answers(calls, "sampler", "loading model and task", self._start_timeout, self._watch)
+        for one in self._samplers.values():
             one.ready = None
 
     def begin(self) -> None:
