@@ -284,7 +284,7 @@ class Disturbance:
                     self.keep()
                     self.tell(f"{fault.number:4} {fault.world:12} {fault!s:40} {_told(result)}")
                 if result.failure and "hangs" in result.failure:
-                    break  # who knows in which state it is
+                    return  # who knows in which state it is: it may not end when it is asked to
             run.finish()
             _judge(run)
             with self._worlds[run.world]:

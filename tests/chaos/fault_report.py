@@ -123,12 +123,17 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+_FEWEST = 4
+
+
 def beyond_noise(found: Sequence[float], expected: Sequence[float]) -> str:
     """Empty where the last thirds of two learning curves agree: their means within four standard errors, or 0.03 reward.
 
-    `found` and `expected`: mean rewards of the same steps.
+    `found` and `expected`: mean rewards of the same steps. Of fewer than `_FEWEST` in a third nobody knows the noise.
     """
-    last = max(1, len(found) // 3)
+    last = len(found) // 3
+    if last < _FEWEST:
+        return ""
     ours, theirs = list(found)[-last:], list(expected)[: len(found)][-last:]
     error = math.sqrt(sum(statistics.pvariance(part) / len(part) for part in (ours, theirs)))
     difference = abs(statistics.fmean(ours) - statistics.fmean(theirs))

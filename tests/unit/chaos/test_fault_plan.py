@@ -90,6 +90,8 @@ def test_curves_agree_within_their_own_noise_and_no_further():
     assert beyond_noise(noisy, [value - 0.2 for value in noisy]).startswith(
         "mean reward of the last 20 steps differs by 0.200"
     )
+    assert beyond_noise([0.9] * 9, [0.1] * 9) == "", "a third of nine steps says nothing of their noise"
+    assert beyond_noise([0.9] * 12, [0.1] * 12) != ""
     rising = [step / 60 for step in range(60)]
     assert beyond_noise(rising[:30], rising) == "", "of a longer run the same steps are compared"
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from rl_api.errors import DeadlineExceeded, InvalidConfig
+from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.rollout import actor as actor_module
@@ -245,3 +245,27 @@ def test_what_a_sampler_refuses_it_refuses_before_it_has_a_server(monkeypatch: p
     with pytest.raises(InvalidConfig, match="allowed: some text"):
         SamplerActor(0, spec, MagicMock(), MagicMock(), None, None)
     assert not opened
+
+
+def test_an_evaluation_whose_samplers_ended_with_the_buffer_ends_as_well(monkeypatch: pytest.MonkeyPatch):
+    """It had been taken for the end of one sampler, and the others of the evaluation were waited for, which were gone, too."""
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._elasticity, samplers._restarts, samplers._watch, samplers._gave_up = None, 0, None, False
+    samplers._spec = SimpleNamespace(retry=SimpleNamespace(limit=3))
+    samplers._samplers = {
+        rank: SamplerHandle(MagicMock(), cast(Any, f"run {rank}"), None, "node", 0.0) for rank in (0, 1)
+    }
+    gone = ActorDied("the buffer died while releasing a sampler")
+    samplers._buffer = SimpleNamespace(release=MagicMock(side_effect=gone))
+
+    def ended(call: object, actor: str, *_: object) -> None:
+        raise ActorDied(f"{actor} lost the buffer")
+
+    monkeypatch.setattr(fleet.ray, "wait", lambda calls, timeout: (["run 0", "run 1"], []))
+    monkeypatch.setattr(fleet.ray, "kill", MagicMock())
+    monkeypatch.setattr(fleet, "answer", ended)
+    monkeypatch.setattr(
+        samplers, "_wait_for_one", MagicMock(side_effect=[[0, 1], AssertionError("waits for nobody")])
+    )
+    with pytest.raises(ActorDied, match="the buffer died while releasing a sampler"):
+        samplers.evaluate([MagicMock(), MagicMock()], MagicMock())

@@ -122,7 +122,7 @@ class BufferActor:
     async def release(self, sampler: int) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
         lost = self._state.release(sampler)
-        self._beats.pop(f"sampler {sampler}", None)  # another of that rank is silent while it loads
+        self._beats.pop(f"sampler {sampler}", None)  # those of its successor are to come yet
         self._end_calls(sampler)
         self._after_change()
         return lost

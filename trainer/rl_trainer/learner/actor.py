@@ -60,6 +60,8 @@ class LearnerActor:
     ):
         torch.set_num_threads(spec.learner.threads)
         self.rank, self.ranks, self.spec, self.search, self._pulse = rank, ranks, spec, search, pulse
+        if pulse is not None:
+            pulse.begin(f"learner {rank}")  # while it loads, too
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
         self.publisher = create_publisher(spec.weight_sync.transport, RayStore(), rank=rank)
@@ -100,8 +102,6 @@ class LearnerActor:
                 self.learner = Learner(
                     model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
                 )
-        if self._pulse is not None:
-            self._pulse.begin(f"learner {self.rank}")
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""

@@ -80,6 +80,8 @@ class SamplerActor:
         """`other_pods`: bundles of its placement group in which the rest of its engine is."""
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
+        pulse = Pulse(buffer.actor, spec.retry.liveness_timeout.seconds)
+        pulse.begin(f"sampler {rank}")  # while it loads, too
         heldout = heldout_count(spec)
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
@@ -134,8 +136,7 @@ class SamplerActor:
             Door(Path(at), self.leave)
 
     def ready(self) -> int:
-        """Answers once the model and the task are loaded, and gives signs of life from then on; the rank."""
-        Pulse(self.buffer.actor, self.spec.retry.liveness_timeout.seconds).begin(f"sampler {self.rank}")
+        """Answers once the model and the task are loaded; the rank."""
         return self.rank
 
     # -- calls from the driver -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
+from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer, answers
 from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
@@ -76,7 +76,7 @@ class Samplers:
         self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE + awaited
         self.begun = False
         self._restarts = 0
-        self._gave_up = False  # too many have died: the run is over
+        self._gave_up = False  # too many have died, or the buffer has: the run is over
         self._failures: dict[int, int] = {}
         self._few_since: float | None = None
         self._next_look = 0.0
@@ -111,8 +111,9 @@ class Samplers:
 
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
-        for rank, one in self._samplers.items():
-            answer(one.ready, f"sampler {rank}", "loading model and task", self._start_timeout)
+        calls = [self._samplers[rank].ready for rank in range(len(self._samplers))]
+        answers(calls, "sampler", "loading model and task", self._start_timeout, self._watch)
+        for one in self._samplers.values():
             one.ready = None
 
     def begin(self) -> None:
@@ -282,7 +283,7 @@ class Samplers:
         if self._elasticity is None:
             self._replace(rank, None)
             return
-        one.unfinished += len(self._buffer.release(rank))
+        one.unfinished += self._release(rank)
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
@@ -323,7 +324,16 @@ class Samplers:
         """Forgets a sampler and gives its groups to others; how many these are."""
         one = self._samplers.pop(rank)
         ray.kill(one.actor)  # one that lives after all would keep its place
-        return one.unfinished + len(self._buffer.release(rank))
+        return one.unfinished + self._release(rank)
+
+    def _release(self, rank: int) -> int:
+        """Groups that the buffer takes back from a sampler. One that is gone itself is the end: a sampler that died with it
+        must not be taken for one that others stand in for."""
+        try:
+            return len(self._buffer.release(rank))
+        except (ActorDied, DeadlineExceeded):
+            self._gave_up = True
+            raise
 
     def _look(self) -> None:
         """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
