@@ -25,7 +25,7 @@ from table import Check, add_out, report, spread
 from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.model.row_packing import first_fit
+from rl_trainer.model.first_fit import first_fit
 from rl_trainer.trajectory import Trajectory
 
 VOCABULARY, PROMPT, MEDIAN, LONGEST = 2048, 32, 64, 512

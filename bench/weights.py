@@ -43,7 +43,7 @@ from rl_trainer.run.ray_session import ray_session
 from rl_trainer.weights.source import source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 
 WAYS = ("objectStore", "collective", "delta", "adapter")
 COPIED = 256 << 20  # bytes, more than any cache has

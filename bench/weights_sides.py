@@ -22,7 +22,7 @@ from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.transports.base import AdapterOffer, Offer
 from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher, create_receiver
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 NAIVE = "naive"

@@ -81,7 +81,7 @@ class LearnerProcess:
 
     def _receive(self, version: int) -> Mapping[str, torch.Tensor]:
         from rl_trainer.weights.transports.collective import CollectiveReceiver
-        from rl_trainer.weights.transports.group import Invitation
+        from rl_trainer.weights.transports.invitation import Invitation
         from rl_trainer.weights.transports.publication import Publication
 
         invitation = Invitation(

@@ -14,7 +14,8 @@ from small_families import save_small
 from transformers import AutoModelForCausalLM
 
 from rl_trainer.checkpoint.shards import shards_of
-from rl_trainer.model.folder import read_shapes, weight_files
+from rl_trainer.model.folder import read_shapes
+from rl_trainer.model.weight_files import weight_files
 
 FSDP = {"parallelism": "fsdp2"}
 

@@ -30,13 +30,15 @@ from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.export import describe_weights
-from rl_trainer.model.folder import opened_tensors, weight_files
-from rl_trainer.model.loader import load_model, resolve_model
+from rl_trainer.model.folder import opened_tensors
+from rl_trainer.model.loader import load_model
+from rl_trainer.model.resolve import resolve_model, weight_files
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.transports.collective import CollectiveReceiver
-from rl_trainer.weights.transports.group import Invitation, WeightGroup
+from rl_trainer.weights.transports.group import WeightGroup
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.object_store import StoreReceiver
 from rl_trainer.weights.transports.publication import Publication
 
@@ -326,7 +328,7 @@ def test_what_a_rank_cannot_write_itself_comes_through_the_driver_and_a_death_na
         import rl_trainer.learner.actor as module
 
         module.Save = partial(module.Save, piece=20_000)
-        if actor.rank:
+        if actor.inner.rank:
             module._reached = lambda folder: False
         return os.getpid()
 

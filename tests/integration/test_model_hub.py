@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training_runs import RunFiles, ray_here
 
 from rl_api.errors import ModelError
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 
 
 @pytest.fixture

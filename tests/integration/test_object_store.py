@@ -79,6 +79,9 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
     first.feel(delay=0.05)
     with first.start(**ray_here()) as process:
         process.wait_for(lambda: len(first.steps) >= 5 and checkpoints(kept)[-1:] >= [4])
+        assert "libtorch" not in Path(f"/proc/{process.process.pid}/maps").read_text(), (
+            "the driver computes nothing"
+        )
         process.kill()
     assert checkpoints(kept)[-1] in (4, 6)
     assert (kept / "run.yaml").read_bytes() == (first.out / "run.yaml").read_bytes()

@@ -16,7 +16,7 @@ from rl_api import RunSpec
 from rl_trainer.buffer.actor import Buffer, fetch_payloads
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.learner.actor import LearnerActor
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.fleet import Samplers

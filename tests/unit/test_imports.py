@@ -53,10 +53,9 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "websocket",
         },
     },
-    "torch is imported by another thread while Ray starts": {
+    "the driver has no torch, but for what few runs need of it": {
         "rl_trainer.algorithms.value_targets": {"rl_trainer.algorithms.gae", "torch"},
-        "rl_trainer.run.inputs": {"rl_trainer.model.loader"},
-        "rl_trainer.run.session": {"rl_trainer.run.actors"},
+        "rl_trainer.model.resolve": {"rl_trainer.model.presets"},
     },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {
         "rl_trainer.run.local_ray.fork_server": {
@@ -94,6 +93,10 @@ LAZY: dict[str, dict[str, set[str]]] = {
         },
     },
 }
+
+
+# Of these each takes tens to hundreds of MB.
+HEAVY = {"datasets", "pandas", "peft", "pyarrow", "torch", "transformers"}
 
 
 def sources() -> dict[str, ast.Module]:
@@ -157,6 +160,21 @@ def test_a_circle_is_found_in_functions_and_annotations_too():
     sources = {"a": "def f():\n    import b\n", "b": "if TYPE_CHECKING:\n    import c\n", "c": "import a\n"}
     graph = {name: {other for other, _ in imports(ast.parse(text))} for name, text in sources.items()}
     assert set(circle(graph)) == {"a", "b", "c"}
+
+
+def test_the_driver_has_no_torch():
+    """Of what is imported at the top: torch alone takes more memory than a driver may have."""
+    found, ways = set[str](), [("rl_trainer.driver", "rl_trainer.driver")]
+    while ways:
+        module, way = ways.pop()
+        if module in found:
+            continue
+        found.add(module)
+        for name, late in imports(SOURCES[module]):
+            assert late or name.partition(".")[0] not in HEAVY, f"{way} -> {name}"
+            if not late and name in SOURCES:
+                ways.append((name, f"{way} -> {name}"))
+    assert {"rl_trainer.learner.group", "rl_trainer.rollout.fleet", "rl_trainer.run.inputs"} <= found
 
 
 @pytest.mark.parametrize("module", SOURCES)

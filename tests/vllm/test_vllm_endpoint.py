@@ -17,7 +17,7 @@ from vllm_server import SECONDS, VllmServer
 from rl_api.errors import EndpointError, ModelError
 from rl_api.run import TinyModelSpec
 from rl_trainer.model.decoder import Decoder, load_decoder
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.rollout.engines.base import Engine, GenerationResult
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions

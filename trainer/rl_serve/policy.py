@@ -13,8 +13,8 @@ from rl_trainer.checkpoint.manifest import MANIFEST, Checkpoint, DamagedError, s
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.error_text import reason
 from rl_trainer.model.export import WEIGHTS
-from rl_trainer.model.folder import weight_files
-from rl_trainer.model.loader import check_folder, resolve_model
+from rl_trainer.model.resolve import check_folder, resolve_model
+from rl_trainer.model.weight_files import weight_files
 
 _DIGITS = 8
 # Models below that many bytes are slower with several threads than with one.

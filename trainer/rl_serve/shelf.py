@@ -29,7 +29,7 @@ from rl_trainer.checkpoint.manifest import (
     verify,
 )
 from rl_trainer.error_text import reason
-from rl_trainer.model.loader import check_folder
+from rl_trainer.model.resolve import check_folder
 from rl_trainer.storage.remote_folder import RemoteFolder, is_s3
 
 # The one that serves, one that is to serve, and those before.

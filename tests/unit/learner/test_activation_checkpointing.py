@@ -14,7 +14,7 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.learner.batch import MicroBatch, collate
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.trajectory import Trajectory
 
 

@@ -17,7 +17,7 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.batch import collate
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.trajectory import Trajectory
 
 

@@ -17,7 +17,7 @@ from rl_trainer.learner.packing import (
     split_groups,
     split_over_ranks,
 )
-from rl_trainer.model.row_packing import first_fit
+from rl_trainer.model.first_fit import first_fit
 
 lengths_strategy = st.lists(st.integers(1, 60), max_size=40)
 

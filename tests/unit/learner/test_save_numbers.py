@@ -19,7 +19,7 @@ from rl_trainer.checkpoint.tensor_file import FileHead, ShardWriter, file_head
 from rl_trainer.learner import actor, group
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners, LearnersWriting
-from rl_trainer.learner.saving import Written
+from rl_trainer.learner.results import Written
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder, RemoteWriter
 from rl_trainer.weights.stream import Piece

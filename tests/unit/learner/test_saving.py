@@ -16,7 +16,8 @@ from rl_trainer.checkpoint.state import SavedFiles
 from rl_trainer.checkpoint.tensor_file import ShardWriter, file_head
 from rl_trainer.learner import group
 from rl_trainer.learner.group import LearnersWriting
-from rl_trainer.learner.saving import Writing, Written
+from rl_trainer.learner.results import Written
+from rl_trainer.learner.saving import Writing
 from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.stream import Piece, byte_rounds
 

@@ -18,9 +18,10 @@ import torch
 from rl_api.errors import CheckpointError, ModelError
 from rl_trainer.checkpoint.random_state import restore_rng
 from rl_trainer.checkpoint.state import unpack_payloads
-from rl_trainer.model.folder import INDEX
+from rl_trainer.model.export import INDEX
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.model.loader import load_model, resolve_model
+from rl_trainer.model.loader import load_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.model.tokenizer import load_tokenizer
 
 

@@ -15,8 +15,9 @@ from rl_api.errors import ModelError
 from rl_api.run import TinyModelSpec
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.library_model import LibraryModel
-from rl_trainer.model.loader import load_model, resolve_model
+from rl_trainer.model.loader import load_model
 from rl_trainer.model.presets import write_tiny
+from rl_trainer.model.resolve import resolve_model
 
 SMALL = TinyModelSpec(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=32)
 

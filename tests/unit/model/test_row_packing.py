@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_trainer.model.row_packing import Rooms, RowPacking, first_fit
+from rl_trainer.model.first_fit import Rooms, first_fit
+from rl_trainer.model.row_packing import RowPacking
 
 lengths_strategy = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 

@@ -12,7 +12,7 @@ from rl_api import RunSpec
 from rl_trainer.rollout.fleet import Samplers as Fleet
 from rl_trainer.run import broadcasts as module
 from rl_trainer.run.broadcasts import MOST_FAILURES, Broadcasts
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 

@@ -18,7 +18,8 @@ from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.transports import group as group_module
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.collective import Broadcaster, CollectiveReceiver
-from rl_trainer.weights.transports.group import Invitation, WeightGroup
+from rl_trainer.weights.transports.group import WeightGroup
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.object_store import StorePublisher
 from rl_trainer.weights.transports.publication import Publication
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,13 @@ from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearners
-from rl_trainer.checkpoint.tensor_file import FileHead
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.learner.results import TokenEstimates, UpdateResult
-from rl_trainer.learner.saving import Save, Writing, Written, contents
+from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
+from rl_trainer.learner.saving import Save, Writing, contents
 from rl_trainer.learner.share import Share
 from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
@@ -43,7 +42,7 @@ from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import Piece
 from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # Gloo and NCCL give up on a collective after this long: a dead rank is found much sooner by the driver.
@@ -326,27 +325,6 @@ def _place(folder: Path, upload: Upload | None, probe: str) -> tuple[Path | Remo
     except CheckpointError as error:
         return None, str(error)
     return RemoteFolder(upload.uri, stalled=_UPLOAD_SECONDS), ""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What a rank says of its part of what is saved.
-
-    Attributes:
-        files: names of all its files, whoever writes them.
-        heads: of those that it cannot write itself.
-        weight_map: of rank 0: file by tensor of all weights.
-        weight_bytes: of all weights.
-        uploads: whether its files go to the object store.
-        refused: why they do not, though they were to; empty: they do.
-    """
-
-    files: tuple[str, ...]
-    heads: tuple[FileHead, ...]
-    weight_map: Mapping[str, str]
-    weight_bytes: int
-    uploads: bool = False
-    refused: str = ""
 
 
 def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:

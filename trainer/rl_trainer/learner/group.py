@@ -22,20 +22,19 @@ from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
 from rl_trainer.checkpoint.tensor_file import ShardWriter
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answers
+from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
-from rl_trainer.learner.actor import Begun, LearnerActor
 from rl_trainer.learner.packing import split_groups
 from rl_trainer.learner.plan import Member, plan_update
-from rl_trainer.learner.results import TokenEstimates, UpdateResult
-from rl_trainer.learner.saving import Written
+from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
 from rl_trainer.learner.share import Share, deal
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # To load a model, besides what its bytes take.
@@ -65,7 +64,7 @@ class Learners:
     ) -> Learners:
         """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first; `watch`:
         knows who stands still."""
-        remote = ray.remote(LearnerActor)
+        remote = ray.remote(named_class("rl_trainer.learner.actor", "LearnerActor"))
         ranks = spec.learner.ranks
         actors = [
             remote.options(**reservation.options(f"learner {rank}")).remote(

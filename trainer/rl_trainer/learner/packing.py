@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl_trainer.model.row_packing import Rooms
+from rl_trainer.model.first_fit import Rooms
 
 # What one more micro-batch may cost, in tokens: the price of a forward and backward pass.
 OVERHEAD_TOKENS = 256

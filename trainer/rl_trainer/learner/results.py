@@ -1,11 +1,14 @@
-"""What the learners answer, as plain values: the driver reads them before it has imported torch."""
+"""What the learners answer, as plain values: the driver reads them, and imports no torch for it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from rl_trainer.checkpoint.tensor_file import Digests, FileHead
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,32 @@ class TokenEstimates:
 
     kl: list[npt.NDArray[np.float64]] | None = None
     values: list[npt.NDArray[np.float64]] | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a rank says of its part of what is saved.
+
+    Attributes:
+        files: names of all its files, whoever writes them.
+        heads: of those that it cannot write itself.
+        weight_map: of rank 0: file by tensor of all weights.
+        weight_bytes: of all weights.
+        uploads: whether its files go to the object store.
+        refused: why they do not, though they were to; empty: they do.
+    """
+
+    files: tuple[str, ...]
+    heads: tuple[FileHead, ...]
+    weight_map: Mapping[str, str]
+    weight_bytes: int
+    uploads: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far a rank is: bytes that its thread has written, and of its files, when all are on disk, size and SHA-256."""
+
+    done: int
+    digests: Digests | None

@@ -18,6 +18,7 @@ from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS
 from rl_trainer.checkpoint.tensor_file import ROWS, Digests, FileHead, ShardWriter, file_head
 from rl_trainer.error_text import reason
 from rl_trainer.learner.rank import Learner
+from rl_trainer.learner.results import Written
 from rl_trainer.model.export import WEIGHTS_METADATA
 from rl_trainer.model.rows import copies, first_row, is_divided, local
 from rl_trainer.storage.files import Closes
@@ -230,11 +231,3 @@ class Writing(Closes):
             self._tell(CheckpointError(f"a file cannot be written: {reason(self._failure)}"))
         elif self._digests is not None:
             self._tell(Written(self._written, self._digests))
-
-
-@dataclass(frozen=True)
-class Written:
-    """How far a rank is: bytes that its thread has written, and of its files, when all are on disk, size and SHA-256."""
-
-    done: int
-    digests: Digests | None

@@ -14,40 +14,11 @@ from safetensors.torch import load_file
 
 from rl_api.errors import ModelError
 from rl_trainer.checkpoint.tensor_file import ROWS, Digests, ShardWriter, file_head
-from rl_trainer.model.config import read_json
-from rl_trainer.model.export import INDEX, WEIGHTS, WEIGHTS_METADATA
+from rl_trainer.model.export import WEIGHTS, WEIGHTS_METADATA
 from rl_trainer.model.rows import Rows
+from rl_trainer.model.weight_files import weight_files
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.stream import byte_rounds, file_shapes
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the weights; ModelError when there are none, or one is missing."""
-    index = folder / INDEX
-    if index.is_file() and not (folder / WEIGHTS).is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"model folder {folder}: {INDEX} has no weight_map")
-        names = set(weight_map.values())
-        if odd := [
-            name for name in names if not isinstance(name, str) or Path(name).name != name or "\\" in name
-        ]:
-            raise ModelError(
-                f"model folder {folder}: {INDEX} names {odd[0]!r:.100}, allowed: files beside it"
-            )
-        files = [folder / name for name in sorted(names)]
-        for file in files:
-            if not file.is_file():
-                raise ModelError(f"model folder {folder}: {file.name}, named in {INDEX}, is missing")
-        return files
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if list(folder.glob("*.bin")):
-        raise ModelError(
-            f"model folder {folder}: weights are .bin files; convert them to {WEIGHTS} "
-            "(the library's save_pretrained writes it)"
-        )
-    raise ModelError(f"model folder {folder}: {WEIGHTS} is missing (and no {INDEX} names other files)")
 
 
 def write_weights(source: TensorSource, folder: Path) -> Digests:

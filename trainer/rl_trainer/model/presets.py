@@ -6,6 +6,7 @@ It learns small tasks within a minute on two CPU cores, and every other tool ope
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,9 @@ def tiny_tokenizer() -> dict[str, Any]:
             "merges": [],
         },
     }
+
+
+def main() -> None:
+    """For who has no torch: writes the preset as the process's arguments say, folder, sizes (JSON) and seed."""
+    folder, sizes, seed = sys.argv[1:]
+    write_tiny(folder, TinyModelSpec.model_validate_json(sizes), int(seed))

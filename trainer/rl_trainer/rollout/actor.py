@@ -49,7 +49,7 @@ from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
 from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.create import create_receiver
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.

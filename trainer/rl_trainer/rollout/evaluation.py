@@ -1,12 +1,11 @@
-"""Held-out prompts: what a sampler is asked for, and which of all answers count."""
+"""Held-out prompts: what a sampler is asked for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rl_api.errors import DeadlineExceeded, RewardError
+from rl_api.errors import DeadlineExceeded
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.tasks import Answer, Prompt, Score
 from rl_trainer.weights.transports.publication import Publication
@@ -53,17 +52,3 @@ class Evaluation:
         if self.error is not None:
             raise self.error
         return [self.answers[place] for place in range(len(self.prompts))]
-
-
-def scored(answers: Sequence[Answer], warn: Callable[[str], None]) -> list[Answer]:
-    """Those that have a score; `warn` is told of others.
-
-    Raises:
-        RewardError: none has.
-    """
-    errors = [one.error for one in answers if one.error is not None]
-    if errors:
-        if len(errors) == len(answers):
-            raise RewardError(f"no held-out prompt has a score: {errors[0]}")
-        warn(f"{len(errors)} of {len(answers)} held-out prompts are left out of the evaluation: {errors[0]}")
-    return [one for one in answers if one.error is None]

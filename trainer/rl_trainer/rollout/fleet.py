@@ -15,13 +15,13 @@ from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer, answers
+from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
-from rl_trainer.rollout.actor import SamplerActor
-from rl_trainer.rollout.evaluation import scored
+from rl_trainer.rollout.answers import scored
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
@@ -270,7 +270,9 @@ class Samplers:
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> SamplerHandle:
         # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
-        remote = ray.remote(SamplerActor).options(max_concurrency=5, **self._placement.sampler(rank))
+        remote = ray.remote(named_class("rl_trainer.rollout.actor", "SamplerActor")).options(
+            max_concurrency=5, **self._placement.sampler(rank)
+        )
         others = self._placement.other_pods(rank)
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data, others)
         ready = actor.ready.remote()

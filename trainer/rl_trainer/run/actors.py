@@ -1,7 +1,4 @@
-"""The actors of one run: buffer, learners and samplers, started together; and how weights pass between them.
-
-Imported once Ray has started: it imports torch, which another thread does meanwhile.
-"""
+"""The actors of one run: buffer, learners and samplers, started together; and how weights pass between them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rl_api.roles import Way
 from rl_trainer.learner.group import Learners
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.weights.transports.choose import Topology, choose_way
-from rl_trainer.weights.transports.group import Invitation
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
 # Where so many versions in a row reach nobody by a broadcast, the next ones will not either: each costs a deadline.

@@ -11,6 +11,7 @@ from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.config import read_json
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions, check_model
 from rl_trainer.run.lineage import lineage_of
@@ -53,7 +54,7 @@ def load_inputs(
     model: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Inputs:
-    """Finds and checks everything; imports torch and the task's library, which takes seconds.
+    """Finds and checks everything; imports the task's library, which takes seconds.
 
     Args:
         spec: the run.
@@ -74,8 +75,6 @@ def load_inputs(
     heldout = task.heldout()
     if spec.algorithm.own_objective is not None:  # the learners load it again; here before anything starts
         load_function(spec.algorithm.own_objective, search, "algorithm.name")
-    from rl_trainer.model.loader import resolve_model
-
     source = spec.model
     if model is None:
         model = resolve_model(source.source, cache, source.tiny, spec.seed, source.revision, tell)

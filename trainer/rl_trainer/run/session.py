@@ -25,6 +25,7 @@ from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.held_time import HeldTime
 from rl_trainer.placement.places import nodes_now, place_run
 from rl_trainer.rollout.engines.vllm_needs import check_installed
+from rl_trainer.run.actors import Actors
 from rl_trainer.run.agreement import check_agreement
 from rl_trainer.run.attempt import Attempt
 from rl_trainer.run.checkpoints import Checkpoints
@@ -103,7 +104,7 @@ class Session(Attempt):
         self._start_clock()
 
     def _launch(self, model: Path | None) -> None:
-        """Starts Ray and the actors, while another thread imports torch and finds model and task."""
+        """Starts Ray and the actors, while another thread finds model and task."""
         spec, search = self.spec, self.folder.search
         self.console.phase("starting Ray, loading model and task")
         with ThreadPoolExecutor(1) as thread:
@@ -121,8 +122,6 @@ class Session(Attempt):
         if self.inputs.left_out:
             self.console.warning(self.inputs.left_out)
         self.checkpoints.lineage = self.inputs.lineage
-        from rl_trainer.run.actors import Actors  # only now: it imports torch
-
         self.console.phase("reserving actors")
         placement = place_run(spec, self.console.warning)
         if not found.own:  # else they end with Ray, also where it does not answer any more

@@ -29,7 +29,7 @@ import torch
 from rl_api.errors import ModelError, RLTrainError
 from rl_trainer.error_text import first_line
 from rl_trainer.model.config import read_json
-from rl_trainer.model.folder import weight_files
+from rl_trainer.model.weight_files import weight_files
 from rl_trainer.rollout.engines.base import (
     Engine,
     GenerationProgress,

@@ -25,7 +25,8 @@ from torch import Tensor
 from rl_trainer.error_text import first_line
 from rl_trainer.weights.payload import Place, Tensors, WeightsBlock, unpack_weights
 from rl_trainer.weights.transports.base import Store
-from rl_trainer.weights.transports.group import Invitation, MeetingPoint, Seat, WeightGroup
+from rl_trainer.weights.transports.group import MeetingPoint, Seat, WeightGroup
+from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.object_store import StoreReceiver
 from rl_trainer.weights.transports.publication import Publication
 

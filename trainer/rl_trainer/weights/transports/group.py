@@ -7,39 +7,19 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl_trainer.weights.transports.invitation import Invitation
+
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _POLL_SECONDS = 0.001
 _SENDER = 0
 _DEVICE = "cuda"  # where NCCL's bytes are
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """To one broadcast.
-
-    Attributes:
-        version: weight version that is sent.
-        group: name of the group; the same name, the same processes.
-        address: host and port at which its members meet.
-        size: members, the learner included.
-        seconds: for meeting, and again for sending.
-        backend: nccl where every member has a CUDA device of its own.
-    """
-
-    version: int
-    group: str
-    address: tuple[str, int]
-    size: int
-    seconds: float
-    backend: Literal["gloo", "nccl"] = "gloo"
 
 
 class MeetingPoint:
