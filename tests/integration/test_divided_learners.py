@@ -102,6 +102,25 @@ def test_every_family_learns_divided_as_it_does_whole(
 
 
 @pytest.mark.parametrize(
+    ("name", "learner", "algorithm", "busy"),
+    [
+        ("llama", {}, KL, None),  # whole on both ranks
+        ("llama", FSDP, KL, 1),
+        ("qwen3", {**FSDP, **LORA}, KL, None),
+        ("gpt2", FSDP, IN_REWARD, None),
+    ],
+)
+def test_a_step_in_parts_is_the_same_step(ranks, family, name, learner, algorithm, busy):
+    case = Case(family(name), learner, algorithm, steps=3, busy=busy)
+    whole, parts = ranks(case, 2), ranks(replace(case, parts=3), 2)
+    for found, expected in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-6, atol=1e-6)
+        for key, value in expected.weights.items():
+            np.testing.assert_allclose(found.weights[key], value, rtol=0, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize(
     ("name", "learner", "algorithm", "count", "others"),
     [
         ("llama", LORA, KL, 2, [4]),

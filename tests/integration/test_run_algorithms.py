@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from training_runs import PROMPTS, RunFiles
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -30,6 +32,31 @@ def test_a_recipe_trains(tmp_path: Path, name: str):
     assert all(math.isfinite(record.loss) for record in files.steps)
     assert files.steps[0].grad_norm > 0  # the rewards of the second step may all be equal
     assert all(math.isfinite(record.kl) == (name == "reinforce_pp") for record in files.steps)
+
+
+def test_a_step_that_is_learned_in_parts_has_the_same_result(tmp_path: Path):
+    """Of 4 prompts: as a whole, and in parts of 3 and 1; rounding alone tells the weights apart."""
+    made = []
+    for part in (None, 3):
+        files = RunFiles(
+            tmp_path / str(part),
+            algorithm={"optimizer": {"epsilon": 1e-4}, "kl": {"coefficient": 0.05, "placement": "reward"}},
+            placement={"partGroups": part},
+            stop={"maxSteps": 3},
+        )
+        files.run().assert_well()
+        files.assert_nothing_lost_or_twice()
+        made.append(files)
+    whole, parts = made
+    # Estimates and gradients of each part, and the optimizer's step where those are several.
+    assert [(files.out / "timeline.json").read_text().count('"train"') for files in made] == [3 * 2, 3 * 5]
+    for found, expected in zip(parts.steps, whole.steps, strict=True):
+        assert found.prompts == expected.prompts
+        for name in ("loss", "kl", "grad_norm", "reward_mean", "reward_std", "completion_tokens"):
+            assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-5, abs=1e-6), name
+    before = load_file(whole.out / "final" / "model.safetensors")
+    for name, value in load_file(parts.out / "final" / "model.safetensors").items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6, msg=name)
 
 
 def test_groups_without_variance_are_refilled_up_to_the_bound(tmp_path: Path):

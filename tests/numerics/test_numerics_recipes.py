@@ -17,7 +17,7 @@ from rl_trainer.algorithms.batch_advantages import batch_advantages, kl_in_rewar
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.losses import policy_loss
 from rl_trainer.algorithms.value_targets import ValueTargets
-from rl_trainer.learner.rank import policy_loss_config
+from rl_trainer.learner.objective import policy_loss_config
 
 # verl's estimator with its options, objective, aggregation, and coefficient of the KL in the reward
 VERL = {

@@ -24,6 +24,7 @@ from rl_trainer.checkpoint.shards import shards_of
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, SavedFiles
 from rl_trainer.checkpoint.tensor_file import ShardWriter
 from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.results import UpdateResult
 from rl_trainer.learner.saving import Save, contents
 from rl_trainer.learner.sources import offer
 from rl_trainer.model.export import describe_weights
@@ -40,9 +41,9 @@ DEADLINE = 120.0
 class Case:
     """A short run: steps `first` up to `steps`.
 
-    `busy`: so many ranks have samples, the others none; None: all have. `saved`: the folder that is written at the end;
-    `resumed`: the one that is gone on from. `warm`: whether a supervised step comes first. `away`: whether tensors are moved
-    out and in again before every step and every read.
+    `busy`: so many ranks have samples, the others none; None: all have. `parts`: in so many each step is learned. `saved`:
+    the folder that is written at the end; `resumed`: the one that is gone on from. `warm`: whether a supervised step comes
+    first. `away`: whether tensors are moved out and in again before every step and every read.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Case:
     steps: int = 5
     busy: int | None = None
     first: int = 0
+    parts: int = 1
     warm: bool = False
     saved: Path | None = None
     resumed: Path | None = None
@@ -136,7 +138,7 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
             batch = samples(7, 10 * step + part, valued=learner.critic is not None)
             denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
             parts.append(MiniBatch(batch[rank::busy] if rank < busy else [], denominators))
-        result = moved().update(parts)
+        result = moved().update(parts) if case.parts == 1 else in_parts(moved, parts, case.parts)
         losses.append(result.metrics["loss"])
         norms.append(result.grad_norm)
     if case.saved is not None:
@@ -151,6 +153,23 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
         p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in learner.model.parameters()
     )
     return Outcome(losses, norms, weights(moved()), estimates, held)
+
+
+def in_parts(moved: Callable[[], Learner], step: Sequence[MiniBatch], count: int) -> UpdateResult:
+    """The same step as by `update`, of which a `count`-th of this rank's samples comes at a time."""
+    (whole,) = step
+    for part in range(count):
+        begin, end = (len(whole.samples) * at // count for at in (part, part + 1))
+        moved().accumulate(MiniBatch(whole.samples[begin:end], _of_part(whole.denominators, part, count)))
+    return moved().apply()
+
+
+def _of_part(whole: LossDenominators, part: int, count: int) -> LossDenominators:
+    """Counts that add up to those of the whole, the same on all ranks."""
+    tokens, sequences = (
+        total * (part + 1) // count - total * part // count for total in (whole.tokens, whole.sequences)
+    )
+    return LossDenominators(tokens, sequences, whole.constant_length)
 
 
 def pieces(case: Case, rank: int, ranks: int) -> int:

@@ -42,11 +42,12 @@ def train(
 
         reason = session.stop_reason()
         while reason is None and not stop.requested:
-            batch = session.next_batch()
-            advantages, rewards = batch_advantages(run.spec, batch.groups, *session.token_estimates(batch))
-            update = session.update(batch, advantages)
+            for part in session.parts():
+                advantages, rewards = batch_advantages(run.spec, part.groups, *session.token_estimates(part))
+                session.learn(part, advantages, rewards)
+            session.update()
             session.evaluate_if_due()
-            session.finish_step(batch, rewards, update)
+            session.finish_step()
             session.counters.check_divergence()
             session.checkpoint_if_due()
             reason = session.stop_reason()

@@ -1,4 +1,5 @@
 import heapq
+import json
 import random
 from dataclasses import replace
 
@@ -7,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectories import scored
 
-from rl_trainer.buffer.admission import Bound, keeps_bound, may_start, needed_by_version, select_batch
+from rl_trainer.buffer.admission import (
+    Bound,
+    first_by_prompt,
+    keeps_bound,
+    may_start,
+    needed_by_version,
+    select_batch,
+)
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.flow.policies import Entry
@@ -31,6 +39,7 @@ BUDGET = {"ready": 0, "running": 0, "version": 0}
         ({"slots_free": 100, "steps_per_version": 3}, 12),
         ({"slots_free": 100, "steps_per_version": 3, "step": 2, "ready": 1}, 3),
         ({"slots_free": 10, "max_staleness": 4, "ready": 6, "running": 1, "capacity": 8}, 1),
+        ({"slots_free": 10, "taken": 3}, 1),  # what is taken of the batch has its places already
     ],
 )
 def test_may_start(case, expected):
@@ -101,11 +110,33 @@ def test_needs_are_cumulative():
     assert not keeps_bound([0, 0, 0, 0], Bound(1, 1, 3))
 
 
+def test_a_part_needs_only_what_the_rest_of_the_batch_cannot_hold():
+    # Version 0 can be trained now or never; of the batch of four one place is left beside the part of three.
+    ready = entries(1, 1, 1, 0)
+    assert select_batch(ready, [0], Bound(1, 1, 4), groups=3) == [13, 10, 11]
+    assert select_batch(ready, [0], Bound(1, 1, 4), groups=2) == [10, 11]
+    assert select_batch(entries(1, 1, 1), [0, 0], Bound(1, 1, 4), groups=3) is None
+    assert select_batch(entries(1, 1), [0], Bound(1, 1, 4, taken=2), groups=1) == [10]
+    assert select_batch(entries(1, 1), [0], Bound(1, 1, 4, taken=2)) is None
+    assert select_batch(entries(1, 1), [0], Bound(1, 1, 4, taken=3)) is None
+
+
+def test_on_policy_parts_are_the_first_by_prompt():
+    assert first_by_prompt([7, 4, 5], [6], 2) == [4, 5]
+    assert first_by_prompt([7, 4, 5], [6], 3) is None
+    assert first_by_prompt([4], [], 2) is None
+
+
 class World:
     """Simulated samplers and a learner around a BufferState; everything that can go wrong does, at random."""
 
-    def __init__(self, config, rng, drop_rate, death_rate, change_rate, late_rate=0.5):
+    def __init__(self, config, rng, drop_rate, death_rate, change_rate, late_rate=0.5, part=None, restarts=0):
         self.state = BufferState(config)
+        self.restarts = restarts  # to come
+        self.part, self.have = (
+            part or config.groups_per_step,
+            [],
+        )  # groups in a part, those taken of the batch
         self.config, self.rng = config, rng
         self.drop_rate, self.death_rate, self.late_rate = drop_rate, death_rate, late_rate
         self.change_rate = change_rate
@@ -163,10 +194,30 @@ class World:
         if result.reason == "rejected":
             self.dropped.add(ticket.group_id)
 
+    def restart(self):
+        """The run goes on from a checkpoint of this moment; all samplers are new, and nobody remembers the old ones."""
+        self.events, self.ghosts, self.have = [], [], []
+        saved, payloads = self.state.snapshot()
+        self.state = BufferState.restore(self.config, json.loads(json.dumps(saved)), payloads)
+        for sampler in self.there:
+            self.state.register(sampler)
+        self.restarts -= 1
+
     def train(self):
-        batch = self.state.take()
+        wanted = min(len(self.have) + self.part, self.config.groups_per_step)
+        before = len(self.state.pending) + len(self.state.running), self.room()
+        batch = self.state.take(groups=wanted)
         if batch is None:
             return False
+        assert before == (len(self.state.pending) + len(self.state.running), self.room()), (
+            "a part admits none"
+        )
+        assert [group.group_id for group in batch[: len(self.have)]] == self.have, "what is taken stays first"
+        self.have = [group.group_id for group in batch]
+        assert len(batch) == wanted
+        if wanted < self.config.groups_per_step:
+            return True
+        self.have = []
         trained_at = self.state.committed_steps // self.config.steps_per_version
         assert len(batch) == self.config.groups_per_step
         for group in batch:
@@ -178,6 +229,12 @@ class World:
         if steps % self.config.steps_per_version == 0:
             self.state.publish(steps // self.config.steps_per_version)
         return True
+
+    def room(self):
+        """How many groups the staleness bound lets start, whatever the buffer's capacity."""
+        state = self.state
+        counts = {"ready": len(state.ready), "running": len(state.running) + len(state.pending)}
+        return may_start(state._bound(), version=state.version, slots_free=10**6, **counts)
 
 
 @settings(max_examples=150, deadline=None)
@@ -193,9 +250,23 @@ class World:
     drop_rate=st.sampled_from([0.0, 0.2]),
     death_rate=st.sampled_from([0.0, 0.1]),
     change_rate=st.sampled_from([0.0, 0.1]),
+    part=st.sampled_from([None, None, 1, 2, 3]),
+    restarts=st.integers(0, 2),
 )
 def test_never_too_old_never_stuck_nothing_lost(
-    seed, eta, per_step, per_version, samplers, slack, order, on_full, drop_rate, death_rate, change_rate
+    seed,
+    eta,
+    per_step,
+    per_version,
+    samplers,
+    slack,
+    order,
+    on_full,
+    drop_rate,
+    death_rate,
+    change_rate,
+    part,
+    restarts,
 ):
     config = BufferConfig(
         groups_per_step=per_step,
@@ -206,12 +277,16 @@ def test_never_too_old_never_stuck_nothing_lost(
         samplers=samplers,
         steps_per_version=per_version,
     )
-    world = World(config, random.Random(seed), drop_rate, death_rate, change_rate)
+    world = World(
+        config, random.Random(seed), drop_rate, death_rate, change_rate, part=part, restarts=restarts
+    )
     idle = 0
     while world.state.committed_steps < 25:
         world.dispatch()
         if world.rng.random() < world.change_rate:
             world.come_or_go()
+        if world.restarts and world.rng.random() < 0.02:
+            world.restart()
         if world.ghosts and world.rng.random() < world.late_rate:
             _, _, sampler, _, ticket = world.ghosts.pop()
             # Another sampler's rank: the dead one's own rank now holds tickets of a new life.
@@ -231,6 +306,7 @@ def test_never_too_old_never_stuck_nothing_lost(
         *state.running,
         *state.pending,
         *(entry.key for entry in state.ready),
+        *(group.group_id for group in state.leased),
     ]
     assert sorted(places) == list(range(state.cursor))
     if on_full == "block":

@@ -92,6 +92,19 @@ def test_on_policy_snapshot_samples_unfinished_steps_again():
     assert all(ticket.reissued for ticket in tickets)
 
 
+def test_a_batch_that_is_half_taken_counts_as_ready():
+    state = make(max_staleness=1, groups_per_step=3)
+    state.acquire(0, 9)
+    for group_id in (2, 0, 1):
+        state.put(0, group(group_id, payload=b"%d" % group_id))
+    assert [one.group_id for one in state.take(groups=2)] == [2, 0]
+    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
+    assert payloads == [b"2", b"0", b"1"]
+    new = BufferState.restore(state.config, saved, payloads)
+    assert new.step == 0
+    assert batch_ids(new) == [2, 0, 1]
+
+
 def test_restore_with_a_smaller_staleness_is_refused():
     state = make(max_staleness=3)
     state.acquire(0, 8)

@@ -276,6 +276,44 @@ def test_commit_without_a_batch():
         make().commit()
 
 
+def test_commit_of_half_a_batch():
+    state = make()
+    state.acquire(0, 9)
+    state.put(0, group(0))
+    assert [one.group_id for one in state.take(groups=1)] == [0]
+    with pytest.raises(RLTrainError, match="only 1 of 2 groups of a batch are under lease"):
+        state.commit()
+
+
+def test_on_policy_the_first_part_waits_for_the_first_prompts():
+    state = make(samplers=2, groups_per_step=3)
+    state.acquire(0, 9)
+    tickets = ids(state.acquire(1, 9))
+    for group_id in tickets:
+        state.put(1, group(group_id))
+    assert tickets == [1]
+    assert state.take(groups=1) is None
+    state.release(0)  # 0 and 2 wait for somebody else
+    assert state.take(groups=1) is None
+    state.acquire(1, 9)
+    state.put(1, group(2))
+    assert state.take(groups=1) is None
+    assert state.put(1, group(0)).accepted
+    assert [one.group_id for one in state.take(groups=1)] == [0]
+    assert batch_ids(state) == [0, 1, 2]
+
+
+def test_refills_are_those_of_the_whole_batch():
+    state = make(max_refills=1, max_staleness=1)
+    state.acquire(0, 9)
+    state.put(0, group(0))
+    state.put(0, flat(1))
+    state.take(groups=1)
+    assert state.put(0, flat(2)).accepted, "its one refill is used"
+    state.take()
+    assert state.put(0, flat(3)).reason == "zero_variance"
+
+
 def test_a_taken_batch_counts_as_consumed_at_once():
     state = make(max_staleness=0)
     state.acquire(0, 9)

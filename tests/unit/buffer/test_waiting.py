@@ -155,7 +155,7 @@ def test_after_any_event_nobody_waits_for_what_is_there(max_staleness, on_full, 
                 await actor.register(sampler)
             elif event == "take":
                 takers.append(asyncio.create_task(actor.take(60.0)))
-            elif event == "finish" and state.leased is not None:
+            elif event == "finish" and state.leased:
                 await actor.finish_step(state.committed_steps, state.version + 1, None)
             elif event == "cancel" and calls:
                 calls.pop(number % len(calls)).cancel()

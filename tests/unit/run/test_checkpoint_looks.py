@@ -8,13 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trajectories import scored
 
+from rl_api import RunSpec
 from rl_api.errors import CheckpointError
+from rl_trainer.algorithms.advantages import AdvantageStats
+from rl_trainer.buffer.actor import Batch
 from rl_trainer.rollout import fleet
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.run import session as session_module
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.session import Session
+from rl_trainer.run.step import Step
 
 
 class OneCheckpoint:
@@ -53,11 +58,17 @@ def a_session(checkpoints: Any) -> Any:
         learners=SimpleNamespace(state=lambda: None),
         update=lambda *_: SimpleNamespace(metrics={}),
     )
-    session.inputs, session._checkpoint, session._kl, session.spec = (
+    session.inputs, session._checkpoint, session.spec = (
         SimpleNamespace(model=None),
         None,
-        None,
-        None,
+        RunSpec.model_validate(
+            {
+                "model": {"source": "tiny"},
+                "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+                "algorithm": {"promptsPerStep": 1},
+                "stop": {"maxSteps": 10},
+            }
+        ),
     )
     return session
 
@@ -74,8 +85,10 @@ def test_it_is_ended_while_the_next_batch_is_awaited(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(fleet, "ray", SimpleNamespace(wait=wait))
     monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
-    session.actors.next_batch = lambda meanwhile: samplers.wait_for("batch", "buffer", "x", 9e9, meanwhile)
-    assert session.next_batch() == "batch"
+    session.actors.next_part = lambda begin, end, meanwhile: samplers.wait_for(
+        "batch", "buffer", "x", 9e9, meanwhile
+    )
+    assert list(session.parts()) == ["batch"]
     assert [one.step for one in session.shown] == [3]
     assert session.counters.checkpointed_step == 3
     assert waits[0] == fleet.MEANWHILE_SECONDS
@@ -85,7 +98,9 @@ def test_it_is_ended_while_the_next_batch_is_awaited(monkeypatch: pytest.MonkeyP
 def test_it_is_ended_as_soon_as_learners_have_updated(monkeypatch: pytest.MonkeyPatch):
     session = a_session(OneCheckpoint(looks=1))
     monkeypatch.setattr(session_module, "check_agreement", lambda *_: None)
-    session.update(SimpleNamespace(groups=[]), [])
+    session._step = Step()
+    session.learn(Batch(0, [scored(0, [1.0], [3])]), [0.0], AdvantageStats(0, 1.0, 0.0))
+    session.update()
     assert [one.step for one in session.shown] == [3]
 
 
@@ -97,9 +112,9 @@ def test_a_failure_meanwhile_ends_the_wait_and_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(checkpoints, "finished", full)
     session = a_session(checkpoints)
-    session.actors.next_batch = lambda meanwhile: meanwhile()
+    session.actors.next_part = lambda begin, end, meanwhile: meanwhile()
     with pytest.raises(CheckpointError, match=r"^the disk is full$"):
-        session.next_batch()
+        list(session.parts())
     assert session.failed == ["the disk is full"]
 
 

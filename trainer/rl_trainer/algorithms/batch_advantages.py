@@ -89,3 +89,12 @@ def batch_advantages(
         epsilon=choices.epsilon,
     )
     return by_group.tolist(), replace(given, zero_variance_groups=seen.zero_variance_groups)
+
+
+def stats_of_parts(groups: Sequence[Group], parts: Sequence[AdvantageStats]) -> AdvantageStats:
+    """The statistics of a batch from those of its parts; `groups`: all of the batch."""
+    if len(parts) == 1:
+        return parts[0]
+    rewards = [reward for group in groups for reward in group.rewards]
+    whole = reward_stats(rewards, [group.group_id for group in groups for _ in group.rewards])
+    return replace(whole, zero_variance_groups=sum(part.zero_variance_groups for part in parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,16 @@ class LossDenominators:
         """Count from the number of trained tokens of every sequence of the batch."""
         counts = list(trained_tokens)
         return cls(sum(counts), sum(count > 0 for count in counts), constant_length)
+
+    def __add__(self, other: LossDenominators) -> LossDenominators:
+        """Of two parts of one batch together."""
+        return replace(self, tokens=self.tokens + other.tokens, sequences=self.sequences + other.sequences)
+
+    def undivided(self) -> LossDenominators:
+        """With these a loss is `factor` too large: for a part of a batch whose counts are not known yet."""
+        return replace(self, tokens=1, sequences=1)
+
+    def factor(self, aggregation: str) -> float:
+        """What makes a loss that was computed with `undivided` ones a loss over this batch: every aggregation
+        (`losses.aggregation_weights`) divides by one count of the batch, beside what a sequence knows of itself."""
+        return 1.0 / max(1, self.tokens if aggregation == "tokenMean" else self.sequences)

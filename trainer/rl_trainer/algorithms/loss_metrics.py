@@ -28,6 +28,8 @@ SUM_METRICS = (
     "importance",  # weight between sampler and trainer
     "importance_clipped",  # tokens whose ratio was outside the bounds: truncated or masked
 )
+# Of these, the ones that hold the global denominator.
+DIVIDED_METRICS = ("loss", "policy_loss")
 # Reduced by maximum.
 MAX_METRICS = ("ratio_max",)
 

@@ -52,7 +52,7 @@ class Acquired:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch under lease: `step` counts from 0; `groups` in training order."""
+    """A batch under lease, or a part of one: `step` counts from 0; `groups` in training order."""
 
     step: int
     groups: list[Group]
@@ -110,6 +110,7 @@ class BufferActor:
         self._told: dict[str, Any] = {}
         self._waiting = WaitingCalls()
         self._takers = Changes()
+        self._wanted: int | None = None  # groups of the batch that the last `take` asked for
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class BufferActor:
 
     def _after_change(self, room: bool = True) -> None:
         """Those get their answer whom the change concerns. `room`: another group may perhaps start now."""
-        if self._state.batch_may_be_ready:
+        if self._state.may_have(self._wanted):
             self._takers.notify()
         if room and self._published:
             self._answer(self._waiting.hand_out(self._state))
@@ -202,17 +203,20 @@ class BufferActor:
         self._weights, self._published = weights, True
         self._answer(self._waiting.hand_out_newer(self._state))
 
-    async def take(self, timeout: float) -> Batch:
-        """The next batch, under lease until `finish_step`. Raises DeadlineExceeded with what was missing."""
+    async def take(self, timeout: float, begin: int = 0, end: int | None = None) -> Batch:
+        """The next batch, under lease until `finish_step`, or its groups from `begin` up to `end` (not included), which
+        come after those that were taken before. Raises DeadlineExceeded with what was missing."""
         deadline = time.monotonic() + timeout
-        while (groups := self._state.take(time.monotonic())) is None:
+        self._wanted = end
+        while (groups := self._state.take(time.monotonic(), end)) is None:
             if not await self._takers.wait(deadline - time.monotonic()):
+                what = "no batch" if end is None else f"no groups {begin} to {end - 1} of a batch"
                 raise DeadlineExceeded(
-                    f"no batch within {timeout:.0f} s: {self._state.waiting_for()}; "
+                    f"{what} within {timeout:.0f} s: {self._state.waiting_for()}; "
                     "look at the samplers' logs, or give one step more time"
                 )
         self._after_change()
-        return Batch(self._state.committed_steps, groups)
+        return Batch(self._state.committed_steps, groups[begin:])
 
     async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
         """The batch of `step` has been trained on, and `weights` of `version` are published if there are such.
@@ -335,11 +339,10 @@ class Buffer:
         """Publish weights (usually `[reference]`) under the next version."""
         self._answer(self.actor.publish.remote(version, weights), "publishing weights")
 
-    def take(self, timeout: float) -> Batch:
-        """The next batch, or the one still under lease. Raises DeadlineExceeded saying what is missing."""
-        return cast(
-            Batch, self.result(self.actor.take.remote(timeout), "taking a batch", timeout + ANSWER_SECONDS)
-        )
+    def take(self, timeout: float, begin: int = 0, end: int | None = None) -> Batch:
+        """The next batch, or the one still under lease, or a part of it. Raises DeadlineExceeded saying what is missing."""
+        ref = self.actor.take.remote(timeout, begin, end)
+        return cast(Batch, self.result(ref, "taking a batch", timeout + ANSWER_SECONDS))
 
     def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
         """The batch of `step` is trained: forget it, publish weights where there is a version, and return the metrics."""

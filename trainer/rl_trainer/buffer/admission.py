@@ -3,11 +3,12 @@
 Pure functions. Words and units used throughout:
 
 - `B` = `groups_per_step`, groups in one batch; `eta` = `max_staleness`, in weight versions.
+- `L` = `taken`: groups of the batch to come that are being trained on already, while others of it are still sampled (parts).
 - `k` = `steps_per_version`: optimizer steps between two published versions (1 unless weights are published
   every k-th step). A batch taken as the s-th (from 0) is trained by the learner at version `floor(s / k)`.
 - A group's *version* `d` is the one that was published when it was dispatched to a sampler. Every token of
   the group was sampled at version `d` or later, so the group's staleness is at most `floor(s / k) - d`.
-- *Outstanding* groups are the admitted ones that are neither trained nor dropped: ready, running, or waiting
+- *Outstanding* groups are the admitted ones that are neither taken nor dropped: ready, running, or waiting
   to be (re)dispatched.
 
 Why no group is ever too old, and none is ever discarded for age
@@ -37,6 +38,23 @@ If I(s) holds for all s the bound holds: once `s = D(w)`, `n(w) <= 0`, so nothin
 
 For `eta = 0`, `k = 1` the batch is all B groups of the version: strictly on-policy.
 
+A batch in parts
+----------------
+Taken in parts, batch s grows by m groups at a time until L = B, which is L = 0 of batch s + 1. The claim becomes
+
+    I(s, L): n(w) <= (D(w) - s) B - L   for every version w that has outstanding groups,
+
+and I(s, B) is I(s + 1, 0). Step 1 holds with L among the places that are gone: taking a part lowers the outstanding groups
+and the places alike, so that it admits exactly what it would admit if the batch were taken at once. Step 3 with m for B:
+I(s, L + m) asks for at least `need(w) = n(w) - ((D(w) - s) B - L - m)` groups of version w or older in the part. By
+I(s, L), `need(w) <= m`; and `need(w) <= n(w)`, since `L + m <= B <= (D(w) - s) B` wherever n(w) > 0. So the m oldest
+outstanding groups are always a choice, and a part waits for running groups only where what is left of the batch could not
+hold them. A batch that is given up half taken returns its groups: n(w) grows by at most L, so I(s, L) gives I(s, 0).
+
+Strictly on-policy a part holds the groups that come first by prompt (`first_by_prompt`), so that parts are the same in every
+run: the batch is all groups of its version, later prompts have higher ids, and what is ready is not dropped any more, so
+those that come first now come first in the whole batch.
+
 The admission rule is AReaL's (`StalenessManager`): `free = min(max_concurrent - running,
 (eta + version + 1) B - (accepted + running))`. What it lacks is step 3: choosing a batch by arrival alone can
 leave an old group behind for one batch too many (SkyRL's documentation says so), which others repair by
@@ -54,16 +72,23 @@ from rl_trainer.trajectory import Group
 
 @dataclass(frozen=True)
 class Bound:
-    """The bound on staleness before the batch number `step` (s: batches taken so far)."""
+    """The bound on staleness before the batch number `step` (s: batches taken so far), of which `taken` groups are taken."""
 
     step: int
     max_staleness: int
     groups_per_step: int
     steps_per_version: int = 1
+    taken: int = 0
 
-    def batches(self, version: int) -> int:
-        """How many of the batches to come may hold groups of `version` or older: D(version) - s."""
-        return (version + self.max_staleness + 1) * self.steps_per_version - self.step
+    @property
+    def missing(self) -> int:
+        """Groups that the batch still lacks: B - L."""
+        return self.groups_per_step - self.taken
+
+    def places(self, version: int) -> int:
+        """How many groups of `version` or older the batches to come may hold: (D(version) - s) B - L."""
+        batches = (version + self.max_staleness + 1) * self.steps_per_version - self.step
+        return batches * self.groups_per_step - self.taken
 
 
 def may_start(
@@ -77,53 +102,62 @@ def may_start(
     that may be ready or running together (order `onFull: block` reserves room at dispatch); None where room
     is not reserved.
     """
-    budget = bound.batches(version) * bound.groups_per_step - (ready + running)
+    budget = bound.places(version) - (ready + running)
     room = slots_free if capacity is None else min(slots_free, capacity - ready - running)
     return max(0, min(budget, room))
 
 
-def needed_by_version(outstanding: Iterable[int], bound: Bound) -> list[tuple[int, int]]:
+def needed_by_version(
+    outstanding: Iterable[int], bound: Bound, groups: int | None = None
+) -> list[tuple[int, int]]:
     """`[(w, need(w))]` for every version w that has outstanding groups and a positive need, oldest first.
 
-    `outstanding`: versions of ready and running groups. The next batch has to hold at least `need(w)` groups
-    of version w or older.
+    `outstanding`: versions of ready and running groups. The next `groups` that are taken (None: all that the batch lacks)
+    have to hold at least `need(w)` of version w or older.
     """
+    groups = bound.missing if groups is None else groups
     needs = []
     versions = sorted(outstanding)
     for position, w in enumerate(versions, start=1):
         if position < len(versions) and versions[position] == w:
             continue  # count all groups of this version first
-        need = position - (bound.batches(w) - 1) * bound.groups_per_step
+        need = position - (bound.places(w) - groups)
         if need > 0:
             needs.append((w, need))
     return needs
 
 
 def keeps_bound(outstanding: Iterable[int], bound: Bound) -> bool:
-    """Whether invariant I(step) holds for these versions: all of them can still be trained in time."""
-    return all(need <= bound.groups_per_step for _, need in needed_by_version(outstanding, bound))
+    """Whether invariant I(step, taken) holds for these versions: all of them can still be trained in time."""
+    return all(need <= bound.missing for _, need in needed_by_version(outstanding, bound))
 
 
 def select_batch(
-    ready: Sequence[Entry[int, Group]], running: Sequence[int], bound: Bound, order: str = "fifo"
+    ready: Sequence[Entry[int, Group]],
+    running: Sequence[int],
+    bound: Bound,
+    order: str = "fifo",
+    groups: int | None = None,
 ) -> list[int] | None:
-    """The ids of the `groups_per_step` groups to train on next, or None to wait for more to be ready.
+    """The ids of the groups to train on next, or None to wait for more to be ready.
 
     Parameters
     ----------
     ready: groups that can be taken, in completion order. running: dispatch versions of the groups still in samplers.
     order: `fifo` (completion order) or `priority` (highest first, ties by completion).
+    groups: how many of those that the batch lacks; None: all of them.
 
-    Groups whose deadline forces them into this batch come first, oldest version first; the rest are filled by
+    Groups whose deadline forces them into this batch or part come first, oldest version first; the rest are filled by
     `order`. The result lists them by that choice, except under `max_staleness` 0, where the batch is sorted
     by group id: the batch is then the same in every run.
     """
-    if len(ready) < bound.groups_per_step:
+    count = bound.missing if groups is None else groups
+    if len(ready) < count:
         return None
     queue = sorted(ready, key=lambda entry: -entry.priority) if order == "priority" else ready
     chosen: list[int] = []
     taken: set[int] = set()  # the same, to look up in
-    for w, need in needed_by_version([*(entry.value.version for entry in ready), *running], bound):
+    for w, need in needed_by_version([*(entry.value.version for entry in ready), *running], bound, count):
         missing = need - len(chosen)  # all of them are older than w
         if missing <= 0:
             continue
@@ -132,10 +166,20 @@ def select_batch(
             return None  # a group this batch must hold is still running
         chosen += [entry.key for entry in urgent[:missing]]
         taken.update(chosen)
-    if len(chosen) > bound.groups_per_step:
+    if len(chosen) > count:
         raise AssertionError(
             "admission let in more groups than can be trained in time: its invariant was broken"
         )
     rest = [entry.key for entry in queue if entry.key not in taken]
-    ids = [*chosen, *rest[: bound.groups_per_step - len(chosen)]]
+    ids = [*chosen, *rest[: count - len(chosen)]]
     return sorted(ids) if bound.max_staleness == 0 else ids
+
+
+def first_by_prompt(ready: Iterable[int], unfinished: Iterable[int], groups: int) -> list[int] | None:
+    """The ids of the first `groups` outstanding groups by prompt, or None while one of them is not ready.
+
+    `ready`, `unfinished`: ids of groups that can be taken, and of those still in samplers or waiting for one.
+    """
+    there = set(ready)
+    first = sorted([*there, *unfinished])[:groups]
+    return first if len(first) == groups and there.issuperset(first) else None

@@ -10,7 +10,8 @@ The life of a group::
                    +-> dropped
 
 A group id is the index of its prompt, which is the prompt cursor: ids are handed out 0, 1, 2, ... and each is
-committed or dropped exactly once. `take` leases a batch and gives the same one again until `commit`.
+committed or dropped exactly once. `take` leases a batch, or the first part of one, which later calls make whole, and gives
+the same groups again until `commit`.
 Groups whose rewards are all equal are refused while the batch to come has refills left (DAPO's dynamic sampling): they
 count as dropped, their budget returns, and so another group is started in their place.
 Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run with the
@@ -27,7 +28,7 @@ from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
-from rl_trainer.buffer.admission import Bound, keeps_bound, may_start, select_batch
+from rl_trainer.buffer.admission import Bound, first_by_prompt, keeps_bound, may_start, select_batch
 from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
 from rl_trainer.flow.metering import FillAlarm, RateMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
@@ -50,7 +51,7 @@ class BufferState:
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
-        self.leased: list[Group] | None = None
+        self.leased: list[Group] = []  # groups of one batch; not all of them while it is taken in parts
         self.released: set[int] = set()
         self.registered: set[int] = set()
         self.shares = list(range(config.samplers))  # all that ever had one, in order
@@ -64,8 +65,12 @@ class BufferState:
 
     @property
     def step(self) -> int:
-        """Batches taken so far (the one under lease included)."""
-        return self.committed_steps + (self.leased is not None)
+        """Batches taken so far (the one under lease included, once it is whole)."""
+        return self.committed_steps + self._whole
+
+    @property
+    def _whole(self) -> bool:
+        return len(self.leased) == self.config.groups_per_step
 
     @property
     def strict(self) -> bool:
@@ -74,7 +79,8 @@ class BufferState:
 
     def _bound(self) -> Bound:
         config = self.config
-        return Bound(self.step, config.max_staleness, config.groups_per_step, config.steps_per_version)
+        taken = 0 if self._whole else len(self.leased)
+        return Bound(self.step, config.max_staleness, config.groups_per_step, config.steps_per_version, taken)
 
     def _outstanding_versions(self) -> list[int]:
         return [entry.value.version for entry in self.ready] + [
@@ -227,34 +233,52 @@ class BufferState:
 
     # -- batches out ---------------------------------------------------------------------------------------
 
-    @property
-    def batch_may_be_ready(self) -> bool:
+    def may_have(self, groups: int | None = None) -> bool:
         """Whether it is worth while to try `take`, which looks at every group."""
-        return self.leased is not None or len(self.ready) >= self.config.groups_per_step
+        return len(self.ready) >= self._size(groups) - len(self.leased)
 
-    def take(self, now: float = 0.0) -> list[Group] | None:
-        """The next batch, under lease until `commit`; the same batch again while it is; None: wait."""
-        if not self.batch_may_be_ready:
+    def take(self, now: float = 0.0, groups: int | None = None) -> list[Group] | None:
+        """The next batch, under lease until `commit`; the same batch again while it is; None: wait.
+
+        `groups`: the first so many of the batch, which stay the first of it; None: all.
+        """
+        size = self._size(groups)
+        if not self.may_have(groups):
             return None
-        if self.leased is None:
-            running = [version for _, version in self.running.values()]
-            chosen = select_batch(list(self.ready), running, self._bound(), self.config.order)
+        if missing := max(0, size - len(self.leased)):
+            chosen = self._choose(missing)
             if chosen is None:
                 return None
-            self.refills = 0
             trained_at = self.step // self.config.steps_per_version
-            self.leased = [self.ready.remove(group_id).value for group_id in chosen]
+            part = [self.ready.remove(group_id).value for group_id in chosen]
+            self.leased += part
+            if self._whole:
+                self.refills = 0
             self.out_meter.add(now, len(chosen))
             self.alarm.observe(now, len(self.ready), self.config.capacity)
-            oldest = min(group.version for group in self.leased)
+            oldest = min(group.version for group in part)
             self.max_staleness_seen = max(self.max_staleness_seen, trained_at - oldest)
-        return list(self.leased)
+        return self.leased[:size]
+
+    def _size(self, groups: int | None) -> int:
+        return self.config.groups_per_step if groups is None else groups
+
+    def _choose(self, groups: int) -> list[int] | None:
+        if self.strict and groups < self.config.groups_per_step:
+            unfinished = [*self.running, *self.pending]
+            return first_by_prompt((entry.key for entry in self.ready), unfinished, groups)
+        running = [version for _, version in self.running.values()]
+        return select_batch(list(self.ready), running, self._bound(), self.config.order, groups)
 
     def commit(self) -> int:
         """The batch under lease has been trained on: forget it. Returns the batches trained so far."""
-        if self.leased is None:
-            raise RLTrainError("commit was called, but no batch is under lease: take one first")
-        self.leased = None
+        if not self._whole:
+            size = self.config.groups_per_step
+            found = (
+                f"only {len(self.leased)} of {size} groups of a batch are" if self.leased else "no batch is"
+            )
+            raise RLTrainError(f"commit was called, but {found} under lease: take one first")
+        self.leased = []
         self.committed_steps += 1
         return self.committed_steps
 
@@ -273,8 +297,9 @@ class BufferState:
 
     def waiting_for(self) -> str:
         """What a consumer that has no batch is waiting for, as part of a sentence."""
+        missing = self.config.groups_per_step - len(self.leased)
         return (
-            f"{len(self.ready)} of {self.config.groups_per_step} groups are ready, {len(self.running)} are "
+            f"{len(self.ready)} of {missing} groups are ready, {len(self.running)} are "
             f"running in {len(self.registered)} samplers, {len(self.pending)} wait for a sampler, "
             f"weight version {self.version}"
         )
@@ -296,14 +321,14 @@ class BufferState:
         """`(state, payloads)`: the state as plain JSON-able values, and the payloads of its ready groups in
         order.
 
-        A batch under lease counts as ready: its step is not done. In strict mode unfinished and ready groups
-        alike are sampled again after a restore (with the same result), so no payload is kept: a group sampled
+        A batch under lease, or a part of it, counts as ready: its step is not done. In strict mode unfinished and
+        ready groups alike are sampled again after a restore (with the same result), so no payload is kept: a group sampled
         again in another batch of the engine could differ in the last bit.
         """
-        kept = [] if self.strict else [*(self.leased or ()), *(entry.value for entry in self.ready)]
+        kept = [] if self.strict else [*self.leased, *(entry.value for entry in self.ready)]
         again = set(self.running) | set(self.pending)
         if self.strict:
-            again |= {group.group_id for group in self.leased or ()} | {entry.key for entry in self.ready}
+            again |= {group.group_id for group in self.leased} | {entry.key for entry in self.ready}
         state = {
             "format": SNAPSHOT_FORMAT,
             "version": self.version,

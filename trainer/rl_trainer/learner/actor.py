@@ -14,12 +14,10 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rl_api import RunSpec
-from rl_api.errors import CheckpointError, ObjectiveError, RLTrainError
+from rl_api.errors import CheckpointError, RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
-from rl_trainer.algorithms.policy_losses import LossInputs, UserObjective
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearners
@@ -27,6 +25,7 @@ from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
+from rl_trainer.learner.objective import load_objective
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
 from rl_trainer.learner.saving import Save, Writing, contents
@@ -37,7 +36,6 @@ from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
-from rl_trainer.tasks.functions import file_of, line_of, load_function
 from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import Piece
 from rl_trainer.weights.transports.collective import Broadcaster
@@ -158,6 +156,20 @@ class LearnerActor:
             parts = zip(_trajectories(share), denominators, strict=True)
             batches = [MiniBatch(samples, whole) for samples, whole in parts]
             result = self.learner.update(batches, version=trained, train_policy=train_policy)
+        published = None if version is None else self._publish(version)
+        return result, published, self.spans.drain()
+
+    def accumulate(self, share: Share, denominators: LossDenominators, trained: int) -> list[Span]:
+        """See `Learner.accumulate`, for a share of one selection; `denominators` and `trained` as in `update`."""
+        with self.spans.span("train"):
+            (samples,) = _trajectories(share)
+            self.learner.accumulate(MiniBatch(samples, denominators), version=trained)
+        return self.spans.drain()
+
+    def apply(self, version: int | None) -> tuple[UpdateResult, Publication | None, list[Span]]:
+        """See `Learner.apply`; then `publish`, unless `version` is None."""
+        with self.spans.span("train"):
+            result = self.learner.apply()
         published = None if version is None else self._publish(version)
         return result, published, self.spans.drain()
 
@@ -325,29 +337,6 @@ def _place(folder: Path, upload: Upload | None, probe: str) -> tuple[Path | Remo
     except CheckpointError as error:
         return None, str(error)
     return RemoteFolder(upload.uri, stalled=_UPLOAD_SECONDS), ""
-
-
-def load_objective(spec: RunSpec, search: Path | None) -> UserObjective | None:
-    """The user's objective where `algorithm.name` is module:function; what it raises becomes an ObjectiveError.
-
-    Raises TaskError when there is no such function.
-    """
-    name = spec.algorithm.own_objective
-    if name is None:
-        return None
-    function = load_function(name, search, "algorithm.name")
-    file = file_of(function)
-
-    def guarded(inputs: LossInputs) -> Tensor:
-        try:
-            loss: Tensor = function(inputs)
-        except Exception as error:
-            raise ObjectiveError(
-                f"algorithm.name: {name} raised {type(error).__name__}: {error} ({line_of(error, file)})"
-            ) from error
-        return loss
-
-    return guarded
 
 
 def _trajectories(share: Share) -> list[list[Trajectory]]:

@@ -26,7 +26,7 @@ from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.packing import split_groups
-from rl_trainer.learner.plan import Member, plan_update
+from rl_trainer.learner.plan import Member, plan_groups
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
 from rl_trainer.learner.share import Share, deal
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
@@ -122,26 +122,17 @@ class Learners:
 
         The new weights come along as `version`, unless that is None. `meanwhile`: see `answers`.
         """
-        algorithm = self.spec.algorithm
-        trained = step // self.spec.weight_sync.every_steps
-        critic = algorithm.value_model
+        critic = self.spec.algorithm.value_model
         train_policy = critic is None or step >= critic.warmup_steps
-        plan = plan_update(
-            [group.total_lengths for group in groups],
-            [group.lengths for group in groups],
-            advantages,
-            ranks=len(self.actors),
-            mini_batch_count=algorithm.mini_batches,
-            epochs=algorithm.epochs,
-            constant_length=constant_length(self.spec),
-            left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
-            seed=(self.spec.seed, step),
-        )
+        plan = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
         denominators = [part.denominators for part in plan]
         chosen = [[part.ranks[rank] for part in plan] for rank in range(len(self.actors))]
         results = self._all(
             "update",
-            [(share, denominators, trained, version, train_policy) for share in _shares(groups, chosen)],
+            [
+                (share, denominators, self._trained(step), version, train_policy)
+                for share in _shares(groups, chosen)
+            ],
             "training",
             meanwhile=meanwhile,
         )
@@ -149,6 +140,35 @@ class Learners:
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
         update = replace(update, metrics=update.metrics | value_metrics(targets))
         return update, published, [span for _, _, spans in results for span in spans]
+
+    def accumulate(
+        self,
+        groups: Sequence[Group],
+        advantages: Sequence[Advantage],
+        step: int,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> list[Span]:
+        """Begins, or goes on with, a training step with all members of `groups`, a part of its batch; `apply` ends it.
+
+        For algorithms that take one optimizer step for each batch, without a critic (`rl_api.parts`).
+        """
+        (plan,) = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
+        shares = _shares(groups, [[part] for part in plan.ranks])
+        arguments = [(share, plan.denominators, self._trained(step)) for share in shares]
+        found = self._all("accumulate", arguments, "training", meanwhile=meanwhile)
+        return [span for spans in found for span in spans]
+
+    def apply(
+        self, version: int | None = None, meanwhile: Callable[[], bool] = lambda: False
+    ) -> tuple[UpdateResult, Publication | None, list[Span]]:
+        """Ends the training step that was accumulated; as `update`."""
+        results = self._all("apply", [(version,)] * len(self.actors), "training", meanwhile=meanwhile)
+        update, published, _ = results[0]
+        return update, published, [span for _, _, spans in results for span in spans]
+
+    def _trained(self, step: int) -> int:
+        """Version of the weights that step number `step` trains."""
+        return step // self.spec.weight_sync.every_steps
 
     def token_estimates(self, groups: Sequence[Group]) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`; of every member of `groups`, in order."""
@@ -361,14 +381,6 @@ class LearnersWriting:
         if missing := sorted(self._names - digests.keys()):
             raise CheckpointError(f"{missing[0]}: no learner has written it")
         return replace(self._files, digests=digests)
-
-
-def constant_length(spec: RunSpec) -> int | None:
-    """Denominator of the aggregation `constant` in tokens per sequence; None for the others."""
-    loss = spec.algorithm.loss
-    if loss.aggregation != "constant":
-        return None
-    return loss.constant_length or spec.sampler.max_new_tokens
 
 
 def _in_order(

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.learner.packing import mini_batches, split_groups
+from rl_trainer.trajectory import Group
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,29 @@ def plan_update(
                 )
             )
     return plans
+
+
+def plan_groups(
+    spec: RunSpec, groups: Sequence[Group], advantages: Sequence[Advantage], *, ranks: int, step: int
+) -> list[MiniBatchPlan]:
+    """`plan_update` of these groups as the run's algorithm has it, in training step `step`, counted from 0."""
+    algorithm = spec.algorithm
+    return plan_update(
+        [group.total_lengths for group in groups],
+        [group.lengths for group in groups],
+        advantages,
+        ranks=ranks,
+        mini_batch_count=algorithm.mini_batches,
+        epochs=algorithm.epochs,
+        constant_length=constant_length(spec),
+        left_out=[group.truncated for group in groups] if algorithm.overlong.mask_truncated else None,
+        seed=(spec.seed, step),
+    )
+
+
+def constant_length(spec: RunSpec) -> int | None:
+    """Denominator of the aggregation `constant` in tokens per sequence; None for the others."""
+    loss = spec.algorithm.loss
+    if loss.aggregation != "constant":
+        return None
+    return loss.constant_length or spec.sampler.max_new_tokens

@@ -6,9 +6,11 @@ Losses are in sum form with global denominators (`losses`): ranks add, whatever 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +21,21 @@ from torch import Tensor, nn
 from rl_api import LoraSpec, RunSpec
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
 from rl_trainer.algorithms.denominators import LossDenominators
-from rl_trainer.algorithms.importance import ImportanceConfig
 from rl_trainer.algorithms.loss_metrics import (
+    DIVIDED_METRICS,
     MAX_METRICS,
     empty_metrics,
     merge_metrics,
     metric_means,
     passes_ratio_bound,
 )
-from rl_trainer.algorithms.losses import LossOutput, PolicyLossConfig, policy_loss, supervised_loss
+from rl_trainer.algorithms.losses import LossOutput, policy_loss, supervised_loss
 from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.layout import DividedLayout, layout_of
+from rl_trainer.learner.objective import policy_loss_config
 from rl_trainer.learner.packing import micro_batches, packed_micro_batches
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
@@ -45,29 +48,10 @@ from rl_trainer.weights.merged import Adapted
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """This rank's part of one optimizer step."""
+    """This rank's share of one optimizer step, or of a part of one; `denominators` are those of all ranks' shares."""
 
     samples: Sequence[Trajectory]
     denominators: LossDenominators
-
-
-def policy_loss_config(spec: RunSpec, objective: UserObjective | None = None) -> PolicyLossConfig:
-    """The loss that `spec.algorithm` asks for; `objective`: the user's own, where its name is module:function."""
-    algorithm = spec.algorithm
-    importance = algorithm.importance
-    return PolicyLossConfig(
-        objective=algorithm.loss.kind,
-        user_objective=objective,
-        clip_low=algorithm.clip.low,
-        clip_high=algorithm.clip.high,
-        dual_clip=algorithm.loss.dual_clip,
-        aggregation=algorithm.loss.aggregation,
-        kl_coefficient=0.0 if kl_in_reward(spec) else algorithm.kl.coefficient,
-        kl_estimator=algorithm.kl.estimator,
-        entropy_coefficient=algorithm.entropy_coefficient,
-        importance=ImportanceConfig(importance.kind, importance.level, importance.low, importance.high),
-        proximal=algorithm.loss.proximal,
-    )
 
 
 # Widths of the model at which attention over a row costs as much as the products of a layer: 4 W H against 24 H^2
@@ -109,6 +93,8 @@ class Learner:
         self._cuts: tuple[tuple[list[int], bool], list[list[int]]] = ([], False), []
         self._adapted: dict[str, Adapted] | None = None
         self._offloader = Offloader(f"learner {rank}")
+        # Of a step that is learned in parts: this rank's metrics of each part so far, and its denominators.
+        self._parts: list[tuple[dict[str, float], LossDenominators]] = []
         self._loss = policy_loss_config(spec, objective)
         # A warm start makes the base: all of it learns.
         if spec.learner.lora is None or spec.warm_start is not None:
@@ -231,16 +217,23 @@ class Learner:
     ) -> UpdateResult:
         if len(plan) > 1 and self._loss.proximal == "recomputed":
             prepared = [[self._with_old_log_probs(batch) for batch in batches] for batches in prepared]
+        backward = (
+            self._backward(batches, self._policy_loss(part.denominators))
+            for part, batches in zip(plan, prepared, strict=True)
+        )
+        return self._steps(backward, len(plan))
+
+    def _steps(self, backward: Iterable[dict[str, float]], count: int) -> UpdateResult:
+        """`count` optimizer steps, each after the next of `backward`, which makes its gradients and gives its metrics."""
         merged: list[dict[str, float]] = []
         norms: list[float] = []
         skipped = stopped = 0
         rate = 0.0
-        for index, (part, batches) in enumerate(zip(plan, prepared, strict=True)):
-            metrics = self._backward(batches, self._policy_loss(part.denominators))
+        for index, metrics in enumerate(backward):
             if passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
-                stopped = len(plan) - index
+                stopped = count - index
                 break
-            rate = self.training.rate(len(plan))
+            rate = self.training.rate(count)
             norm = self.training.step(metrics["loss"], rate)
             if norm is None:
                 skipped += 1
@@ -255,6 +248,29 @@ class Learner:
             skipped=skipped,
             stopped_early=stopped,
         )
+
+    def accumulate(self, part: MiniBatch, *, version: int = 0) -> None:
+        """Gradients of a part of one optimizer step, while the rest of its batch is not known: sums, which `apply` divides.
+
+        All ranks call it, with or without samples. `version`: as in `update`. No critic: its targets need the batch.
+        """
+        if not self._parts:
+            self.training.zero()
+        aged = version if self._loss.proximal == "interpolated" else None
+        loss = self._policy_loss(part.denominators.undivided())
+        self._parts.append((self._passes(self._cut(part.samples, aged), loss), part.denominators))
+
+    def apply(self) -> UpdateResult:
+        """The optimizer step of what was accumulated: that of `update` with all of it at once, up to rounding."""
+        whole = reduce(add, (denominators for _, denominators in self._parts))
+        factor = whole.factor(self._loss.aggregation)
+        sums = merge_metrics([metrics for metrics, _ in self._parts])
+        self._parts = []
+        metrics = self.training.over_ranks(
+            sums | {name: sums[name] * factor for name in DIVIDED_METRICS}, MAX_METRICS
+        )
+        self.training.scale(factor)
+        return self._steps([metrics], 1)
 
     def _add_lora(self, options: LoraSpec) -> None:
         self.policy = self._layout.with_lora(self.policy, options, self.spec.seed)
@@ -373,13 +389,19 @@ class Learner:
     ) -> dict[str, float]:
         """Gradients of the global loss; returns the metrics of all ranks together."""
         self.training.zero()
+        return self.training.over_ranks(self._passes(batches, loss), MAX_METRICS)
+
+    def _passes(
+        self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
+    ) -> dict[str, float]:
+        """Adds this rank's gradients to those that there are; returns its metrics."""
         parts: list[dict[str, float]] = []
         for batch in batches:
             output = loss(batch)
             output.loss.backward()  # type: ignore[no-untyped-call]
             metrics = empty_metrics() | output.metrics
             parts.append({name: float(value) for name, value in metrics.items()})
-        return self.training.over_ranks(merge_metrics(parts), MAX_METRICS)
+        return merge_metrics(parts)
 
     def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
         """Of the policy that reinforcement learning began with: with LoRA the base, else a copy that was kept."""

@@ -75,6 +75,10 @@ class Training:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return {name: float(largest[i] if name in maxima else sums[i]) for i, name in enumerate(names)}
 
+    def scale(self, factor: float) -> None:
+        """Multiplies the gradients."""
+        self._gradients.scale(factor)
+
     def rate(self, steps_per_batch: int) -> float:
         """Learning rate of the next step, where a training step of the run has so many."""
         total = self._spec.stop.max_steps * steps_per_batch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api import RunSpec
+from rl_api.parts import part_groups
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import ANSWER_SECONDS, Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
@@ -87,16 +88,21 @@ class Actors:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def next_batch(self, meanwhile: Callable[[], bool]) -> Batch:
-        """The next batch of scored groups, as the admission rule lets it be. `meanwhile`: see `Samplers.wait_for`."""
+    def next_part(self, begin: int, end: int, meanwhile: Callable[[], bool]) -> Batch:
+        """The scored groups `begin` up to `end` (not included) of the next batch, as the admission rule lets it be; parts
+        are asked for in order. `meanwhile`: see `Samplers.wait_for`."""
         with self.spans.span("wait"):
-            call, self._taking = self._taking or self.buffer.actor.take.remote(STALL_SECONDS), None
-            batch: Batch = self.samplers.wait_for(
+            call, self._taking = self._taking or self._take(begin, end), None
+            part: Batch = self.samplers.wait_for(
                 call, "buffer", "waiting for groups", STALL_SECONDS + 60, meanwhile
             )
-        for group in batch.groups:
+        for group in part.groups:
             self._theirs.extend(group.spans)
-        return batch
+        return part
+
+    def _take(self, begin: int, end: int) -> Any:
+        last = end >= self.spec.algorithm.prompts_per_step
+        return self.buffer.actor.take.remote(STALL_SECONDS, begin, None if last else end)
 
     def token_estimates(self, batch: Batch) -> TokenEstimates:
         """See `Learners.token_estimates`."""
@@ -113,9 +119,31 @@ class Actors:
     ) -> UpdateResult:
         """Training step number `step`, counted from 0. The weights come along if it is their turn. `meanwhile`: see
         `answers`."""
+        version = self._version_after(step)
+        return self._updated(*self.learners.update(batch.groups, advantages, step, version, meanwhile))
+
+    def accumulate(
+        self,
+        part: Batch,
+        advantages: Sequence[Advantage],
+        step: int,
+        meanwhile: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A part of training step number `step`, which `apply` ends. `meanwhile`: see `answers`."""
+        self._theirs.extend(self.learners.accumulate(part.groups, advantages, step, meanwhile))
+
+    def apply(self, step: int, meanwhile: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Ends training step number `step`, whose parts were accumulated; as `update`."""
+        return self._updated(*self.learners.apply(self._version_after(step), meanwhile))
+
+    def _version_after(self, step: int) -> int | None:
+        """Of the weights that training step number `step` makes; None: they are not published."""
         every = self.spec.weight_sync.every_steps
-        version = None if (step + 1) % every else (step + 1) // every
-        result, published, spans = self.learners.update(batch.groups, advantages, step, version, meanwhile)
+        return None if (step + 1) % every else (step + 1) // every
+
+    def _updated(
+        self, result: UpdateResult, published: Publication | None, spans: Sequence[Span]
+    ) -> UpdateResult:
         if published is not None:
             self._published = self.broadcasts.spread(published)
         self._theirs.extend(spans)
@@ -130,7 +158,7 @@ class Actors:
         newer = self._published if step % self.spec.weight_sync.every_steps == 0 else None
         with self.spans.span("publish", version=self._version):
             said = self.buffer.finish_step(batch.step, None if newer is None else newer.version, newer)
-        self._taking = self.buffer.actor.take.remote(STALL_SECONDS)  # on its way while this step is recorded
+        self._taking = self._take(0, part_groups(self.spec))  # on its way while this step is recorded
         return said
 
     def begin_sampling(self, step: int) -> None:

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
+from rl_api.parts import part_groups, parts_sentence
 from rl_api.progress import Progress
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch
-from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
@@ -36,6 +36,7 @@ from rl_trainer.run.inputs import load_inputs
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
 from rl_trainer.run.run_folder import RunFolder
+from rl_trainer.run.step import Step
 from rl_trainer.run.supported import check_supported, long_sequences
 
 # Of every answer one number for each sampled token.
@@ -57,7 +58,7 @@ class Session(Attempt):
         super().__init__(run, folder, console)
         self.debug, self.dashboard = debug, dashboard
         self.resumed = False
-        self._kl: float | None = None  # mean over the batch's tokens, where it is part of the reward
+        self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -76,8 +77,9 @@ class Session(Attempt):
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
-        if sentence := long_sequences(spec):
-            self.console.warning(sentence)
+        for sentence in (long_sequences(spec), parts_sentence(spec)):
+            if sentence is not None:
+                self.console.warning(sentence)
         address = ray_address()  # refused now if it is none: not when everything is loaded
         if spec.sampler.engine == "vllm" and not address:  # the nodes of a cluster may have other images
             check_installed()
@@ -170,29 +172,43 @@ class Session(Attempt):
         """Starts the samplers with the weights that there are."""
         self.actors.begin_sampling(self.counters.step)
 
-    def next_batch(self) -> Batch:
-        """The next batch of scored groups, as the admission rule lets it be."""
+    def parts(self) -> Iterator[Batch]:
+        """The next batch of scored groups, as the admission rule lets it be: whole, or in parts, each while others of it are
+        still sampled (`rl_api.parts`)."""
         self.console.phase("training")
-        return self.actors.next_batch(self._look_at_checkpoint)
+        self._step = Step()
+        size, step = part_groups(self.spec), self.spec.algorithm.prompts_per_step
+        for begin in range(0, step, size):
+            yield self.actors.next_part(begin, begin + size, self._look_at_checkpoint)
 
-    def token_estimates(self, batch: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:
+    def token_estimates(self, part: Batch) -> tuple[TokenArrays | None, TokenArrays | None]:
         """Of every answer KL estimate and value of each token, where the advantages need them."""
         if not kl_in_reward(self.spec) and self.spec.algorithm.value_model is None:
             return None, None
-        found = self.actors.token_estimates(batch)
-        if found.kl is not None:
-            self._kl = float(np.concatenate(found.kl).mean())
+        found = self.actors.token_estimates(part)
+        self._step.kl.extend(found.kl or ())
         return found.kl, found.values
 
-    def update(self, batch: Batch, advantages: Sequence[Advantage]) -> UpdateResult:
-        """One training step."""
-        result = self.actors.update(batch, advantages, self.counters.step, self._look_at_checkpoint)
+    def learn(self, part: Batch, advantages: Sequence[Advantage], rewards: AdvantageStats) -> None:
+        """Gradients of a part of the step; of one that is the whole step also its update."""
+        self._step.parts.append(part)
+        self._step.rewards.append(rewards)
+        step, look = self.counters.step, self._look_at_checkpoint
+        if len(part.groups) == self.spec.algorithm.prompts_per_step:
+            self._step.result = self.actors.update(part, advantages, step, look)
+        else:
+            self.actors.accumulate(part, advantages, step, look)
+
+    def update(self) -> None:
+        """Ends the training step: with the weights that its parts make."""
+        step, batch = self._step, self._step.batch
+        if step.result is None:
+            step.result = self.actors.apply(self.counters.step, self._look_at_checkpoint)
         self._look_at_checkpoint()
-        check_agreement(self.spec, self.counters.step, batch.groups, result.metrics)
-        if self._kl is not None:
-            result.metrics["kl"] = self._kl
-        self.counters.finish_step(batch, result)
-        return result
+        check_agreement(self.spec, self.counters.step, batch.groups, step.result.metrics)
+        if step.mean_kl is not None:
+            step.result.metrics["kl"] = step.mean_kl
+        self.counters.finish_step(batch, step.result)
 
     def evaluate_if_due(self) -> None:
         """Answers the held-out prompts every `task.evaluation.everySteps` steps."""
@@ -203,8 +219,10 @@ class Session(Attempt):
         if step - max(self.counters.heldout_step, 0) >= evaluation.every_steps:
             self._evaluate()
 
-    def finish_step(self, batch: Batch, rewards: AdvantageStats, update: UpdateResult) -> None:
+    def finish_step(self) -> None:
         """The batch will never be trained on again, the samplers get the newest weights, and the step is recorded."""
+        batch, rewards, update = self._step.batch, self._step.stats, self._step.result
+        assert update is not None, "the step was updated"
         buffer = self.actors.finish_step(batch, self.counters.step)
         seconds, spans = self.recorder.step_seconds(), self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
