@@ -151,7 +151,7 @@ def test_terms_of_the_loss_objectives_and_adapters(
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_runs_of_several_steps(family: Callable[[str], Path], name: str):
     case = Case(family(name), {}, {"kl": {"coefficient": 0.05}}, steps=3)
-    whole, parts = run(case, 0, 1), run(replace(case, parts=3), 0, 1)
+    whole, parts = run(case, 0, 1), run(replace(case, parts=3, away=name == "gpt2"), 0, 1)
     assert parts.losses == pytest.approx(whole.losses, abs=1e-6)
     for key, value in whole.weights.items():
         assert parts.weights[key] == pytest.approx(value, abs=1e-6), key

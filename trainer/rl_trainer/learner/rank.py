@@ -6,7 +6,7 @@ Losses are in sum form with global denominators (`losses`): ranks add, whatever 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,8 +26,6 @@ from rl_trainer.algorithms.loss_metrics import (
     MAX_METRICS,
     empty_metrics,
     merge_metrics,
-    metric_means,
-    passes_ratio_bound,
 )
 from rl_trainer.algorithms.losses import LossOutput, policy_loss, supervised_loss
 from rl_trainer.algorithms.policy_losses import UserObjective
@@ -221,39 +219,14 @@ class Learner:
             self._backward(batches, self._policy_loss(part.denominators))
             for part, batches in zip(plan, prepared, strict=True)
         )
-        return self._steps(backward, len(plan))
-
-    def _steps(self, backward: Iterable[dict[str, float]], count: int) -> UpdateResult:
-        """`count` optimizer steps, each after the next of `backward`, which makes its gradients and gives its metrics."""
-        merged: list[dict[str, float]] = []
-        norms: list[float] = []
-        skipped = stopped = 0
-        rate = 0.0
-        for index, metrics in enumerate(backward):
-            if passes_ratio_bound(metrics, self.spec.algorithm.ratio_bound):
-                stopped = count - index
-                break
-            rate = self.training.rate(count)
-            norm = self.training.step(metrics["loss"], rate)
-            if norm is None:
-                skipped += 1
-                continue
-            merged.append(metrics)
-            norms.append(norm)
-        return UpdateResult(
-            metrics=metric_means(merge_metrics(merged)) if merged else {},
-            grad_norm=sum(norms) / len(norms) if norms else math.nan,
-            learning_rate=rate,
-            optimizer_steps=len(norms),
-            skipped=skipped,
-            stopped_early=stopped,
-        )
+        return self.training.take_steps(backward, len(plan))
 
     def accumulate(self, part: MiniBatch, *, version: int = 0) -> None:
         """Gradients of a part of one optimizer step, while the rest of its batch is not known: sums, which `apply` divides.
 
         All ranks call it, with or without samples. `version`: as in `update`. No critic: its targets need the batch.
         """
+        self.require("a part of a step")
         if not self._parts:
             self.training.zero()
         aged = version if self._loss.proximal == "interpolated" else None
@@ -262,6 +235,7 @@ class Learner:
 
     def apply(self) -> UpdateResult:
         """The optimizer step of what was accumulated: that of `update` with all of it at once, up to rounding."""
+        self.require("a step")
         whole = reduce(add, (denominators for _, denominators in self._parts))
         factor = whole.factor(self._loss.aggregation)
         sums = merge_metrics([metrics for metrics, _ in self._parts])
@@ -270,7 +244,7 @@ class Learner:
             sums | {name: sums[name] * factor for name in DIVIDED_METRICS}, MAX_METRICS
         )
         self.training.scale(factor)
-        return self._steps([metrics], 1)
+        return self.training.take_steps([metrics], 1)
 
     def _add_lora(self, options: LoraSpec) -> None:
         self.policy = self._layout.with_lora(self.policy, options, self.spec.seed)

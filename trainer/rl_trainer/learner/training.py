@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_api import RunSpec
+from rl_trainer.algorithms.loss_metrics import merge_metrics, metric_means, passes_ratio_bound
 from rl_trainer.algorithms.schedule import learning_rate
 from rl_trainer.learner.gradients import Gradients
 from rl_trainer.learner.optimizer import AdamW
+from rl_trainer.learner.results import UpdateResult
 
 MakeGradients = Callable[[Sequence[nn.Parameter]], Gradients]
 
@@ -95,6 +97,32 @@ class Training:
         self.optimizer.step(rate)
         self.steps += 1
         return norm
+
+    def take_steps(self, backward: Iterable[dict[str, float]], count: int) -> UpdateResult:
+        """`count` optimizer steps, each after the next of `backward`, which makes its gradients and gives its metrics."""
+        merged: list[dict[str, float]] = []
+        norms: list[float] = []
+        skipped = stopped = 0
+        rate = 0.0
+        for index, metrics in enumerate(backward):
+            if passes_ratio_bound(metrics, self._spec.algorithm.ratio_bound):
+                stopped = count - index
+                break
+            rate = self.rate(count)
+            norm = self.step(metrics["loss"], rate)
+            if norm is None:
+                skipped += 1
+                continue
+            merged.append(metrics)
+            norms.append(norm)
+        return UpdateResult(
+            metrics=metric_means(merge_metrics(merged)) if merged else {},
+            grad_norm=sum(norms) / len(norms) if norms else math.nan,
+            learning_rate=rate,
+            optimizer_steps=len(norms),
+            skipped=skipped,
+            stopped_early=stopped,
+        )
 
 
 def memory_of(
