@@ -21,7 +21,7 @@ from rl_trainer.algorithms.batch_advantages import batch_advantages, stats_of_pa
 from rl_trainer.algorithms.losses import Aggregation
 from rl_trainer.learner.plan import plan_groups
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.model.loader import resolve_model
+from rl_trainer.model.resolve import resolve_model
 from rl_trainer.trajectory import Group, Trajectory, unpack
 
 GROUPS = 5
