@@ -101,6 +101,8 @@ class RoleMemory(Model):
     """Bytes of keys and values per token; of a learner 0."""
     kept: Size = 0.0
     """Bytes that stay on the device while another role has it: contexts and graphs of libraries."""
+    divided: bool = False
+    """Whether the role's devices hold weights and moments once between them: the more of them, the less on each."""
 
 
 class Switches(Model):

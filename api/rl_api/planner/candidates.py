@@ -1,0 +1,222 @@
+"""Placements that are worth a simulation: what the search finds for the chain of generating and learning. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rl_api.planner.cost import (
+    learn_seconds,
+    learner_bytes,
+    sampler_bytes,
+    shared_bytes,
+    step_learn_seconds,
+    turn,
+    update_seconds,
+)
+from rl_api.planner.placement import Placement
+from rl_api.planner.profile import RunProfile
+from rl_api.planner.rollout import Curve, Rollout
+from rl_api.planner.search import Element, Stage, counts_of, search
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a plan may choose from.
+
+    Attributes:
+        devices: in all.
+        learners: numbers of learner ranks that exist; empty: any.
+        samplers: numbers of samplers in all that exist; empty: any.
+        per_sampler: devices of each; above 1 they share none with learners.
+        modes: that are allowed.
+        parts: whether a part may be less than a step.
+        part_groups, hand_over_at: of the user's; None: the planner's.
+        shared: samplers on learners' devices as the user says; None: the planner's number.
+        interrupt: whether samplers leave devices between two tokens.
+        residency: of the user's, auto: swap where both do not fit.
+        in_order: whether parts of a step come in the order of prompts; None: under staleness 0, as in the buffer.
+    """
+
+    devices: int
+    learners: tuple[int, ...] = ()
+    samplers: tuple[int, ...] = ()
+    per_sampler: int = 1
+    modes: tuple[str, ...] = ("disaggregated", "collocated", "hybrid")
+    parts: bool = True
+    part_groups: int | None = None
+    hand_over_at: float | None = None
+    shared: int | None = None
+    interrupt: bool = True
+    residency: str = "auto"
+    in_order: bool | None = None
+
+
+def part_sizes(groups: int, room: Room) -> list[int]:
+    """Numbers of groups that a part may have, the whole step first: powers of two parts, at least one group each."""
+    if room.part_groups is not None:
+        return [min(room.part_groups, groups)]
+    found = [groups]
+    while room.parts and found[-1] > 1 and len(found) < 7:
+        found.append(max(1, found[-1] // 2))
+    return found
+
+
+def candidates(profile: RunProfile, room: Room, rollout: Rollout) -> list[Placement]:
+    """Placements that fit into `room` and memory, in no order; empty: none does."""
+    found: set[Placement] = set()
+    groups = profile.prompts_per_step
+    for size in part_sizes(groups, room):
+        parts = max(1, round(groups / size))
+        stages = stages_of_run(profile, room, rollout, parts)
+        if all(stage.whole for stage in stages):
+            for element in search(stages, room.devices, parts, profile.devices.memory).best:
+                found.update(_placements(element, profile, room, size))
+    if not found and "collocated" in room.modes:
+        found.update(_collocated(room, room.devices, groups))
+    return [placed for one in found for placed in _resident(one, profile, room) if _allowed(placed, room)]
+
+
+def stages_of_run(profile: RunProfile, room: Room, rollout: Rollout, parts: int) -> list[Stage]:
+    """Generating and learning as stages of a chain, a step being `parts` parts."""
+    counts = counts_of([Stage("any", {1: 0.0})], room.devices)
+    samplers = sorted({count // room.per_sampler for count in counts if count >= room.per_sampler})
+    curves = {count * room.per_sampler: rollout.curve(count) for count in samplers}
+    learners = [count for count in counts if not room.learners or count in room.learners]
+    learners = learners or [count for count in room.learners if count <= room.devices]
+    switch = turn(profile, swap=True)
+    each = profile.tokens / parts
+    return [
+        Stage(
+            "sampler",
+            {count: curve.seconds for count, curve in curves.items()},
+            {count: _streamed(curve, parts) for count, curve in curves.items()} if parts > 1 else {},
+            {count: sampler_bytes(profile) for count in curves},
+            switch.to_sampler,
+            hands_over="hybrid" in room.modes and room.per_sampler == 1,
+        ),
+        Stage(
+            "learner",
+            {count: step_learn_seconds(profile, count) for count in learners},
+            {count: (learn_seconds(profile, each, count),) * 2 for count in learners} if parts > 1 else {},
+            {count: learner_bytes(profile, count) for count in learners},
+            switch.to_learner,
+        ),
+    ]
+
+
+def _streamed(curve: Curve, parts: int) -> tuple[float, float]:
+    first = curve.until(1 / parts)
+    return first, (curve.seconds - first) / (parts - 1)
+
+
+def _placements(element: Element, profile: RunProfile, room: Room, size: int) -> Iterable[Placement]:
+    way, groups = element.made[0], profile.prompts_per_step
+    first, second = element.made[1], element.made[2]
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    learners = int(second[2])
+    if way in ("turn", "alternate"):
+        yield from _collocated(room, learners, groups)
+        return
+    part = size if second[0] == "parts" else groups
+    if way == "split":
+        yield Placement(learners, int(first[2]) // room.per_sampler, 0, part, interrupt=room.interrupt)
+        return
+    own = max(1, room.devices - learners)
+    for shared in {learners, max(1, learners // 2)}:
+        for moment in (None, 0.25, 0.5, 0.75, 0.9) if room.hand_over_at is None else (room.hand_over_at,):
+            yield Placement(learners, own + shared, shared, part, moment, room.interrupt)
+
+
+def _collocated(room: Room, learners: int, groups: int) -> Iterable[Placement]:
+    if room.per_sampler == 1:
+        yield Placement(learners, learners, learners, groups, None, room.interrupt)
+
+
+def _resident(placement: Placement, profile: RunProfile, room: Room) -> Iterable[Placement]:
+    """The placement with tensors that stay where they fit, or that move where that fits."""
+    memory = profile.devices.memory
+    limit = float("inf") if memory is None else memory
+    if placement.shared == 0:
+        if max(learner_bytes(profile, placement.learners), sampler_bytes(profile)) <= limit:
+            yield placement
+        return
+    wanted = {"swap": (True,), "keep": (False,)}.get(room.residency, (False, True))
+    for swap in wanted:
+        if shared_bytes(profile, placement.learners, swap) <= limit:
+            yield replace(placement, swap=swap)
+            return
+
+
+def _allowed(placement: Placement, room: Room) -> bool:
+    return (
+        placement.mode in room.modes
+        and placement.devices(room.per_sampler) <= room.devices
+        and placement.samplers >= 1
+        and (not room.learners or placement.learners in room.learners)
+        and (not room.samplers or placement.samplers in room.samplers)
+        and (room.shared is None or placement.shared == room.shared)
+    )
+
+
+def estimate(profile: RunProfile, placement: Placement, rollout: Rollout) -> float:
+    """Seconds of a step without a simulation, from when groups are there: what a simulation is worth is sorted by it."""
+    change = turn(profile, placement.swap)
+    learners = placement.learners
+    last = update_seconds(profile, learners) + profile.publish_seconds
+    if profile.max_staleness > 0:
+        sampling, learning = rollout.steady(placement.samplers), step_learn_seconds(profile, learners) + last
+        if placement.shared == 0:
+            return max(sampling, learning)
+        own = placement.samplers - placement.shared
+        both = change.to_learner + change.to_sampler
+        # Shared samplers are there while learners are not: what they decode in that time the others need not.
+        share = placement.shared / placement.samplers
+        return max(
+            learning + both, sampling + (learning + both) * share if own else sampling + learning + both
+        )
+    if placement.mode == "collocated":
+        seconds = rollout.curve(placement.samplers).seconds
+        return (
+            seconds
+            + change.to_learner
+            + step_learn_seconds(profile, learners)
+            + profile.publish_seconds
+            + change.to_sampler
+        )
+    groups = profile.prompts_per_step
+    if placement.mode == "hybrid":
+        at = placement.hand_over_at
+        share = placement.part_groups / groups if at is None else at
+        moment, curve = rollout.handed_over(placement.samplers, placement.samplers - placement.shared, share)
+        return _pipelined(profile, placement, curve, moment + change.to_learner) + last + change.to_sampler
+    return _pipelined(profile, placement, rollout.curve(placement.samplers), 0.0) + last
+
+
+def _pipelined(profile: RunProfile, placement: Placement, curve: Curve, free: float) -> float:
+    """When learners that have devices from `free` on have learned the last part of a step."""
+    groups, size = profile.prompts_per_step, placement.part_groups
+    done, there = free, 0
+    while there < groups:
+        part = min(size, groups - there)
+        there += part
+        seconds = learn_seconds(profile, profile.tokens * part / groups, placement.learners)
+        done = max(done, curve.until(there / groups)) + seconds
+    return done
+
+
+def best_estimates(
+    profile: RunProfile, placements: Sequence[Placement], rollout: Rollout, most: int
+) -> list[tuple[float, Placement]]:
+    """The `most` placements whose steps are estimated to be shortest, of each mode at least one, the shortest first."""
+    ordered = sorted(
+        ((estimate(profile, one, rollout), one) for one in placements),
+        key=lambda pair: (pair[0], repr(pair[1])),
+    )
+    chosen = ordered[:most]
+    for mode in ("disaggregated", "collocated", "hybrid"):
+        of_mode = [pair for pair in ordered if pair[1].mode == mode]
+        if of_mode and of_mode[0] not in chosen:
+            chosen.append(of_mode[0])
+    return chosen

@@ -1,0 +1,95 @@
+"""Seconds and bytes of what a step does, from a profile. Pure.
+
+    learning   alpha + (beta + logProb + value) x tokens / ranks for each part, and allReduce once a step
+    all-reduce 2 (n - 1) / n of the bytes pass each of n ranks in a ring, as (Patarasuk and Yuan 2009): scaled from the
+               ranks measured
+    switch     a role that takes devices over from another one: in, awake, and out again
+    memory     of one device: of roles that share it both where both stay, the larger where they take turns
+
+How generation depends on samplers is `rl_api.planner.rollout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_api.planner.profile import RoleMemory, RunProfile
+
+
+def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
+    """Of one part of `tokens` prompt and answer tokens on `ranks` learner ranks, without what is once a step."""
+    learner = profile.learner
+    return learner.alpha + (learner.beta + learner.log_prob + learner.value) * tokens / ranks
+
+
+def update_seconds(profile: RunProfile, ranks: int) -> float:
+    """Of what is once a step: gradients of all ranks together, and the optimizer."""
+    measured = profile.devices.learner
+    if measured == 1 or ranks == 1:
+        # One rank sends nothing, so that what was measured is the optimizer's.
+        return profile.learner.all_reduce
+    return profile.learner.all_reduce * _ring(ranks) / _ring(measured)
+
+
+def _ring(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
+def step_learn_seconds(profile: RunProfile, ranks: int, parts: int = 1) -> float:
+    """Of a whole step's learning in `parts` parts, without publishing."""
+    each = learn_seconds(profile, profile.tokens / parts, ranks)
+    return parts * each + update_seconds(profile, ranks)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds that it takes to hand shared devices over.
+
+    Attributes:
+        to_learner: samplers leave, learners come.
+        to_sampler: learners leave, samplers come.
+    """
+
+    to_learner: float
+    to_sampler: float
+
+
+def turn(profile: RunProfile, swap: bool) -> Turn:
+    """What a change of hands costs; `swap`: tensors move out and in, else they stay and only work changes."""
+    learner, sampler = profile.switch.learner, profile.switch.sampler
+    if not swap:
+        return Turn(learner.wake, sampler.wake)
+    return Turn(
+        sampler.offload + learner.onload + learner.wake, learner.offload + sampler.onload + sampler.wake
+    )
+
+
+def learner_bytes(profile: RunProfile, ranks: int) -> float:
+    """Of one learner's device: weights, moments, and activations of the longest sequence."""
+    memory = profile.memory.learner
+    return _held(memory, profile.devices.learner, ranks) + memory.activations_per_token * _longest(profile)
+
+
+def sampler_bytes(profile: RunProfile) -> float:
+    """Of one device of a sampler: weights, and the cache of as many mean sequences as are decoded at once."""
+    memory = profile.memory.sampler
+    active = min(float(profile.decode.slots), float(profile.answers))
+    tokens = active * (profile.prompt_tokens + profile.mean_length)
+    return memory.weights + memory.moments + memory.cache_bytes_per_token * tokens
+
+
+def shared_bytes(profile: RunProfile, ranks: int, swap: bool) -> float:
+    """Of a device that a learner and a sampler share; `swap`: only one of them has its tensors there at a time."""
+    learner, sampler = learner_bytes(profile, ranks), sampler_bytes(profile)
+    if not swap:
+        return learner + sampler
+    return max(learner + profile.memory.sampler.kept, sampler + profile.memory.learner.kept)
+
+
+def _held(memory: RoleMemory, measured: int, ranks: int) -> float:
+    whole = memory.weights + memory.moments
+    return whole * measured / ranks if memory.divided else whole
+
+
+def _longest(profile: RunProfile) -> float:
+    return profile.prompt_tokens + max(profile.lengths)

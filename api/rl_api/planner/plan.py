@@ -1,0 +1,257 @@
+"""The placement of a run that takes the fewest seconds per step, and why. Pure.
+
+Candidates come from the search over the chain of generating and learning, with hand-over (`rl_api.planner.search`); they are
+sorted by an estimate, and the best of them run in virtual time (`rl_api.planner.simulator`). The fastest there is the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import Field
+
+from rl_api.base import Model
+from rl_api.errors import InvalidConfig
+from rl_api.planner.admission import Admission
+from rl_api.planner.candidates import Room, best_estimates, candidates
+from rl_api.planner.cost import step_learn_seconds, turn
+from rl_api.planner.placement import Mode, Placement
+from rl_api.planner.profile import RunProfile
+from rl_api.planner.rollout import Rollout
+from rl_api.planner.simulator import Simulated, in_proportion, simulate
+
+MOST_SIMULATED: Final = 20
+"""Candidates that run in virtual time."""
+
+SAME: Final = 0.01
+"""Two predictions that differ by less are the same: the simpler placement is taken."""
+
+ROLLOUT_TOO_LOW: Final = 1 / (1 - 0.29)
+TRAINING_TOO_HIGH: Final = 1 / (1 + 0.48)
+"""What the times are if those measured are 29 % too low, or 48 % too high: how wrong a profile may be (RLinf's paper)."""
+
+
+class Alternative(Model):
+    """A placement, and what a step takes with it."""
+
+    mode: Mode
+    """Who shares devices."""
+    samplers: int
+    """In all."""
+    shared: int
+    """Of them those on learners' devices."""
+    learners: int
+    """Learner ranks."""
+    part_groups: int
+    """Groups that learners take at once."""
+    hand_over_at: float | None = None
+    """Share of the groups that are there when shared samplers hand over; null: when learners have a part."""
+    hand_over: Literal["interrupt", "drain"] = "interrupt"
+    """How shared samplers leave devices."""
+    residency: Literal["swap", "keep"] = "keep"
+    """What becomes of tensors of who does not have a shared device."""
+    predicted_step_seconds: float
+    """Of a training step."""
+    generating: float
+    """Seconds of a step that samplers decode, their mean."""
+    learning: float
+    """Seconds of a step that learners compute."""
+
+    @property
+    def placement(self) -> Placement:
+        """The same without what it takes."""
+        return Placement(
+            self.learners,
+            self.samplers,
+            self.shared,
+            self.part_groups,
+            self.hand_over_at,
+            self.hand_over == "interrupt",
+            self.residency == "swap",
+        )
+
+
+class Plan(Alternative):
+    """The placement that is chosen."""
+
+    reason: str
+    """Why, in a sentence."""
+    limits: str
+    """What a step's time goes into, and what would shorten it, in a sentence."""
+    sensitivity: tuple[str, ...] = Field(default=(), strict=False)
+    """What becomes of the plan if the profile is wrong, a sentence each."""
+    alternatives: tuple[Alternative, ...] = Field(default=(), strict=False)
+    """Others that were simulated, the fastest first."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A placement and its simulation."""
+
+    placement: Placement
+    simulated: Simulated
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.simulated.step_seconds
+
+
+def predict(profile: RunProfile, placement: Placement, in_order: bool | None = None) -> Simulated:
+    """What some steps of a run are with this placement; a large run in proportion. `in_order`: see `Room`."""
+    small, placed = in_proportion(profile, placement)
+    steps = 3 if profile.max_staleness == 0 else 5 + profile.max_staleness
+    queue = Admission(small.prompts_per_step, placed.samplers, profile.max_staleness, in_order)
+    return simulate(small, placed, steps=steps, queue=queue)
+
+
+def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True) -> Plan:
+    """The placement with the shortest predicted step among those that fit.
+
+    Raises InvalidConfig, one sentence: none fits.
+    """
+    tried = _tried(profile, room, MOST_SIMULATED)
+    if not tried:
+        memory = profile.devices.memory
+        raise InvalidConfig(
+            f"placement: found {room.devices} devices"
+            + (f" of {memory:.3g} bytes" if memory is not None else "")
+            + f", on which no placement of mode {' or '.join(room.modes)} fits; allowed: more of them, or larger ones"
+        )
+    best = _simplest(tried)
+    others = [one for one in tried if one is not best]
+    found = _alternative(best)
+    return Plan(
+        **found.model_dump(),
+        reason=_reason(best, others, profile),
+        limits=_limits(best, profile),
+        sensitivity=_sensitivity(best.placement, profile, room) if sensitivity else (),
+        alternatives=tuple(_alternative(one) for one in others),
+    )
+
+
+def _tried(profile: RunProfile, room: Room, most: int) -> list[Tried]:
+    rollout = Rollout(profile, room.in_order)
+    chosen = best_estimates(profile, candidates(profile, room, rollout), rollout, most)
+    tried = [Tried(placement, predict(profile, placement, room.in_order)) for _, placement in chosen]
+    return sorted(tried, key=lambda one: (one.seconds, repr(one.placement)))
+
+
+def _simplest(tried: list[Tried]) -> Tried:
+    """The fastest, or one as fast that shares less, and hands over less."""
+    fast = [one for one in tried if one.seconds <= tried[0].seconds * (1 + SAME)]
+    order = {"disaggregated": 0, "collocated": 1, "hybrid": 2}
+    return min(
+        fast,
+        key=lambda one: (order[one.placement.mode], -one.placement.part_groups, one.seconds),
+    )
+
+
+def _alternative(tried: Tried) -> Alternative:
+    placement = tried.placement
+    return Alternative(
+        mode=placement.mode,
+        samplers=placement.samplers,
+        shared=placement.shared,
+        learners=placement.learners,
+        part_groups=placement.part_groups,
+        hand_over_at=placement.hand_over_at,
+        hand_over="interrupt" if placement.interrupt else "drain",
+        residency="swap" if placement.swap else "keep",
+        predicted_step_seconds=tried.seconds,
+        generating=tried.simulated.generating,
+        learning=tried.simulated.learning,
+    )
+
+
+def seconds_text(value: float) -> str:
+    """Seconds for people."""
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def _reason(best: Tried, others: list[Tried], profile: RunProfile) -> str:
+    groups = profile.prompts_per_step
+    found = f"{best.placement.words(groups)}: {seconds_text(best.seconds)} per step"
+    if not others:
+        return found + "; nothing else fits"
+    second = others[0]
+    found += f"; next {second.placement.words(groups)}: {_more(second.seconds, best.seconds)}"
+    modes = {best.placement.mode, second.placement.mode}
+    for one in others[1:]:
+        if one.placement.mode not in modes:
+            modes.add(one.placement.mode)
+            found += f"; {one.placement.words(groups)}: {_more(one.seconds, best.seconds)}"
+    return found
+
+
+def _more(seconds: float, best: float) -> str:
+    return f"{seconds_text(seconds)} ({seconds / best - 1:+.0%})"
+
+
+def _limits(best: Tried, profile: RunProfile) -> str:
+    placement, simulated = best.placement, best.simulated
+    rollout = Rollout(profile)
+    longest = rollout.curve(max(1, profile.answers)).seconds if profile.max_staleness == 0 else 0.0
+    change = turn(profile, placement.swap)
+    switching = (change.to_learner + change.to_sampler) if placement.shared else 0.0
+    whole = best.seconds
+    if longest > 0.6 * whole:
+        return (
+            f"the longest answer alone takes {seconds_text(longest)} of {seconds_text(whole)}: more devices for samplers "
+            "would not shorten that, buffer.maxStaleness above 0 or a smaller sampler.maxNewTokens would"
+        )
+    learning = step_learn_seconds(profile, placement.learners)
+    parts = {
+        f"samplers decode for {seconds_text(simulated.generating)}": simulated.generating,
+        f"learners compute for {seconds_text(learning)}": learning,
+        f"devices change hands for {seconds_text(switching)}": switching,
+        f"new weights travel for {seconds_text(profile.publish_seconds)}": profile.publish_seconds,
+    }
+    text = max(parts, key=lambda name: parts[name])
+    return f"of {seconds_text(whole)} per step {text}: that is what limits"
+
+
+def _sensitivity(chosen: Placement, profile: RunProfile, room: Room) -> tuple[str, ...]:
+    """What is lost with this plan if rollout in truth takes longer, or training less, than the profile says."""
+    found = []
+    for words, other in (
+        ("rollout times are 29 % too low", scaled_profile(profile, rollout=ROLLOUT_TOO_LOW)),
+        ("training times are 48 % too high", scaled_profile(profile, training=TRAINING_TOO_HIGH)),
+    ):
+        tried = _tried(other, room, 6)
+        kept = predict(other, chosen, room.in_order).step_seconds
+        best = min([kept, *(one.seconds for one in tried)])
+        lost = kept / best - 1
+        if lost <= SAME:
+            found.append(f"the plan stays if {words}")
+        else:
+            groups = profile.prompts_per_step
+            found.append(
+                f"if {words}, {tried[0].placement.words(groups)} would be right, and this plan loses {lost:.1%}"
+            )
+    return tuple(found)
+
+
+def scaled_profile(profile: RunProfile, rollout: float = 1.0, training: float = 1.0) -> RunProfile:
+    """The profile with all times of decoding, and of learning, multiplied."""
+    decode, learner = profile.decode, profile.learner
+    prefill = profile.prefill_tokens_per_second
+    return profile.model_copy(
+        update={
+            "decode": decode.model_copy(
+                update={
+                    "base": decode.base * rollout,
+                    "per_active": decode.per_active * rollout,
+                    "per_cached_token": decode.per_cached_token * rollout,
+                }
+            ),
+            "prefill_tokens_per_second": None if prefill is None else prefill / rollout,
+            "learner": learner.model_copy(
+                update={
+                    name: getattr(learner, name) * training
+                    for name in ("alpha", "beta", "all_reduce", "log_prob", "value")
+                }
+            ),
+        }
+    )

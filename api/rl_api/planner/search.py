@@ -1,0 +1,337 @@
+"""The fastest way to run a chain of stages on devices: a dynamic programme over intervals of the chain. Pure.
+
+A *stage* works through the groups of a step, all at once or part by part. An interval of the chain on d devices is made of
+its stages in one of these ways:
+
+    in turn      the first half of the interval works through the whole step, then the second on the same devices:
+                 the sum, and a switch
+    alternating  both halves on the same devices, part by part: two switches a part
+    split        each half on devices of its own, parts passing from one to the other:
+                 fill + (parts - 1) x the slower one
+    handed over  (the whole chain alone) the first stage on all devices until a moment; then some of them work at what comes
+                 after it, and the others go on with what is left. No cut of the chain into two is that.
+
+Splits of splits, and of what is in turn, are found since halves are intervals themselves. Each interval keeps not the
+fastest alone but the Pareto front of what matters to what it becomes a part of: a half that is slower by itself may begin
+to emit parts earlier, or take less memory.
+
+Parts flow like this: an element takes part k at first + k x period. Where it is *whole* in between (some of it begins only
+when all parts are there), it emits part k at outFirst + k x outPeriod after it has taken the last one, else with the taking.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+MOST_KEPT: Final = 6
+"""Elements of a front."""
+
+MOST_FOUND: Final = 60
+"""Ways to run the whole chain that are given."""
+
+MOST_COUNTS: Final = 16
+"""Even shares of the devices that are tried, beside powers of two and what they leave."""
+
+Way = Literal["whole", "parts", "turn", "alternate", "split", "handOver"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the chain.
+
+    Attributes:
+        name: of people's.
+        whole: by number of devices that exist for it: seconds of the whole step at once.
+        streamed: by number of devices: seconds until its first part is done, and from one part to the next; empty: it
+            needs the whole step.
+        held: bytes on each of its devices, by their number; empty: not known.
+        switch: seconds to take devices over and to leave them again.
+        hands_over: whether it can leave devices before it is done, what is left going on with the others.
+    """
+
+    name: str
+    whole: Mapping[int, float]
+    streamed: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    held: Mapping[int, float] = field(default_factory=dict)
+    switch: float = 0.0
+    hands_over: bool = False
+
+
+class Element(NamedTuple):
+    """One way to run an interval: `(way, what it is made of)` in `made`, a stage's being `(way, name, devices)`."""
+
+    total: float
+    first: float
+    period: float
+    whole: bool
+    out_first: float
+    out_period: float
+    held: float
+    made: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search has found.
+
+    Attributes:
+        best: ways to run the whole chain, the fastest first.
+        states: intervals on a number of devices that were looked at.
+        tried: elements made of others.
+    """
+
+    best: tuple[Element, ...]
+    states: int
+    tried: int
+
+
+def counts_of(stages: Sequence[Stage], devices: int) -> list[int]:
+    """Devices that intervals are tried on: any number of a few, of many even shares, powers of two, and what these leave."""
+    if devices <= 2 * MOST_COUNTS:
+        return list(range(1, devices + 1))
+    powers = [2**power for power in range(devices.bit_length()) if 2**power <= devices]
+    even = [devices * share // MOST_COUNTS for share in range(1, MOST_COUNTS + 1)]
+    found = {*powers, *even, *(devices - power for power in powers if power < devices)}
+    least = min(min(stage.whole) for stage in stages)
+    return sorted(count for count in found if count >= least)
+
+
+def search(stages: Sequence[Stage], devices: int, parts: int, memory: float | None = None) -> Found:
+    """The fastest ways to run `stages` in this order on `devices`, a step being `parts` (>= 1) parts.
+
+    `memory`: bytes of a device, None: not known, nothing is held against it. None is found where no way fits.
+    """
+    return _Search(tuple(stages), devices, parts, memory).found()
+
+
+class _Search:
+    def __init__(self, stages: tuple[Stage, ...], devices: int, parts: int, memory: float | None) -> None:
+        self.stages, self.devices, self.rest = stages, devices, parts - 1
+        self.memory = float("inf") if memory is None else memory
+        self.counts = counts_of(stages, devices)
+        self.fronts: dict[tuple[int, int, int], list[Element]] = {}
+        self.tried = 0
+
+    def found(self) -> Found:
+        last = len(self.stages)
+        whole = self._stage(0, self.devices) if last == 1 else self._interval(0, last, self.devices)
+        self.fronts[(0, last, self.devices)] = whole
+        # Who has the whole chain chooses among all: a front is for what becomes a part of something.
+        best = heapq.nsmallest(MOST_FOUND, whole)
+        if last > 1 and self.stages[0].hands_over:
+            best += self._handed_over()
+        unique = {element.made: element for element in sorted(best, reverse=True)}
+        return Found(
+            tuple(
+                sorted(unique.values(), key=lambda one: (one.total, one.held, repr(one.made)))[:MOST_FOUND]
+            ),
+            len(self.fronts),
+            self.tried,
+        )
+
+    def _front(self, begin: int, end: int, devices: int) -> list[Element]:
+        key = (begin, end, devices)
+        if key not in self.fronts:
+            made = self._stage(begin, devices) if end - begin == 1 else self._interval(begin, end, devices)
+            self.fronts[key] = _pareto(made)
+        return self.fronts[key]
+
+    def _stage(self, index: int, devices: int) -> list[Element]:
+        stage = self.stages[index]
+        there = [count for count in stage.whole if count <= devices]
+        if not there:
+            return []
+        # More devices may be slower (all-reduce): the fastest of the counts that exist.
+        count = min(there, key=lambda one: (stage.whole[one], one))
+        held = stage.held.get(count, 0.0)
+        if held > self.memory:
+            return []
+        seconds = stage.whole[count]
+        found = [Element(seconds, 0.0, 0.0, True, seconds, 0.0, held, ("whole", stage.name, count))]
+        streamed = [one for one in stage.streamed if one <= devices]
+        if streamed:
+            count = min(streamed, key=lambda one: (stage.streamed[one][1], one))
+            first, period = stage.streamed[count]
+            found.append(
+                Element(
+                    first + self.rest * period,
+                    first,
+                    period,
+                    False,
+                    0.0,
+                    0.0,
+                    stage.held.get(count, 0.0),
+                    ("parts", stage.name, count),
+                )
+            )
+        return [element for element in found if element.held <= self.memory]
+
+    def _interval(self, begin: int, end: int, devices: int) -> list[Element]:
+        made: list[Element] = []
+        for cut in range(begin + 1, end):
+            switch = self.stages[cut].switch
+            for left in self._front(begin, cut, devices):
+                for right in self._front(cut, end, devices):
+                    made += self._shared(left, right, switch)
+            for count in self.counts:
+                if count >= devices:
+                    break
+                for left in self._front(begin, cut, count):
+                    for right in self._front(cut, end, self._least(devices - count)):
+                        made.append(self._split(left, right))
+        self.tried += len(made)
+        return made
+
+    def _least(self, devices: int) -> int:
+        """The most devices not above these that intervals are tried on."""
+        counts = self.counts
+        low, high = 0, len(counts)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if counts[middle] <= devices else (low, middle)
+        return counts[low - 1] if low else 0
+
+    def _shared(self, left: Element, right: Element, switch: float) -> list[Element]:
+        """Both on the same devices, in turn or alternating. Tensors move, or where there is room for both stay."""
+        found: list[Element] = []
+        for seconds, held in (
+            (switch, max(left.held, right.held)),
+            (0.0, left.held + right.held),
+        ):
+            if held > self.memory or (seconds == 0.0 and switch == 0.0 and found):
+                continue
+            found.append(self._turn(left, right, seconds, held))
+            if not left.whole and not right.whole and self.rest:
+                first = left.first + right.first + 2 * seconds
+                period = left.period + right.period + 2 * seconds
+                made = ("alternate", left.made, right.made)
+                found.append(Element(first + self.rest * period, first, period, False, 0.0, 0.0, held, made))
+        return found
+
+    def _turn(self, left: Element, right: Element, switch: float, held: float) -> Element:
+        taken = right.first if not right.whole else right.first + self.rest * right.period + right.out_first
+        after = left.out_first + self.rest * left.out_period if left.whole else 0.0
+        period = right.out_period if right.whole else right.period
+        return Element(
+            left.total + switch + right.total,
+            left.first,
+            left.period,
+            True,
+            after + switch + taken,
+            period,
+            held,
+            ("turn", left.made, right.made),
+        )
+
+    def _split(self, left: Element, right: Element) -> Element:
+        held = max(left.held, right.held)
+        made = ("split", left.made, right.made)
+        if not left.whole:
+            first, period = left.first + right.first, max(left.period, right.period)
+            total = first + self.rest * period
+            if not right.whole:
+                return Element(total, first, period, False, 0.0, 0.0, held, made)
+            total += right.out_first + self.rest * right.out_period
+            return Element(total, first, period, True, right.out_first, right.out_period, held, made)
+        first, period = left.out_first + right.first, max(left.out_period, right.period)
+        if right.whole:
+            first += self.rest * period + right.out_first
+            period = right.out_period
+        total = left.first + self.rest * left.period + first + self.rest * period
+        return Element(total, left.first, left.period, True, first, period, held, made)
+
+    def _handed_over(self) -> list[Element]:
+        """The first stage on all devices until a moment, then on what the others leave.
+
+        With T seconds on all devices, U on those left, and a moment t: it ends at t + (1 - t / T) U. The others take parts
+        from t on. What ends last is least where both end together, or at t = 0 or T.
+        """
+        stage, found = self.stages[0], []
+        all_devices = [count for count in stage.whole if count <= self.devices]
+        if not all_devices:
+            return []
+        top = min(all_devices, key=lambda one: (stage.whole[one], one))
+        seconds = stage.whole[top]
+        switch = self.stages[1].switch
+        for count in self.counts:
+            left = [one for one in stage.whole if one <= self.devices - count]
+            if not left:
+                continue
+            fewer = min(left, key=lambda one: (stage.whole[one], one))
+            slower = stage.whole[fewer]
+            for right in self._front(1, len(self.stages), count):
+                alone = right.first + self.rest * right.period
+                tail = right.out_first + self.rest * right.out_period if right.whole else 0.0
+                last = right.first  # of the last part, after the first stage has ended
+                rate = slower / seconds
+                # t + switch + alone = t + (1 - t / T) U + last
+                moment = (slower + last - switch - alone) / rate if rate > 0 else 0.0
+                for when in {0.0, seconds, min(seconds, max(0.0, moment))}:
+                    ended = when + (1 - when / seconds) * slower if seconds > 0 else when
+                    total = max(when + switch + alone, ended + last) + tail
+                    self.tried += 1
+                    made = ("handOver", ("parts", stage.name, top, fewer, when), right.made)
+                    held = max(stage.held.get(top, 0.0), right.held)
+                    found.append(Element(total, 0.0, 0.0, True, total, 0.0, held, made))
+        return heapq.nsmallest(MOST_FOUND, found)
+
+
+def _pareto(elements: list[Element]) -> list[Element]:
+    """Those that no other equals in everything; of many the fastest, and those that are best in something."""
+    elements.sort()
+    kept: list[Element] = []
+    for element in elements:
+        if not any(_as_good(other, element) for other in kept):
+            kept.append(element)
+            if len(kept) >= 4 * MOST_KEPT:
+                break
+    if len(kept) <= MOST_KEPT:
+        return kept
+    chosen = kept[: MOST_KEPT - 3]
+    for rest in (
+        min(kept, key=lambda one: one.out_period if one.whole else one.period),
+        min(kept, key=lambda one: one.held),
+        min((one for one in kept if not one.whole), key=lambda one: one.period, default=kept[0]),
+    ):
+        if rest not in chosen:
+            chosen.append(rest)
+    return chosen
+
+
+def _as_good(other: Element, element: Element) -> bool:
+    """Whether `other` (not slower) can stand for `element` in whatever it becomes a part of."""
+    if other.held > element.held or other.first > element.first or other.period > element.period:
+        return False
+    if other.whole:
+        return (
+            element.whole and other.out_first <= element.out_first and other.out_period <= element.out_period
+        )
+    return True
+
+
+def stages_of(element: Element) -> dict[str, int]:
+    """Devices of each stage."""
+    found: dict[str, int] = {}
+
+    def walk(made: tuple[object, ...]) -> None:
+        if made[0] in ("whole", "parts"):
+            found[str(made[1])] = int(str(made[2]))
+            return
+        for one in made[1:]:
+            if isinstance(one, tuple):
+                walk(one)
+
+    walk(element.made)
+    return found
+
+
+def words(made: tuple[object, ...]) -> str:
+    """An element for people: `rollout 80 | inference 16 | training 32`."""
+    if made[0] in ("whole", "parts"):
+        name = f"{made[1]} {made[2]}"
+        return name + (f" then {made[3]}" if len(made) > 3 else "")
+    between = {"turn": " ; ", "alternate": " ~ ", "split": " | ", "handOver": " > "}[str(made[0])]
+    return "(" + between.join(words(one) for one in made[1:] if isinstance(one, tuple)) + ")"

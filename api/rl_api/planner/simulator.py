@@ -1,0 +1,530 @@
+"""A run in virtual time: samplers decode, learners learn, devices change hands. Discrete events, pure.
+
+Sequences of a sampler get a token each decode step, which takes base + perActive x active + perCachedToken x cached
+seconds (`DecodeProfile`). Nothing happens between two ends of sequences, so an event is the end of one, a scored group, a
+part learned, a version published, a sampler that dies or is back.
+
+Who shares devices: shared samplers have them while they decode; learners take them when they have a part, and give them
+back when the new weights are published - or, where all samplers are shared and a part is less than the step, as soon as
+they have learned it. In a hybrid, what shared samplers have not finished goes on with the others, with what there is of
+its tokens, read again as prompts are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rl_api.planner.admission import Admission, Queue
+from rl_api.planner.cost import Turn, learn_seconds, turn, update_seconds
+from rl_api.planner.placement import Placement
+from rl_api.planner.profile import RunProfile
+from rl_api.planner.rollout import spread
+
+MOST_ANSWERS: Final = 2048
+"""Answers of a step that are simulated: a larger run is simulated in proportion."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a row of the picture does from `start` to `end`, in seconds; `what`: sample, learn, switch, publish."""
+
+    row: str
+    what: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A sampler that is lost at `at` seconds and back `seconds` later; what it had begun is lost with it."""
+
+    sampler: int
+    at: float
+    seconds: float
+
+
+@dataclass
+class Simulated:
+    """What happened.
+
+    Attributes:
+        published: seconds at which each version was there.
+        spans: what devices did, in order of their ends.
+        trained: groups that were trained on, in order.
+        generating, learning: seconds per step that samplers (their mean) and learners were at work.
+    """
+
+    published: list[float]
+    spans: list[Span]
+    trained: list[int]
+    generating: float
+    learning: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of a step, the first left out where there are others."""
+        if len(self.published) == 1:
+            return self.published[0]
+        return (self.published[-1] - self.published[0]) / (len(self.published) - 1)
+
+    def last_step(self) -> list[Span]:
+        """Spans of the last step, from 0."""
+        begin = self.published[-2] if len(self.published) > 1 else 0.0
+        end = self.published[-1]
+        return [
+            replace(span, start=max(span.start, begin) - begin, end=min(span.end, end) - begin)
+            for span in self.spans
+            if span.end > begin and span.start < end
+        ]
+
+
+def simulate(
+    profile: RunProfile,
+    placement: Placement,
+    *,
+    steps: int = 3,
+    queue: Queue | None = None,
+    outages: Sequence[Outage] = (),
+    seed: int = 0,
+) -> Simulated:
+    """`steps` training steps of a run; `queue`: the buffer that admits, None: the planner's own.
+
+    The same arguments give the same result.
+    """
+    return _Run(profile, placement, queue, outages, seed).run(steps)
+
+
+def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile, Placement]:
+    """A smaller run that takes as long: samplers, groups and what learners do per token in proportion."""
+    for fewer in range(placement.samplers, 1, -1):
+        if any(
+            count % fewer
+            for count in (
+                placement.samplers,
+                placement.shared,
+                profile.prompts_per_step,
+                placement.part_groups,
+            )
+        ):
+            continue
+        if profile.answers / fewer < min(MOST_ANSWERS, profile.answers) / 4:
+            continue
+        learner = profile.learner
+        small = profile.model_copy(
+            update={
+                "prompts_per_step": profile.prompts_per_step // fewer,
+                "learner": learner.model_copy(
+                    update={
+                        "beta": learner.beta * fewer,
+                        "log_prob": learner.log_prob * fewer,
+                        "value": learner.value * fewer,
+                    }
+                ),
+            }
+        )
+        return small, replace(
+            placement,
+            samplers=placement.samplers // fewer,
+            shared=placement.shared // fewer,
+            part_groups=placement.part_groups // fewer,
+        )
+    return profile, placement
+
+
+@dataclass
+class _Member:
+    group: int
+    left: int
+    cached: float
+
+
+@dataclass
+class _Sampler:
+    """One sampler: sequences by the decode step at which they end."""
+
+    index: int
+    row: str
+    shared: bool
+    has_devices: bool = True
+    alive: bool = True
+    handed_over: bool = False
+    active: list[tuple[int, int, _Member, int]] = field(
+        default_factory=list
+    )  # ends at, order, member, began at
+    waiting: deque[_Member] = field(default_factory=deque)
+    steps: float = 0.0
+    cached: float = 0.0
+    at: float = 0.0
+    epoch: int = 0
+    order: int = 0
+    busy_since: float | None = None
+
+
+class _Run:
+    def __init__(
+        self,
+        profile: RunProfile,
+        placement: Placement,
+        queue: Queue | None,
+        outages: Sequence[Outage],
+        seed: int,
+    ) -> None:
+        self.profile, self.placement, self.seed = profile, placement, seed
+        self.groups, self.size = profile.prompts_per_step, profile.group_size
+        self.queue: Queue = queue or Admission(self.groups, placement.samplers, profile.max_staleness)
+        self.turn: Turn = turn(profile, placement.swap)
+        self.samplers = [
+            _Sampler(
+                index,
+                f"learner {index}" if index < placement.shared else f"sampler {index}",
+                index < placement.shared,
+            )
+            for index in range(placement.samplers)
+        ]
+        self.events: list[tuple[float, int, str, int, int]] = []
+        self.number = 0
+        self.now = 0.0
+        self.lengths: dict[int, list[int]] = {}
+        self.begun: dict[int, list[_Member]] = {}  # members of a group whose sampler has left it
+        self.members: dict[int, int] = {}  # of a group, still to end
+        self.scoring: dict[int, int] = {}  # groups whose answers have all ended, and who decoded them
+        self.scored = 0  # of the step
+        self.part: list[int] | None = None
+        self.learned = 0
+        self.learning = False
+        self.holding = placement.shared == 0
+        self.version = 0
+        self.result = Simulated([], [], [], 0.0, 0.0)
+        self.outages = outages
+
+    # -- the clock -----------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> Simulated:
+        for sampler in self.samplers:
+            self.queue.register(sampler.index)
+        for number, outage in enumerate(self.outages):
+            self._at(outage.at, "lost", number)
+            self._at(outage.at + outage.seconds, "back", number)
+        self._fill_all()
+        handlers = {
+            "scored_group": self._scored_group,
+            "part_learned": self._part_learned,
+            "published": self._published,
+            "lost": self._lost,
+            "back": self._back,
+        }
+        while len(self.result.published) < steps and self.events:
+            self.now, _, what, which, epoch = heapq.heappop(self.events)
+            if what == "ended":
+                sampler = self.samplers[which]
+                if sampler.epoch == epoch:
+                    self._ended(sampler)
+            else:
+                handlers[what](which)
+        if len(self.result.published) < steps:
+            raise AssertionError("nothing happens any more, and the steps are not done")
+        for sampler in self.samplers:
+            self._rests(sampler)
+        count = max(1, len(self.result.published))
+        spans = self.result.spans
+        sampled = sum(span.end - span.start for span in spans if span.what == "sample")
+        self.result.generating = sampled / len(self.samplers) / count
+        self.result.learning = (
+            sum(span.end - span.start for span in spans if (span.row, span.what) == ("learner 0", "learn"))
+            / count
+        )
+        return self.result
+
+    def _at(self, time: float, what: str, which: int, epoch: int = 0) -> None:
+        self.number += 1
+        heapq.heappush(self.events, (time, self.number, what, which, epoch))
+
+    def _span(self, row: str, what: str, start: float, end: float) -> None:
+        if end > start:
+            self.result.spans.append(Span(row, what, start, end))
+
+    # -- samplers ------------------------------------------------------------------------------------------------
+
+    def _fill_all(self) -> None:
+        for sampler in self.samplers:
+            self._fill(sampler)
+
+    def _fill(self, sampler: _Sampler) -> None:
+        """Take what may be started, and go on."""
+        claimed = self.holding or self.part is not None
+        if not sampler.alive or sampler.handed_over or (claimed and not sampler.has_devices):
+            return
+        self._advance(sampler)
+        slots = self.profile.decode.slots
+        draining = sampler.shared and self.part is not None
+        while not draining and (free := slots - len(sampler.active) - len(sampler.waiting)) > 0:
+            tickets = self.queue.acquire(sampler.index, -(-free // self.size))
+            if not tickets:
+                break
+            for group in tickets:
+                members = self.begun.pop(group, None)
+                if members is None:
+                    members = [
+                        _Member(group, length, self.profile.prompt_tokens) for length in self._lengths(group)
+                    ]
+                    self.members[group] = len(members)
+                sampler.waiting.extend(members)
+        if not sampler.active and not sampler.waiting:
+            self._rests(sampler)
+            return
+        if not sampler.has_devices:
+            self._gets_devices(sampler)
+        rate = self.profile.prefill_tokens_per_second
+        while sampler.waiting and len(sampler.active) < slots:
+            member = sampler.waiting.popleft()
+            if rate is not None:
+                sampler.at = max(sampler.at, self.now) + member.cached / rate
+            sampler.order += 1
+            begins = math.ceil(sampler.steps - 1e-9)  # with the next decode step
+            heapq.heappush(sampler.active, (begins + max(1, member.left), sampler.order, member, begins))
+            sampler.cached += member.cached
+        if sampler.busy_since is None:
+            sampler.busy_since = self.now
+        self._schedule(sampler)
+
+    def _schedule(self, sampler: _Sampler) -> None:
+        sampler.epoch += 1
+        if sampler.active and sampler.has_devices:
+            steps = max(0.0, sampler.active[0][0] - sampler.steps)
+            self._at(
+                max(self.now, sampler.at) + self._seconds(sampler, steps),
+                "ended",
+                sampler.index,
+                sampler.epoch,
+            )
+
+    def _seconds(self, sampler: _Sampler, steps: float) -> float:
+        model, n = self.profile.decode, len(sampler.active)
+        linear = model.base + model.per_active * n + model.per_cached_token * (sampler.cached - n / 2)
+        return max(0.0, steps * linear + model.per_cached_token * n * steps * steps / 2)
+
+    def _advance(self, sampler: _Sampler) -> None:
+        """Bring its decode steps up to now: the inverse of `_seconds`."""
+        elapsed = self.now - sampler.at
+        if elapsed <= 0:
+            return
+        sampler.at = self.now
+        if not sampler.active or not sampler.has_devices:
+            return
+        model, n = self.profile.decode, len(sampler.active)
+        linear = model.base + model.per_active * n + model.per_cached_token * (sampler.cached - n / 2)
+        square = model.per_cached_token * n / 2
+        steps = (
+            elapsed / linear
+            if square * elapsed < 1e-12 * linear * linear
+            else ((linear * linear + 4 * square * elapsed) ** 0.5 - linear) / (2 * square)
+        )
+        steps = min(steps, sampler.active[0][0] - sampler.steps)
+        sampler.steps += steps
+        sampler.cached += steps * n
+
+    def _ended(self, sampler: _Sampler) -> None:
+        self._advance(sampler)
+        sampler.steps = float(sampler.active[0][0])
+        while sampler.active and sampler.active[0][0] <= sampler.steps:
+            ends, _, member, began = heapq.heappop(sampler.active)
+            sampler.cached -= member.cached + ends - began
+            self.members[member.group] -= 1
+            if self.members[member.group] == 0:
+                del self.members[member.group]
+                wait = self.profile.tool_seconds + self.profile.score_seconds
+                self.scoring[member.group] = sampler.index
+                self._at(self.now + wait, "scored_group", member.group)
+        self._fill(sampler)
+        if not sampler.active and not sampler.waiting:
+            self._left(sampler)
+
+    def _scored_group(self, group: int) -> None:
+        sampler = self.scoring.pop(group, None)
+        if sampler is None:
+            return  # lost with its sampler
+        self.queue.put(sampler, group, self.now)
+        self.scored += 1
+        at = self.placement.hand_over_at
+        if at is not None and self.placement.mode == "hybrid" and self.scored >= at * self.groups:
+            self._hand_over()
+        self._offer()
+
+    def _lengths(self, group: int) -> list[int]:
+        step, position = divmod(group, self.groups)
+        if step not in self.lengths:
+            count = self.groups * self.size
+            drawn = spread(self.profile.lengths, count, 1 - 0.5 / count)
+            random.Random(self.seed * 1_000_003 + step).shuffle(drawn)
+            self.lengths[step] = drawn
+        return self.lengths[step][position * self.size : (position + 1) * self.size]
+
+    def _rests(self, sampler: _Sampler) -> None:
+        if sampler.busy_since is not None:
+            self._span(sampler.row, "sample", sampler.busy_since, self.now)
+            sampler.busy_since = None
+
+    # -- devices -------------------------------------------------------------------------------------------------
+
+    def _interrupted(self, sampler: _Sampler) -> list[_Member]:
+        """What it has begun, with the tokens that are there; it has nothing any more."""
+        self._advance(sampler)
+        members = []
+        for ends, _, member, began in sampler.active:
+            there = min(max(0, int(sampler.steps) - began), member.left - 1)
+            members.append(_Member(member.group, max(1, ends - began - there), member.cached + there))
+        members += sampler.waiting
+        sampler.active, sampler.waiting, sampler.cached = [], deque(), 0.0
+        sampler.epoch += 1
+        self._rests(sampler)
+        return members
+
+    def _hand_over(self) -> None:
+        """Shared samplers leave their devices for this step; the others go on with what they have begun."""
+        for sampler in self.samplers:
+            if sampler.shared and sampler.alive and not sampler.handed_over:
+                sampler.handed_over = True
+                left: dict[int, list[_Member]] = {}
+                for member in self._interrupted(sampler):
+                    left.setdefault(member.group, []).append(member)
+                self.begun.update(left)
+                self.queue.leave(sampler.index, sorted(left))
+                sampler.has_devices = False
+        self._fill_all()
+
+    def _wanted(self) -> None:
+        """Learners have a part, and wait for the devices: who drains gives them back when it has nothing left."""
+        if self.placement.interrupt and self.placement.mode == "hybrid":
+            self._hand_over()
+            return
+        for sampler in self.samplers:
+            idle = not sampler.active and not sampler.waiting
+            if sampler.shared and sampler.has_devices and (self.placement.interrupt or idle):
+                self._stops(sampler)
+
+    def _stops(self, sampler: _Sampler) -> None:
+        """Between two tokens; it keeps its sequences, and where tensors leave the device it reads them again later."""
+        self._advance(sampler)
+        self._rests(sampler)
+        sampler.has_devices = False
+        sampler.epoch += 1
+
+    def _left(self, sampler: _Sampler) -> None:
+        """One that is draining has nothing left."""
+        if sampler.shared and self.part is not None and not self.learning and sampler.has_devices:
+            self._rests(sampler)
+            sampler.has_devices = False
+            self._begin()
+
+    def _gets_devices(self, sampler: _Sampler) -> None:
+        seconds = self.turn.to_sampler
+        rate = self.profile.prefill_tokens_per_second
+        if self.placement.swap and rate is not None:
+            seconds += sampler.cached / rate
+        self._span(sampler.row, "switch", self.now, self.now + seconds)
+        sampler.at = self.now + seconds
+        sampler.has_devices = True
+
+    # -- learners ------------------------------------------------------------------------------------------------
+
+    def _offer(self) -> None:
+        """Learners that do nothing take the next part, where it is there."""
+        early = (
+            self.placement.hand_over_at is not None
+            and self.scored < self.placement.hand_over_at * self.groups
+        )
+        if (
+            self.learning
+            or self.part is not None
+            or (early and self.placement.mode == "hybrid" and not self.learned)
+        ):
+            return
+        self.part = self.queue.take(self.placement.part_groups, self.now)
+        if self.part is None:
+            return
+        self._wanted()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.part is None or self.learning:
+            return
+        if any(sampler.shared and sampler.has_devices and sampler.alive for sampler in self.samplers):
+            return
+        self.learning = True
+        begin = self.now
+        if not self.holding:
+            self.holding = True
+            for index in range(self.placement.shared):
+                self._span(f"learner {index}", "switch", begin, begin + self.turn.to_learner)
+            begin += self.turn.to_learner
+        tokens = sum(
+            sum(self._lengths(group)) + self.size * self.profile.prompt_tokens for group in self.part
+        )
+        end = begin + learn_seconds(self.profile, tokens, self.placement.learners)
+        self._learns("learn", begin, end)
+        self._at(end, "part_learned", 0)
+
+    def _learns(self, what: str, start: float, end: float) -> None:
+        for index in range(min(self.placement.learners, 64)):
+            self._span(f"learner {index}", what, start, end)
+
+    def _part_learned(self, _: int) -> None:
+        assert self.part is not None
+        self.learned += len(self.part)
+        self.result.trained += self.part
+        self.part = None
+        if self.learned >= self.groups:
+            updated = self.now + update_seconds(self.profile, self.placement.learners)
+            self._learns("learn", self.now, updated)
+            self._learns("publish", updated, updated + self.profile.publish_seconds)
+            self._at(updated + self.profile.publish_seconds, "published", 0)
+            return
+        self.learning = False
+        self._offer()
+        if not self.learning and self.placement.mode == "collocated":
+            self.holding = False
+            self._fill_all()
+
+    def _published(self, _: int) -> None:
+        self.queue.commit()
+        self.version += 1
+        self.queue.publish(self.version)
+        self.result.published.append(self.now)
+        self.learned = self.scored = 0
+        self.learning = False
+        self.lengths.pop(self.version - 8, None)
+        for sampler in self.samplers:
+            if sampler.handed_over:
+                sampler.handed_over = False
+                self.queue.register(sampler.index)
+        self.holding = self.placement.shared == 0
+        self._fill_all()
+        self._offer()
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def _lost(self, number: int) -> None:
+        sampler = self.samplers[self.outages[number].sampler]
+        if not sampler.alive:
+            return
+        for member in self._interrupted(sampler):
+            self.members.pop(member.group, None)
+        for group in [group for group, holder in self.scoring.items() if holder == sampler.index]:
+            del self.scoring[group]
+        sampler.alive, sampler.has_devices = False, not sampler.shared
+        self.queue.release(sampler.index)
+        self._fill_all()
+        self._begin()
+
+    def _back(self, number: int) -> None:
+        sampler = self.samplers[self.outages[number].sampler]
+        sampler.alive, sampler.at = True, self.now
+        if not sampler.handed_over:
+            self.queue.register(sampler.index)
+        self._fill(sampler)
