@@ -20,6 +20,7 @@ from rl_cli.documents import as_planned, place, read_objects, read_profiles, wit
 from rl_cli.measured import profile
 from rl_cli.model_shape import shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser
+from rl_cli.placement_plan import placement_plan
 from rl_cli.plan_picture import picture
 from rl_cli.plan_text import as_json, as_lines
 from rl_operator.model.names import KIND, LEARNER, SAMPLER
@@ -35,6 +36,8 @@ as NVIDIA-H100-80GB-HBM3); --device-memory says it where they do not, and withou
 accelerators have the memory of their pods.
 
 Seconds per step are known from what another run measured on the same kind of devices: --measured names its folder.
+Which devices samplers and learners should share, when, and in what pieces, is planned from the profile that a run writes
+(placement-profile.json): --profile-of names it, or the run's folder. See docs/placement.md.
 
 Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
 error say the smallest change with which it would."""
@@ -45,6 +48,7 @@ _EXAMPLES: Final = """\
   rltrain plan run.yaml --profile examples/profile-gpu.yaml --svg plan.svg
   rltrain plan run.yaml --profile examples/profile-gpu.yaml --bandwidth 2Gi --json
   rltrain plan run.yaml --measured runs/short
+  rltrain plan run.yaml --profile-of runs/short --gantt step.svg
 """
 
 
@@ -71,6 +75,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run folder whose measured times say how long a step of this run, and a checkpoint, would take",
     )
     parser.add_argument(
+        "--profile-of",
+        metavar="PATH",
+        help="run folder, or file, with a profile from which it is planned who shares devices",
+    )
+    parser.add_argument("--gantt", metavar="FILE", help="draw one step with that placement into FILE (SVG)")
+    parser.add_argument(
         "--svg", metavar="FILE", help="draw who sits with whom, and how full devices are, into FILE"
     )
     parser.add_argument(
@@ -79,16 +89,25 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    if args.gantt and args.profile_of is None:
+        raise InvalidConfig(
+            "--gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws"
+        )
     spec, learner, sampler = _places(args)
     refuse_others(spec)
     plan = plan_run(spec, shape_of(spec.model), learner, sampler)
     found = None if args.measured is None else profile(Path(args.measured), spec, plan)
+    placed = None if args.profile_of is None else placement_plan(Path(args.profile_of), spec)
     if args.svg:
-        _write(Path(args.svg), picture(plan))
+        _write("--svg", Path(args.svg), picture(plan))
+    if args.gantt and placed is not None:
+        _write("--gantt", Path(args.gantt), placed.picture())
     if args.json:
-        print(json.dumps(as_json(plan, args.bandwidth, found), indent=2))
+        placement = {} if placed is None else {"placement": placed.as_json()}
+        print(json.dumps(as_json(plan, args.bandwidth, found) | placement, indent=2))
     else:
-        print(printable_lines("\n".join(as_lines(plan, args.bandwidth, found))))
+        lines = as_lines(plan, args.bandwidth, found) + ([] if placed is None else placed.lines())
+        print(printable_lines("\n".join(lines)))
         if any(role.place.device is None for role in plan.roles):
             print(
                 "rltrain: how large the devices are is not known, so that nothing is held against it: give --device-memory",
@@ -180,8 +199,8 @@ def _quantity(text: str) -> int:
     return value
 
 
-def _write(path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidConfig(f"--svg: {path} cannot be written ({error.strerror})") from None
+        raise InvalidConfig(f"{option}: {path} cannot be written ({error.strerror})") from None

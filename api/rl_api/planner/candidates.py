@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rl_api.planner.cost import (
     learn_seconds,
@@ -17,39 +17,8 @@ from rl_api.planner.cost import (
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import Curve, Rollout
+from rl_api.planner.room import Room
 from rl_api.planner.search import Element, Stage, counts_of, search
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a plan may choose from.
-
-    Attributes:
-        devices: in all.
-        learners: numbers of learner ranks that exist; empty: any.
-        samplers: numbers of samplers in all that exist; empty: any.
-        per_sampler: devices of each; above 1 they share none with learners.
-        modes: that are allowed.
-        parts: whether a part may be less than a step.
-        part_groups, hand_over_at: of the user's; None: the planner's.
-        shared: samplers on learners' devices as the user says; None: the planner's number.
-        interrupt: whether samplers leave devices between two tokens.
-        residency: of the user's, auto: swap where both do not fit.
-        in_order: whether parts of a step come in the order of prompts; None: under staleness 0, as in the buffer.
-    """
-
-    devices: int
-    learners: tuple[int, ...] = ()
-    samplers: tuple[int, ...] = ()
-    per_sampler: int = 1
-    modes: tuple[str, ...] = ("disaggregated", "collocated", "hybrid")
-    parts: bool = True
-    part_groups: int | None = None
-    hand_over_at: float | None = None
-    shared: int | None = None
-    interrupt: bool = True
-    residency: str = "auto"
-    in_order: bool | None = None
 
 
 def part_sizes(groups: int, room: Room) -> list[int]:
@@ -72,8 +41,8 @@ def candidates(profile: RunProfile, room: Room, rollout: Rollout) -> list[Placem
         if all(stage.whole for stage in stages):
             for element in search(stages, room.devices, parts, profile.devices.memory).best:
                 found.update(_placements(element, profile, room, size))
-    if not found and "collocated" in room.modes:
-        found.update(_collocated(room, room.devices, groups))
+    if room.now is not None:
+        found.update(replace(room.now, part_groups=size) for size in part_sizes(groups, room))
     return [placed for one in found for placed in _resident(one, profile, room) if _allowed(placed, room)]
 
 
@@ -124,8 +93,9 @@ def _placements(element: Element, profile: RunProfile, room: Room, size: int) ->
         yield Placement(learners, int(first[2]) // room.per_sampler, 0, part, interrupt=room.interrupt)
         return
     own = max(1, room.devices - learners)
+    moments = (None, 0.25, 0.5, 0.75, 0.9) if room.hand_over_at is None else (room.hand_over_at,)
     for shared in {learners, max(1, learners // 2)}:
-        for moment in (None, 0.25, 0.5, 0.75, 0.9) if room.hand_over_at is None else (room.hand_over_at,):
+        for moment in moments:
             yield Placement(learners, own + shared, shared, part, moment, room.interrupt)
 
 
@@ -151,7 +121,7 @@ def _resident(placement: Placement, profile: RunProfile, room: Room) -> Iterable
 
 def _allowed(placement: Placement, room: Room) -> bool:
     return (
-        placement.mode in room.modes
+        (placement.mode in room.modes or placement == room.now)
         and placement.devices(room.per_sampler) <= room.devices
         and placement.samplers >= 1
         and (not room.learners or placement.learners in room.learners)
@@ -207,9 +177,13 @@ def _pipelined(profile: RunProfile, placement: Placement, curve: Curve, free: fl
 
 
 def best_estimates(
-    profile: RunProfile, placements: Sequence[Placement], rollout: Rollout, most: int
-) -> list[tuple[float, Placement]]:
-    """The `most` placements whose steps are estimated to be shortest, of each mode at least one, the shortest first."""
+    profile: RunProfile,
+    placements: Sequence[Placement],
+    rollout: Rollout,
+    most: int,
+    now: Placement | None = None,
+) -> list[Placement]:
+    """The `most` placements whose steps are estimated to be shortest, of each mode at least one, and `now` if it fits."""
     ordered = sorted(
         ((estimate(profile, one, rollout), one) for one in placements),
         key=lambda pair: (pair[0], repr(pair[1])),
@@ -217,6 +191,6 @@ def best_estimates(
     chosen = ordered[:most]
     for mode in ("disaggregated", "collocated", "hybrid"):
         of_mode = [pair for pair in ordered if pair[1].mode == mode]
-        if of_mode and of_mode[0] not in chosen:
-            chosen.append(of_mode[0])
-    return chosen
+        chosen += [pair for pair in of_mode[:1] if pair not in chosen]
+    found = [placement for _, placement in chosen]
+    return found + [one for one in placements if one == now and one not in found]

@@ -14,11 +14,12 @@ from pydantic import Field
 from rl_api.base import Model
 from rl_api.errors import InvalidConfig
 from rl_api.planner.admission import Admission
-from rl_api.planner.candidates import Room, best_estimates, candidates
+from rl_api.planner.candidates import best_estimates, candidates
 from rl_api.planner.cost import step_learn_seconds, turn
 from rl_api.planner.placement import Mode, Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import Rollout
+from rl_api.planner.room import Room
 from rl_api.planner.simulator import Simulated, in_proportion, simulate
 
 MOST_SIMULATED: Final = 20
@@ -100,10 +101,10 @@ class Tried:
 
 def predict(profile: RunProfile, placement: Placement, in_order: bool | None = None) -> Simulated:
     """What some steps of a run are with this placement; a large run in proportion. `in_order`: see `Room`."""
-    small, placed = in_proportion(profile, placement)
+    small, placed, fewer = in_proportion(profile, placement)
     steps = 3 if profile.max_staleness == 0 else 5 + profile.max_staleness
     queue = Admission(small.prompts_per_step, placed.samplers, profile.max_staleness, in_order)
-    return simulate(small, placed, steps=steps, queue=queue)
+    return simulate(small, placed, steps=steps, queue=queue, fewer=fewer)
 
 
 def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True) -> Plan:
@@ -133,8 +134,9 @@ def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True) -> Plan
 
 def _tried(profile: RunProfile, room: Room, most: int) -> list[Tried]:
     rollout = Rollout(profile, room.in_order)
-    chosen = best_estimates(profile, candidates(profile, room, rollout), rollout, most)
-    tried = [Tried(placement, predict(profile, placement, room.in_order)) for _, placement in chosen]
+    placements = candidates(profile, room, rollout)
+    chosen = best_estimates(profile, placements, rollout, most, room.now)
+    tried = [Tried(placement, predict(profile, placement, room.in_order)) for placement in chosen]
     return sorted(tried, key=lambda one: (one.seconds, repr(one.placement)))
 
 

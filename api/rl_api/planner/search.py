@@ -26,13 +26,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-MOST_KEPT: Final = 6
+MOST_KEPT: Final = 5
 """Elements of a front."""
 
 MOST_FOUND: Final = 60
 """Ways to run the whole chain that are given."""
 
-MOST_COUNTS: Final = 16
+MOST_EVERY: Final = 32
+"""Devices up to which every number of them is tried."""
+
+MOST_COUNTS: Final = 10
 """Even shares of the devices that are tried, beside powers of two and what they leave."""
 
 Way = Literal["whole", "parts", "turn", "alternate", "split", "handOver"]
@@ -90,7 +93,7 @@ class Found:
 
 def counts_of(stages: Sequence[Stage], devices: int) -> list[int]:
     """Devices that intervals are tried on: any number of a few, of many even shares, powers of two, and what these leave."""
-    if devices <= 2 * MOST_COUNTS:
+    if devices <= MOST_EVERY:
         return list(range(1, devices + 1))
     powers = [2**power for power in range(devices.bit_length()) if 2**power <= devices]
     even = [devices * share // MOST_COUNTS for share in range(1, MOST_COUNTS + 1)]

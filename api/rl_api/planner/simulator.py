@@ -27,7 +27,7 @@ from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import spread
 
 MOST_ANSWERS: Final = 2048
-"""Answers of a step that are simulated: a larger run is simulated in proportion."""
+"""Answers of a step that are simulated, roughly: of a larger run in proportion, a quarter of them at least."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,18 @@ def simulate(
     queue: Queue | None = None,
     outages: Sequence[Outage] = (),
     seed: int = 0,
+    fewer: int = 1,
 ) -> Simulated:
-    """`steps` training steps of a run; `queue`: the buffer that admits, None: the planner's own.
+    """`steps` training steps of a run; `queue`: the buffer that admits, None: the planner's own; `fewer`: how much larger is
+    the run that this one stands for (`in_proportion`).
 
     The same arguments give the same result.
     """
-    return _Run(profile, placement, queue, outages, seed).run(steps)
+    return _Run(profile, placement, queue, outages, seed, fewer).run(steps)
 
 
-def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile, Placement]:
-    """A smaller run that takes as long: samplers, groups and what learners do per token in proportion."""
+def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile, Placement, int]:
+    """A smaller run that takes as long, samplers, groups and what learners do in proportion; and how much smaller it is."""
     for fewer in range(placement.samplers, 1, -1):
         if any(
             count % fewer
@@ -113,7 +115,7 @@ def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile
             )
         ):
             continue
-        if profile.answers / fewer < min(MOST_ANSWERS, profile.answers) / 4:
+        if profile.answers / fewer < MOST_ANSWERS / 4:
             continue
         learner = profile.learner
         small = profile.model_copy(
@@ -128,13 +130,14 @@ def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile
                 ),
             }
         )
-        return small, replace(
+        placed = replace(
             placement,
             samplers=placement.samplers // fewer,
             shared=placement.shared // fewer,
             part_groups=placement.part_groups // fewer,
         )
-    return profile, placement
+        return small, placed, fewer
+    return profile, placement, 1
 
 
 @dataclass
@@ -174,7 +177,9 @@ class _Run:
         queue: Queue | None,
         outages: Sequence[Outage],
         seed: int,
+        fewer: int,
     ) -> None:
+        self.learner_rows = max(1, placement.shared, round(placement.learners / fewer))
         self.profile, self.placement, self.seed = profile, placement, seed
         self.groups, self.size = profile.prompts_per_step, profile.group_size
         self.queue: Queue = queue or Admission(self.groups, placement.samplers, profile.max_staleness)
@@ -471,7 +476,7 @@ class _Run:
         self._at(end, "part_learned", 0)
 
     def _learns(self, what: str, start: float, end: float) -> None:
-        for index in range(min(self.placement.learners, 64)):
+        for index in range(self.learner_rows):
             self._span(f"learner {index}", what, start, end)
 
     def _part_learned(self, _: int) -> None:

@@ -78,11 +78,11 @@ class StepSeconds:
         return max(sampling, learning) if self.overlaps else sampling + learning
 
 
-def refuse_servers(spec: RunSpec, whose: str) -> None:
-    """Raises InvalidConfig where a server decodes for the run; `whose`: whose spec it is."""
+def refuse_servers(spec: RunSpec, whose: str, option: str = "--measured") -> None:
+    """Raises InvalidConfig where a server decodes for the run; `whose`: whose spec it is, `option`: what asks for times."""
     if spec.sampler.engine == "endpoint":
         raise InvalidConfig(
-            f"--measured: found sampler.engine endpoint in {whose}, allowed: torch or vllm; "
+            f"{option}: found sampler.engine endpoint in {whose}, allowed: torch or vllm; "
             "a server outside the run decodes, and its time is not known"
         )
 

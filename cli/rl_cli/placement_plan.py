@@ -1,0 +1,104 @@
+"""Which devices the roles of a run would share, for `rltrain plan --profile-of`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_api.planner.gantt import as_svg, as_text
+from rl_api.planner.plan import Alternative, Plan, make_plan, predict, seconds_text
+from rl_api.planner.profile import RunProfile, load_profile
+from rl_api.planner.room import placement_of, room_of
+from rl_api.planner.simulator import Simulated
+from rl_api.run import RunSpec
+from rl_api.sizes.step_seconds import refuse_servers
+
+
+@dataclass(frozen=True)
+class PlacementPlan:
+    """The plan, what it was made from, and a simulation of it."""
+
+    plan: Plan
+    profile: RunProfile
+    source: str
+    spec: RunSpec
+    simulated: Simulated
+
+    @property
+    def _last(self) -> float:
+        published = self.simulated.published
+        return published[-1] - published[-2]
+
+    def lines(self) -> list[str]:
+        """For a terminal: the plan, why, what else there is, and one step."""
+        return [
+            "",
+            f"placement, by {self.source}:",
+            *(f"  {line}" for line in (self.plan.reason, self.plan.limits, *self.plan.sensitivity)),
+            "",
+            *self._table(),
+            "",
+            *as_text(self.simulated.last_step(), self._last),
+        ]
+
+    def _table(self) -> list[str]:
+        now = placement_of(self.spec)
+        rows = [["placement", "learners", "samplers", "shared", "parts of", "hand-over at", "a step"]]
+        for one in (self.plan, *self.plan.alternatives):
+            rows.append(
+                _row(one) + (["as the file has it"] if replace(one.placement, swap=now.swap) == now else [])
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = []
+        for row in rows:
+            cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *cells, *row[len(widths) :]]))
+        return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+    def picture(self) -> str:
+        """One step as SVG."""
+        words = self.plan.placement.words(self.profile.prompts_per_step)
+        return as_svg(self.simulated.last_step(), self._last, f"{words}, {seconds_text(self._last)}")
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; times in seconds."""
+        return {"source": self.source, **self.plan.to_document()}
+
+
+def _row(one: Alternative) -> list[str]:
+    moment = "a part" if one.hand_over_at is None else f"{one.hand_over_at:.0%}"
+    return [
+        one.mode,
+        str(one.learners),
+        str(one.samplers),
+        str(one.shared),
+        str(one.part_groups),
+        moment if one.mode == "hybrid" else "-",
+        seconds_text(one.predicted_step_seconds),
+    ]
+
+
+def placement_plan(path: Path, spec: RunSpec) -> PlacementPlan:
+    """The placement of a run by the profile at `path`, a file or a run folder.
+
+    Its answers are taken to be as long as those measured, in proportion to sampler.maxNewTokens.
+
+    Raises InvalidConfig: the profile cannot be read, a server decodes for the run, or nothing fits.
+    """
+    refuse_servers(spec, "the run that is planned", "--profile-of")
+    measured = load_profile(path)
+    limit = spec.sampler.max_new_tokens
+    ratio = 1.0 if measured.limit is None else limit / measured.limit
+    profile = measured.model_copy(
+        update={
+            "group_size": spec.algorithm.group_size,
+            "prompts_per_step": spec.algorithm.prompts_per_step,
+            "max_staleness": spec.buffer.max_staleness,
+            "lengths": tuple(min(limit, max(1, round(length * ratio))) for length in measured.lengths),
+            "limit": limit,
+        }
+    )
+    plan = make_plan(profile, room_of(spec))
+    source = f"{measured.steps} steps of {path}" if measured.steps else f"the prior in {path}"
+    return PlacementPlan(plan, profile, source, spec, predict(profile, plan.placement))

@@ -1,0 +1,162 @@
+"""Plans: which placement, why, and what is said of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rl_api.errors import InvalidConfig
+from rl_api.planner.candidates import candidates, part_sizes
+from rl_api.planner.cost import learn_seconds, learner_bytes, shared_bytes, turn, update_seconds
+from rl_api.planner.placement import Placement
+from rl_api.planner.plan import make_plan, predict, scaled_profile
+from rl_api.planner.profile import (
+    DecodeProfile,
+    DevicesProfile,
+    LearnerProfile,
+    Memories,
+    RoleMemory,
+    RunProfile,
+    Switches,
+    SwitchProfile,
+)
+from rl_api.planner.rollout import Rollout
+from rl_api.planner.room import Room, placement_of, room_of
+from rl_api.run import RunSpec
+
+RNG = random.Random(0)
+PROFILE = RunProfile(
+    steps=30,
+    group_size=4,
+    prompts_per_step=16,
+    decode=DecodeProfile(base=0.01, per_active=0.002, slots=16),
+    lengths=tuple(min(64, max(2, int(RNG.lognormvariate(3, 0.8)))) for _ in range(300)),
+    limit=64,
+    learner=LearnerProfile(alpha=0.05, beta=0.001),
+    publish_seconds=0.05,
+)
+
+
+def _spec(**placement: object) -> RunSpec:
+    document = {
+        "model": {"source": "tiny"},
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+        "learner": {"replicas": 2},
+        "sampler": {"replicas": 3},
+        "placement": placement,
+    }
+    return RunSpec.model_validate(document)
+
+
+def test_the_plan_is_the_fastest_of_what_was_simulated_and_says_why() -> None:
+    plan = make_plan(PROFILE, Room(2))
+    assert plan.predicted_step_seconds <= 1.01 * min(one.predicted_step_seconds for one in plan.alternatives)
+    assert plan.placement.devices() <= 2
+    assert plan.reason.startswith(f"{plan.mode}: learners {plan.learners}, samplers {plan.samplers}")
+    assert "; next " in plan.reason
+    assert "that is what limits" in plan.limits or "the longest answer" in plan.limits
+    assert len(plan.sensitivity) == 2
+    modes = {plan.mode, *(one.mode for one in plan.alternatives)}
+    assert modes == {"disaggregated", "collocated", "hybrid"}
+    assert predict(PROFILE, plan.placement).step_seconds == plan.predicted_step_seconds
+
+
+def test_where_nothing_is_lost_by_sharing_all_devices_do_both() -> None:
+    """Work of both in proportion to devices, and no switch costs anything: each device always has something to do."""
+    assert make_plan(PROFILE, Room(2), sensitivity=False).mode == "collocated"
+
+
+def test_where_changing_hands_is_slow_each_role_has_its_own() -> None:
+    slow = SwitchProfile(onload=5.0, offload=5.0, wake=5.0)
+    profile = PROFILE.model_copy(update={"switch": Switches(learner=slow, sampler=slow)})
+    assert make_plan(profile, Room(2), sensitivity=False).mode == "disaggregated"
+
+
+def test_memory_decides_what_stays_and_what_fits() -> None:
+    memory = Memories(
+        learner=RoleMemory(weights=30.0, moments=30.0, divided=True),
+        sampler=RoleMemory(weights=50.0, kept=5.0),
+    )
+
+    def on(size: float) -> RunProfile:
+        devices = DevicesProfile(learner=2, sampler=1, memory=size)
+        return PROFILE.model_copy(update={"memory": memory, "devices": devices})
+
+    assert learner_bytes(on(200.0), 2) == 60.0
+    assert learner_bytes(on(200.0), 4) == 30.0
+    assert shared_bytes(on(200.0), 2, swap=False) == 110.0
+    assert shared_bytes(on(200.0), 2, swap=True) == 65.0
+    assert make_plan(on(200.0), Room(2, modes=("collocated",)), sensitivity=False).residency == "keep"
+    assert make_plan(on(80.0), Room(2, modes=("collocated",)), sensitivity=False).residency == "swap"
+    with pytest.raises(
+        InvalidConfig, match=r"found 2 devices of 40 bytes, on which no placement of mode collocated fits"
+    ):
+        make_plan(on(40.0), Room(2, modes=("collocated",)))
+
+
+def test_a_profile_that_is_wrong_changes_nothing_or_it_is_said_what_is_lost() -> None:
+    for devices in (2, 4):
+        for said in make_plan(PROFILE, Room(devices)).sensitivity:
+            assert said.startswith("the plan stays if ") or ("would be right, and this plan loses" in said)
+
+
+def test_times_of_a_profile_are_multiplied_where_they_are_wrong() -> None:
+    other = scaled_profile(PROFILE, rollout=2.0, training=0.5)
+    assert other.decode.base == 0.02
+    assert other.learner.beta == 0.0005
+    assert Rollout(other).curve(2).seconds == pytest.approx(2 * Rollout(PROFILE).curve(2).seconds)
+
+
+def test_costs_by_hand() -> None:
+    profile = PROFILE.model_copy(
+        update={
+            "learner": LearnerProfile(alpha=1.0, beta=0.1, log_prob=0.05, value=0.05, all_reduce=3.0),
+            "devices": DevicesProfile(learner=2),
+            "switch": Switches(
+                learner=SwitchProfile(onload=1.0, offload=2.0, wake=0.5),
+                sampler=SwitchProfile(onload=3.0, offload=4.0, wake=0.25),
+            ),
+        }
+    )
+    assert learn_seconds(profile, 100.0, 4) == 1.0 + 0.2 * 25
+    assert update_seconds(profile, 4) == pytest.approx(3.0 * 1.5)
+    assert update_seconds(profile, 1) == 3.0
+    assert (turn(profile, swap=True).to_learner, turn(profile, swap=True).to_sampler) == (5.5, 5.25)
+    assert (turn(profile, swap=False).to_learner, turn(profile, swap=False).to_sampler) == (0.5, 0.25)
+
+
+def test_parts_are_a_whole_step_or_powers_of_two_of_it() -> None:
+    assert part_sizes(16, Room(2)) == [16, 8, 4, 2, 1]
+    assert part_sizes(16, Room(2, parts=False)) == [16]
+    assert part_sizes(16, Room(2, part_groups=3)) == [3]
+
+
+def test_candidates_keep_to_what_the_user_says() -> None:
+    rollout = Rollout(PROFILE)
+    for room in (
+        Room(4, modes=("hybrid",), shared=1, learners=(2,), hand_over_at=0.5),
+        Room(6, per_sampler=2),
+        Room(4, modes=("disaggregated",), learners=(2,), samplers=(2,)),
+    ):
+        found = candidates(PROFILE, room, rollout)
+        assert found
+        for one in found:
+            assert one.mode in room.modes
+            assert one.devices(room.per_sampler) <= room.devices
+            assert room.shared in (None, one.shared)
+            assert not room.learners or one.learners in room.learners
+            assert one.shared == 0 or room.per_sampler == 1
+
+
+def test_a_runs_own_placement_is_looked_at_and_auto_may_choose_another() -> None:
+    auto = room_of(_spec())
+    assert auto.devices == 5
+    assert auto.now == Placement(2, 3, 0, 32)
+    fixed = room_of(_spec(mode="hybrid", sharedSamplers=1, handOverAt=0.5))
+    assert (fixed.devices, fixed.learners, fixed.samplers, fixed.shared) == (4, (2,), (3,), 1)
+    assert placement_of(_spec(mode="hybrid", sharedSamplers=1, handOverAt=0.5)).hand_over_at == 0.5
+    found = candidates(PROFILE, fixed, Rollout(PROFILE))
+    assert {(one.learners, one.samplers, one.shared) for one in found} == {(2, 3, 1)}
+    plan = make_plan(PROFILE.model_copy(update={"prompts_per_step": 32}), auto, sensitivity=False)
+    assert auto.now in [one.placement for one in (plan, *plan.alternatives)]

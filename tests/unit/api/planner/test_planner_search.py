@@ -1,0 +1,164 @@
+"""The search over a chain of stages: what it finds, and that it is never slower than RLinf's published rule."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from rlinf_rule import RuleStage, as_stages, rollout, rule, scaled
+
+from rl_api.planner.search import Stage, counts_of, search, stages_of, words
+
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def _published(seconds: tuple[float, float, float], devices: int) -> list[RuleStage]:
+    """Costs of rollout, inference and training as in RLinf's own test."""
+    sizes = [count for count in POWERS if count <= devices]
+    groups = 512
+    return [
+        RuleStage(
+            "rollout",
+            {
+                count: rollout(seconds[0], devices, count, answers=512 * 16, at_once=128) / groups
+                for count in range(1, devices + 1)
+            },
+        ),
+        *(
+            RuleStage(name, {count: scaled(cost, devices, count) / groups for count in sizes})
+            for name, cost in (("inference", seconds[1]), ("training", seconds[2]))
+        ),
+    ]
+
+
+def _random(rng: random.Random, devices: int, stages: int) -> list[RuleStage]:
+    made = []
+    for index in range(stages):
+        cost = rng.uniform(5, 300)
+        if index == 0:
+            at_once = rng.choice((16, 64, 256))
+            group = {
+                count: rollout(cost, devices, count, answers=64 * devices, at_once=at_once) / 64
+                for count in range(1, devices + 1)
+            }
+        else:
+            group = {count: scaled(cost, devices, count) / 64 for count in POWERS if count <= devices}
+        made.append(RuleStage(f"stage {index}", group))
+    return made
+
+
+def test_rlinfs_own_test_is_found_by_its_rule_and_bettered_by_the_search() -> None:
+    stages = _published((224.0, 10.0, 101.0), 128)
+    seconds, devices = rule(stages, 128, 512)
+    assert seconds == pytest.approx(289.1, abs=0.05)
+    assert devices == {"rollout": 80, "inference": 16, "training": 32}
+    found = search(as_stages(stages, 512), 128, 512).best[0]
+    assert found.total < seconds
+
+
+def test_the_example_of_rlinfs_documentation_is_collocated() -> None:
+    """95.7, 30.8 and 59.9 s, on 8 devices in fours, of which three stages cannot have any each: all on all devices."""
+    stages = [
+        RuleStage(stage.name, {count: stage.group[count] for count in (4, 8)})
+        for stage in _published((95.7, 30.8, 59.9), 8)
+    ]
+    seconds, devices = rule(stages, 8, 512)
+    assert (seconds, set(devices.values())) == (pytest.approx(186.4), {8})
+    assert search(as_stages(stages, 512), 8, 512).best[0].total <= seconds * (1 + 1e-9)
+
+
+def test_never_slower_than_rlinfs_rule_on_random_profiles() -> None:
+    rng = random.Random(1)
+    better = 0
+    for _ in range(80):
+        devices, stages = rng.choice((4, 8)), rng.choice((2, 3, 4))
+        made = _random(rng, devices, stages)
+        theirs, _ = rule(made, devices, 64)
+        ours = search(as_stages(made, 64), devices, 64).best[0]
+        assert ours.total <= theirs * (1 + 1e-9), (words(ours.made), theirs)
+        better += ours.total < theirs * 0.99
+    assert better >= 10
+
+
+def test_no_more_devices_than_there_are_and_none_twice() -> None:
+    rng = random.Random(2)
+    for _ in range(20):
+        made = _random(rng, 8, 3)
+        for element in search(as_stages(made, 64), 8, 64).best:
+            assert _used(element.made) <= 8, words(element.made)
+            assert set(stages_of(element)) == {stage.name for stage in made}
+
+
+def _used(made: tuple[object, ...]) -> int:
+    if made[0] in ("whole", "parts"):
+        return int(str(made[2]))
+    inner = [one for one in made[1:] if isinstance(one, tuple)]
+    if made[0] == "split":
+        return sum(_used(one) for one in inner)
+    if made[0] == "handOver":
+        left, right = inner
+        return max(int(str(left[2])), int(str(left[3])) + _used(right))
+    return max(_used(one) for one in inner)
+
+
+def _stage(name: str, seconds: float, **more: object) -> Stage:
+    counts = range(1, 9)
+    return Stage(
+        name,
+        {count: seconds * 8 / count for count in counts},
+        {count: (seconds * 8 / count / 8,) * 2 for count in counts},
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_a_split_takes_its_fill_and_then_the_slower_half() -> None:
+    left = Stage("a", {1: 8.0}, {1: (3.0, 1.0)})
+    right = Stage("b", {1: 16.0}, {1: (2.0, 2.0)})
+    [best] = [one for one in search([left, right], 2, 8).best if one.made[0] == "split" and not one.whole]
+    assert best.total == 3.0 + 2.0 + 7 * 2.0
+
+
+def test_a_switch_is_paid_once_in_turn_and_for_each_part_when_alternating() -> None:
+    left, right = _stage("a", 8.0), _stage("b", 8.0, switch=0.5, held=dict.fromkeys(range(1, 9), 60.0))
+    left = Stage("a", left.whole, left.streamed, dict.fromkeys(range(1, 9), 60.0))
+    found = search([left, right], 8, 8, memory=100.0).best
+    by_way = {one.made[0]: one.total for one in reversed(found) if _used(one.made) == 8}
+    assert by_way["turn"] == pytest.approx(16.5)
+    assert by_way["alternate"] == pytest.approx(16.0 + 8 * 2 * 0.5)
+    # Where both fit, nothing moves.
+    assert search([left, right], 8, 8, memory=120.0).best[0].total == pytest.approx(16.0)
+
+
+def test_what_does_not_fit_into_memory_is_not_found() -> None:
+    stage = Stage("a", {1: 1.0, 2: 0.5}, held={1: 80.0, 2: 40.0})
+    assert search([stage], 2, 1, memory=50.0).best[0].made == ("whole", "a", 2)
+    assert search([stage], 1, 1, memory=50.0).best == ()
+
+
+def test_hand_over_is_found_where_no_cut_is_as_good() -> None:
+    """Both stages scale without loss. In turn on all devices, each device always works, and nothing is faster - unless it
+    costs something to change hands. Alone on few devices, each stage waits for the other's first part and last."""
+    left, right = _stage("a", 40.0, hands_over=True), _stage("b", 40.0, switch=6.0, held={8: 0.0})
+    left = Stage("a", left.whole, left.streamed, dict.fromkeys(range(1, 9), 60.0), hands_over=True)
+    right = Stage("b", right.whole, right.streamed, dict.fromkeys(range(1, 9), 60.0), switch=6.0)
+    found = search([left, right], 8, 8, memory=100.0).best
+    assert found[0].total <= min(one.total for one in found if one.made[0] != "handOver")
+
+
+def test_of_more_than_a_few_devices_only_numbers_that_matter_are_tried() -> None:
+    """What the search costs is counted, not timed: `bench/placement.py` times it."""
+    rng = random.Random(3)
+    stages = []
+    for index in range(5):
+        cost, scaling = rng.uniform(10, 300), rng.uniform(0.6, 1.0)
+        counts = range(8, 1025, 8) if index == 0 else [2**power for power in range(11)]
+        whole = {count: cost * (1024 / count) ** scaling for count in counts}
+        parts = {count: (seconds / 64,) * 2 for count, seconds in whole.items()}
+        stages.append(Stage(f"stage {index}", whole, parts, switch=3.0, hands_over=index == 0))
+    counts = counts_of(stages, 1024)
+    assert all(low < high for low, high in pairwise(counts))
+    assert counts[-1] == 1024
+    found = search(stages, 1024, 64)
+    assert found.states <= 15 * len(counts)
+    assert found.tried <= 60_000

@@ -1,0 +1,65 @@
+"""`rltrain plan --profile-of`: who shares devices, by a profile."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from plan_command import Command
+
+from rl_api.planner.profile import PROFILE_FILE, DecodeProfile, LearnerProfile, RunProfile, save_profile
+
+PROFILE = RunProfile(
+    steps=30,
+    group_size=8,
+    prompts_per_step=16,
+    decode=DecodeProfile(base=0.01, per_active=0.0004, slots=64),
+    lengths=tuple(range(8, 128, 3)),
+    limit=128,
+    learner=LearnerProfile(alpha=0.1, beta=0.0004),
+    publish_seconds=0.1,
+)
+SMALL = (
+    *("--set", "algorithm.promptsPerStep=8", "--set", "sampler.maxNewTokens=64"),
+    *("--set", "sampler.tensorParallelSize=1"),
+)
+
+
+def test_the_plan_its_reasons_the_alternatives_and_one_step(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_profile(PROFILE, tmp_path / PROFILE_FILE)
+    assert command("--profile-of", str(tmp_path), "--gantt", "step.svg", *SMALL) == 0
+    printed = capsys.readouterr().out
+    assert f"placement, by 30 steps of {tmp_path}:" in printed
+    assert "per step; next " in printed
+    assert "s sampler decodes, L learner computes" in printed
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("disagg", "colloc", "hybrid"))]
+    assert {row[0] for row in rows} == {"disaggregated", "collocated", "hybrid"}
+    assert [line for line in printed.splitlines() if line.endswith("as the file has it")]
+    assert ET.parse("step.svg").getroot().tag.endswith("svg")
+
+
+def test_as_json_and_with_a_mode_that_is_fixed(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_profile(PROFILE, tmp_path / PROFILE_FILE)
+    fixed = ("--set", "placement.mode=hybrid", "--set", "placement.sharedSamplers=1")
+    assert command("--profile-of", str(tmp_path / PROFILE_FILE), "--json", *SMALL, *fixed) == 0
+    found = json.loads(capsys.readouterr().out)["placement"]
+    assert (found["mode"], found["learners"], found["samplers"], found["shared"]) == ("hybrid", 2, 3, 1)
+    assert found["predictedStepSeconds"] > 0
+    assert {one["shared"] for one in found["alternatives"]} == {1}
+
+
+def test_what_cannot_be_planned_is_a_sentence(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command("--profile-of", str(tmp_path / "none.json")) == 2
+    assert "none.json: no such file" in capsys.readouterr().err
+    assert command("--gantt", "step.svg") == 2
+    assert capsys.readouterr().err == (
+        "rltrain: --gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws\n"
+    )
