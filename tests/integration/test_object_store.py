@@ -22,6 +22,7 @@ from rl_trainer.checkpoint.remote import fetch, sweep
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.checkpoint.tensor_file import ShardWriter, file_head
 from rl_trainer.cli import main
+from rl_trainer.model.folder import read_tensors
 from rl_trainer.run.remote_run import RemoteRun
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.storage.remote_folder import RemoteFolder
@@ -163,7 +164,7 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
     kept = store.bucket("elsewhere") / "run"
     written = {"everySteps": 2, "keep": 2, "asynchronous": "always", "storage": {"s3": "s3://elsewhere/run"}}
     changes: dict[str, object] = {
-        "algorithm": {"name": "elsewhere:loss"},
+        "algorithm": {"name": "elsewhere:loss", "kl": {"coefficient": 0.01}},
         "learner": {"replicas": 2, "parallelism": "fsdp2"},
         "checkpoint": written,
     }
@@ -177,15 +178,30 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
             "but for what it went on from"
         )
         assert checkpoints(kept) == [steps - 2, steps]
+        assert not (files.out / "final").exists()
+        last = f"step-{steps:08d}"
+        exported, saved = read_tensors(kept / "final"), read_tensors(kept / last / "model")
+        assert exported.keys() == saved.keys()
+        assert all(bool((exported[name] == saved[name]).all()) for name in saved)
+        begun = {path.name: path.read_bytes() for path in (kept / "initial").iterdir()}
+        assert begun == {path.name: path.read_bytes() for path in (kept / last / "initial").iterdir()}
+        if number == 0:
+            assert not (files.out / "initial").exists(), "a resumed run has it from its checkpoint"
+            first = begun
+        assert begun == first, "the policy that the first attempt began with"
         assert (
             fetch(CheckpointStore(files.out / "checkpoints"), RemoteFolder("s3://elsewhere/run")) is not None
         )
         files.assert_nothing_lost_or_twice()
     assert main(["verify", "s3://elsewhere/run/step-00000006"]) == 0
     assert "every file is as it was written" in capsys.readouterr().out
-    names = sorted(path.name for path in (kept / "step-00000006").rglob("*.safetensors"))
+    names = sorted(
+        path.relative_to(kept).as_posix() for path in (kept / "step-00000006").rglob("*.safetensors")
+    )
     assert names == [
-        f"{part}-0000{rank}-of-00002.safetensors" for part in ("model", "optimizer") for rank in (1, 2)
+        f"step-00000006/{part}-0000{rank}-of-00002.safetensors"
+        for part in ("initial/model", "model/model", "optimizer")
+        for rank in (1, 2)
     ]
 
 

@@ -103,6 +103,48 @@ def test_a_checkpoint_with_adapters_that_are_elsewhere(run: Run) -> None:
     assert list(run.checkpoints.store.folder.iterdir()) == []
 
 
+def test_exports_are_uploaded_and_checkpoints_have_copies_of_them_that_never_came_here(
+    run: Run, tmp_path: Path
+) -> None:
+    remote, learned = run.remote.remote, LearnerState(0, [WEIGHTS], False, run.write)
+    run.folder.initial.joinpath("model").write_bytes(b"of an earlier attempt")
+    remote.write("initial/another", b"")
+    run.checkpoints.export(learned, run.model, run.folder.initial)
+    assert remote.names("initial") == ["config.json", "model"]
+    names = {path.name for path in run.folder.path.iterdir()}
+    assert not {name for name in names if name.startswith(("initial", ".export"))}
+    run.save(2)
+    assert remote.names("step-00000002/initial") == ["config.json", "model"]
+
+    remote.delete("initial")
+    second = RunFolder(tmp_path / "second", resume=True)
+    RemoteRun(remote.uri, second).claim()
+    resumed = Checkpoints(run.spec, second, RemoteRun(remote.uri, second), print)
+    found = resumed.latest(print)  # checks every byte
+    assert found is not None
+    resumed.unpack(found)
+    assert (second.initial / "model").read_bytes() == b"x"
+    resumed.ask_learners(lambda folder: False)
+    assert remote.names("initial") == ["config.json", "model"], "from where later checkpoints have it"
+    second.close()
+
+
+def test_what_keeps_the_policy_from_being_uploaded_is_said_with_its_place(run: Run) -> None:
+    remote, learned = run.remote.remote, LearnerState(0, [WEIGHTS], False, run.write)
+    run.error = Unavailable("nothing has moved for 240 s.")
+    with pytest.raises(CheckpointError) as found:
+        run.checkpoints.export(learned, run.model, run.folder.final)
+    assert str(found.value).startswith(
+        f"the policy cannot be written to {remote.uri}/final: nothing has moved for 240 s; mend that, then "
+    )
+    run.error = RunFolderBusy("another has taken over")
+    with pytest.raises(RunFolderBusy, match=r"^another has taken over$"):
+        run.checkpoints.export(learned, run.model, run.folder.final)
+    remote.write(".owner", b"another")
+    with pytest.raises(RunFolderBusy, match=r" another has taken over "):
+        run.checkpoints.export(learned, run.model, run.folder.final)
+
+
 def test_what_keeps_learners_from_uploading_is_said_of_the_object_store(run: Run) -> None:
     uri = run.remote.remote.uri
     run.error = Unavailable("optimizer could not be written there: nothing has moved for 600 s.")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api import CheckpointStatus, RunSpec
-from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, InvalidConfig, RLTrainError
+from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest
 from rl_trainer.checkpoint.remote import fetch, mirror
 from rl_trainer.checkpoint.shards import SUFFIX, shards_of
@@ -46,15 +46,17 @@ from rl_trainer.checkpoint.state import (
     unpack_payloads,
 )
 from rl_trainer.checkpoint.store import CheckpointStore, Draft, Writer
-from rl_trainer.error_text import RESUME_HINT, reason
-from rl_trainer.model.export import ADAPTER_WEIGHTS, appearing, describe_adapter, describe_weights
+from rl_trainer.checkpoint.tensor_file import Digests
+from rl_trainer.error_text import reason
+from rl_trainer.model.export import ADAPTER_WEIGHTS, describe_adapter, describe_weights
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
 from rl_trainer.run.copies import copy, link, on_a_thread
 from rl_trainer.run.counters import Counters
+from rl_trainer.run.exports import export_here, export_there
 from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import parent_of
-from rl_trainer.run.remote_run import RemoteRun
+from rl_trainer.run.remote_run import INITIAL, RemoteRun
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder
 from rl_trainer.run.uploads import Uploads
 
@@ -97,6 +99,8 @@ class Checkpoints:
         self._parent: Checkpoint | None = None
         self._unfinished: _Unfinished | None = None
         self._uploads: Uploads | None = None  # where learners do not see the folder
+        # Of the policy that the run began with, where it lies in the object store and not on this disk.
+        self._initial: Digests = {}
         self._warn, self._warned = warn, False
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
@@ -140,6 +144,11 @@ class Checkpoints:
             seen = folder is None or reach(folder)
         if self.remote is not None and not seen:
             self._uploads = Uploads(self.remote, self.store)
+            if self._parent is not None and self.initial is not None:
+                with contextlib.suppress(
+                    CheckpointError
+                ):  # there is no such checkpoint there: this disk has its files
+                    self._initial = self._uploads.bring_initial(self._parent)
         if seen or self._uploads is not None:
             return None
         return (
@@ -191,11 +200,8 @@ class Checkpoints:
             draft.close()
             self._clear(step)
             raise
-        if writing.refused and not self._warned:
-            self._warned = True
-            self._warn(
-                f"learners do not upload checkpoints themselves, and send them through the driver: {writing.refused}"
-            )
+        if writing.refused:
+            self._refused(writing.refused)
         self._unfinished = _Unfinished(step, draft, writing, model_folder, background)
         try:
             draft.write(
@@ -265,17 +271,29 @@ class Checkpoints:
             if lora is not None:
                 describe_adapter(lora, str(self.folder.initial), folder / ADAPTER_FOLDER)
         self.folder.check_owner()
-        if files.uploaded:
-            uploads = self._uploads
-            assert uploads is not None, "learners have uploaded to it"
-            content = unfinished.draft.manifest(files.digests, files.uploaded)
-            return parse_manifest(content, folder), lambda: uploads.complete(unfinished.draft, content)
+        if files.uploaded or self._initial:
+            uploads, initial = self._uploads, tuple(self._initial)
+            assert uploads is not None, "there is what the driver has not"
+            content = unfinished.draft.manifest(
+                {**files.digests, **self._initial}, {*files.uploaded, *initial}
+            )
+            return parse_manifest(content, folder), lambda: uploads.complete(
+                unfinished.draft, content, initial
+            )
         info = unfinished.draft.finish(files.digests)
         return info, lambda: self._copy_away(info)
 
     def _saying(self, step: int) -> AbstractContextManager[None]:
         """What keeps learners from writing, as a sentence."""
         return self._uploads.saying(step) if self._uploads is not None else self.store.saying(step, "")
+
+    def _refused(self, why: str) -> None:
+        """Warns, once, that learners do not upload what they hold."""
+        if not self._warned:
+            self._warned = True
+            self._warn(
+                f"learners do not upload checkpoints themselves, and send them through the driver: {why}"
+            )
 
     def _clear(self, step: int) -> None:
         if self._uploads is not None:
@@ -301,7 +319,7 @@ class Checkpoints:
         try:
             shutil.rmtree(model, ignore_errors=True)
             shutil.copytree(checkpoint.file(MODEL), model, copy_function=link)
-            for name in ("initial", EXAMPLES_FILE):
+            for name in (INITIAL, EXAMPLES_FILE):
                 if not (folder.path / name).exists() and (checkpoint.path / name).exists():
                     copy(checkpoint.path / name, folder.path / name)
             metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
@@ -343,23 +361,17 @@ class Checkpoints:
         return self.folder.initial if needed else None
 
     def export(self, learned: LearnerState, model_folder: Path, target: Path) -> None:
-        """Writes the weights as a Hugging Face folder, in files of `SHARD_BYTES` at most; no checkpoint may be unfinished.
-
-        Raises:
-            CheckpointError: it cannot be written.
-            ActorDied, DeadlineExceeded: a learner did not write its part.
+        """Writes the weights as a Hugging Face folder: `target` of the run folder or, where learners upload what they hold,
+        one of the same name in the object store. No checkpoint may be unfinished. Raises as `export_here`, `export_there`.
         """
         assert self._unfinished is None, "learners would drop the checkpoint that they are writing"
-        try:
-            with appearing(target) as folder:
-                describe_weights(model_folder, folder, learned.write(folder, {WEIGHTS: MODEL}).wait())
-        except (ActorDied, DeadlineExceeded):
-            raise
-        except Exception as error:
-            said = str(error).rstrip(".") if isinstance(error, RLTrainError) else reason(error)
-            raise CheckpointError(
-                f"the policy cannot be written to {target}: {said}; mend that, then {RESUME_HINT}"
-            ) from error
+        if self._uploads is None:
+            export_here(learned, model_folder, target)
+            return
+        shutil.rmtree(target, ignore_errors=True)  # of an attempt whose learners saw this disk
+        written = export_there(self._uploads, learned, model_folder, target.name, self._refused)
+        if target == self.initial:
+            self._initial = {f"{INITIAL}/{name}": digest for name, digest in written.items()}
 
     @property
     def _wanted(self) -> str:
@@ -377,6 +389,6 @@ class Checkpoints:
         examples = self.folder.path / EXAMPLES_FILE
         if examples.exists():
             files[EXAMPLES_FILE] = lambda target: copy(examples, target)
-        if self.initial is not None:
-            files["initial"] = lambda target: copy(self.folder.initial, target)
+        if self.initial is not None and not self._initial:
+            files[INITIAL] = lambda target: copy(self.folder.initial, target)
         return files

@@ -28,6 +28,8 @@ _SMALL = (
     "report.html",
 )
 _KEPT = (*_SMALL, "program.log", TENSORBOARD_FOLDER, "final")
+# The policy that reinforcement learning began with: there where learners upload it themselves.
+INITIAL = "initial"
 # Seconds without a byte moved at the end of a run that was stopped: a pod is killed soon after.
 HURRY_SECONDS = 20.0
 
@@ -149,7 +151,7 @@ class RemoteRun:
             )
         for step in there:
             delete(self.remote, step)
-        for name in kept:
+        for name in (*kept, INITIAL):
             self.remote.delete(name)
 
     def _copy(self, remote: RemoteFolder, names: tuple[str, ...]) -> None:
