@@ -201,7 +201,6 @@ def test_learners_without_accelerators_leave_them_to_samplers():
             "spec.sampler.tensorParallelSize: found 2, with sampler.engine torch this version of rltrain can run 1; set "
             "sampler.engine: vllm",
         ),
-        ({"placement": {"mode": "hybrid"}}, "spec.placement.mode: found hybrid, .* auto or disaggregated"),
         (
             {"sampler": {"engine": "vllm", "temperature": 0.005}},
             "spec.sampler.temperature: found 0.005, allowed with sampler.engine vllm: 0.01 to 2.0",

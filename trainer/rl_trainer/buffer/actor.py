@@ -26,6 +26,7 @@ from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
+from rl_trainer.flow.lease_desk import LeaseDesk
 from rl_trainer.trajectory import Group
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
@@ -111,6 +112,7 @@ class BufferActor:
         self._waiting = WaitingCalls()
         self._takers = Changes()
         self._wanted: int | None = None  # groups of the batch that the last `take` asked for
+        self._leases = LeaseDesk()
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -121,9 +123,11 @@ class BufferActor:
         self._after_change()
 
     async def release(self, sampler: int) -> list[int]:
-        """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more."""
+        """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more, and a device that it
+        held is free."""
         lost = self._state.release(sampler)
         self._beats.pop(f"sampler {sampler}", None)  # those of its successor are to come yet
+        self._leases.died(f"sampler {sampler}")
         self._end_calls(sampler)
         self._after_change()
         return lost
@@ -244,6 +248,22 @@ class BufferActor:
         for call in self._waiting.leave_all():
             _reply(call, Acquired([], self._state.version))
 
+    # -- turns on devices that samplers and learners share, see `flow.turns` ------------------------------
+
+    async def claim(
+        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0
+    ) -> int | None:
+        """See `LeaseDesk.claim`."""
+        return await self._leases.claim(holder, devices, timeout, priority)
+
+    async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
+        """See `LeaseDesk.wanted`."""
+        return await self._leases.wanted(holder, epoch, timeout)
+
+    async def give_back(self, holder: str, epoch: int) -> None:
+        """See `LeaseDesk.give_back`."""
+        self._leases.give_back(holder, epoch)
+
     # -- signs of life, see `flow.pulse` -------------------------------------------------------------------
 
     async def beat(self, name: str) -> None:
@@ -264,9 +284,10 @@ class BufferActor:
         return self._told
 
     async def stop(self) -> None:
-        """The run is over: every `acquire` returns with `stop`."""
+        """The run is over: every `acquire` returns with `stop`, and samplers get no device any more."""
         self._stopping = True
         self._end_calls()
+        self._leases.stop()
 
 
 class Buffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from rl_trainer.flow.calls import answers
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
+from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.packing import split_groups
 from rl_trainer.learner.plan import Member, plan_groups
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
@@ -56,6 +58,7 @@ class Learners:
     timeout: float = 3600.0
     size: int = 0  # bytes of the model folder
     watch: Watch | None = None
+    turn: Turn | None = None  # where samplers share their devices
     _saves: int = 0  # begun so far
 
     @classmethod
@@ -85,7 +88,8 @@ class Learners:
 
     def start_reinforcement(self) -> None:
         """See `LearnerActor.start_reinforcement`."""
-        self._all("start_reinforcement", [()] * len(self.actors), "starting reinforcement learning")
+        with self._turn("starting reinforcement learning") as phase:
+            self._all("start_reinforcement", [()] * len(self.actors), phase)
 
     def restore(
         self,
@@ -97,7 +101,8 @@ class Learners:
         """See `LearnerActor.restore`; `generators` by rank."""
         arguments = [(saved, shared, initial, data) for data in generators]
         size = sum(one.size for one in (*shared.values(), initial) if one is not None)
-        self._all("restore", arguments, "restoring the optimizer", self.timeout + size / READ_RATE)
+        with self._turn("restoring the optimizer") as phase:
+            self._all("restore", arguments, phase, self.timeout + size / READ_RATE)
 
     def random_states(self) -> list[bytes]:
         """See `LearnerActor.random_state`; by rank."""
@@ -108,7 +113,8 @@ class Learners:
         denominators = LossDenominators.from_lengths([int(s.mask[1:].sum()) for s in samples])
         ranks = len(self.actors)
         arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
-        return float(self._all("supervise", arguments, "the warm start")[0])
+        with self._turn("the warm start") as phase:
+            return float(self._all("supervise", arguments, phase)[0])
 
     def update(
         self,
@@ -127,15 +133,12 @@ class Learners:
         plan = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
         denominators = [part.denominators for part in plan]
         chosen = [[part.ranks[rank] for part in plan] for rank in range(len(self.actors))]
-        results = self._all(
-            "update",
-            [
-                (share, denominators, self._trained(step), version, train_policy)
-                for share in _shares(groups, chosen)
-            ],
-            "training",
-            meanwhile=meanwhile,
-        )
+        arguments = [
+            (share, denominators, self._trained(step), version, train_policy)
+            for share in _shares(groups, chosen)
+        ]
+        with self._turn("training") as phase:
+            results = self._all("update", arguments, phase, meanwhile=meanwhile)
         update, published, _ = results[0]
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
         update = replace(update, metrics=update.metrics | value_metrics(targets))
@@ -155,14 +158,16 @@ class Learners:
         (plan,) = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
         shares = _shares(groups, [[part] for part in plan.ranks])
         arguments = [(share, plan.denominators, self._trained(step)) for share in shares]
-        found = self._all("accumulate", arguments, "training", meanwhile=meanwhile)
+        with self._turn("training") as phase:
+            found = self._all("accumulate", arguments, phase, meanwhile=meanwhile)
         return [span for spans in found for span in spans]
 
     def apply(
         self, version: int | None = None, meanwhile: Callable[[], bool] = lambda: False
     ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """Ends the training step that was accumulated; as `update`."""
-        results = self._all("apply", [(version,)] * len(self.actors), "training", meanwhile=meanwhile)
+        with self._turn("training") as phase:
+            results = self._all("apply", [(version,)] * len(self.actors), phase, meanwhile=meanwhile)
         update, published, _ = results[0]
         return update, published, [span for _, _, spans in results for span in spans]
 
@@ -180,7 +185,9 @@ class Learners:
         lengths = [length for taken in groups for length in taken.total_lengths]
         parts = split_groups(lengths, [member.group for member in members], len(self.actors))
         shares = _shares(groups, [[[members[index] for index in part]] for part in parts])
-        results = self._all("token_estimates", [(share,) for share in shares], "computing KL and values")
+        # The update follows at once: nobody else has the devices for that moment.
+        with self._turn("computing KL and values", keep=True) as phase:
+            results = self._all("token_estimates", [(share,) for share in shares], phase)
         whole = TokenEstimates(
             _in_order(parts, [found.kl for found, _ in results]),
             _in_order(parts, [found.values for found, _ in results]),
@@ -192,7 +199,8 @@ class Learners:
         field, size = self.spec.weight_sync.timeout.seconds, self.size
         phase = f"publishing weights (weightSync.timeout is {field:.0f} s, the rest is for the model's {size / 1e9:.1f} GB)"
         timeout = field + size / PUBLISH_RATE
-        results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
+        with self._turn("publishing weights"):
+            results = self._all("publish", [(version,)] * len(self.actors), phase, timeout)
         return results[0][0], [span for _, spans in results for span in spans]
 
     def offload(self) -> int:
@@ -256,17 +264,14 @@ class Learners:
         """
         self._saves += 1
         number, phase, ranks = self._saves, f"writing {', '.join(parts)}", len(self.actors)
+        arguments = [(number, folder, parts, limit, background, upload)] * ranks
         try:
-            begun: list[Begun] = self._all(
-                "begin_save",
-                [(number, folder, parts, limit, background, upload)] * ranks,
-                phase,
-                ROUND_TIMEOUT,
-            )
-            with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
-                while self._write_round(writer, phase):
-                    pass
-                sent = writer.finish()
+            with self._turn(phase):
+                begun: list[Begun] = self._all("begin_save", arguments, phase, ROUND_TIMEOUT)
+                with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
+                    while self._write_round(writer, phase):
+                        pass
+                    sent = writer.finish()
         except BaseException:
             self._drop_save(number)
             raise
@@ -308,6 +313,10 @@ class Learners:
     def _drop_save(self, number: int) -> None:
         for actor in self.actors:  # nobody waits: after an error one of them may be gone
             actor.drop_save.remote(number)
+
+    def _turn(self, phase: str, keep: bool = False) -> AbstractContextManager[str]:
+        """Around all calls that compute, or move what is on the devices; see `Turn.taken`. Gives `phase`."""
+        return nullcontext(phase) if self.turn is None else self.turn.taken(phase, keep)
 
     def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""

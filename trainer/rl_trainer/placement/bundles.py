@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 
 from rl_api import RunSpec
 from rl_api.errors import PlacementError
@@ -17,7 +18,8 @@ def bundles(
     gpus_of: Mapping[str, float] | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> list[Bundle]:
-    """One bundle per actor, named as in messages, and of a sampler of several pods one for each other pod after its own.
+    """One bundle per actor, named as in messages, and of a sampler of several pods one for each other pod after its own;
+    samplers that share learners' devices are guests in theirs.
 
     Args:
         spec: the run.
@@ -39,6 +41,8 @@ def bundles(
 
     learners = spec.learner.ranks
     samplers = spec.sampler.replicas if samplers is None else samplers
+    shared = spec.shared_samplers
+    alone = samplers - shared
     resources = spec.sampler.resources
     own = gpus_of or {}
     for_learners = own.get("learner", gpus)
@@ -53,30 +57,40 @@ def bundles(
         )
     for_samplers = own.get("sampler", gpus - learners * learner_gpus)
     pods, each, per_pod = spec.sampler.pods_per_replica, spec.sampler.devices, spec.sampler.devices_per_pod
-    sampler_gpus = float(per_pod) if for_samplers >= samplers * each else 0.0
+    sampler_gpus = float(per_pod) if for_samplers >= alone * each else 0.0
     if resources is not None and resources.accelerators is not None:
         sampler_gpus = float(resources.accelerators)
     elif each and own.get("sampler", gpus) and not sampler_gpus:
         warn(
-            f"sampling is on CPUs: samplers would take {samplers * each} GPUs, {'one' if each == 1 else each} each, and "
+            f"sampling is on CPUs: samplers would take {alone * each} GPUs, {'one' if each == 1 else each} each, and "
             f"{for_samplers:g} are left for them; "
-            f"add GPUs, {_fewer_samplers(spec, samplers, int(for_samplers))}or set sampler.resources.accelerators to 0 if "
+            f"add GPUs, {_fewer_samplers(spec, alone, int(for_samplers))}or set sampler.resources.accelerators to 0 if "
             "that is what you want"
         )
-    sampler_cpus = float(spec.sampler.threads if sampler_gpus else spec.sampler.cores)
-    if resources is not None and resources.cpu:
-        sampler_cpus = resources.cpu
+    guest_gpus = learner_gpus / 2
+    if resources is not None and resources.accelerators == 0:
+        guest_gpus = 0.0
+
+    def sampler_cpus(gpus: float) -> float:
+        said = resources.cpu if resources is not None else None
+        return said or float(spec.sampler.threads if gpus else spec.sampler.cores)
+
     share = WHOLE_PLACE if mark("sampler") else ROLE_SHARE
+
+    def learner(rank: int) -> Bundle:
+        own = Bundle(f"learner {rank}", spec.learner.threads, learner_gpus, mark("learner"))
+        if rank >= shared:
+            return own
+        cpus = max(own.cpus, sampler_cpus(guest_gpus))
+        return replace(own, cpus=cpus, guest=f"sampler {rank}", guest_gpus=guest_gpus)
+
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.
         Bundle("buffer", 0.01, role=mark("head")),
+        *map(learner, range(learners)),
         *(
-            Bundle(f"learner {rank}", spec.learner.threads, learner_gpus, mark("learner"))
-            for rank in range(learners)
-        ),
-        *(
-            Bundle(name, sampler_cpus, sampler_gpus, mark("sampler"), share)
-            for rank in range(samplers)
+            Bundle(name, sampler_cpus(sampler_gpus), sampler_gpus, mark("sampler"), share)
+            for rank in range(shared, samplers)
             for name in (f"sampler {rank}", *(f"{pod_of(rank)}{pod}" for pod in range(1, pods)))
         ),
     ]

@@ -22,7 +22,8 @@ class Bundle:
     """Resources of one actor: `name` as in messages (`sampler 0`), CPU cores and whole or part GPUs.
 
     `role`: a custom resource that marks the nodes of one role, where the cluster has such nodes; None: any node.
-    `share`: how much of it.
+    `share`: how much of it. `guest`: a second actor that computes here in turn with the first, each of them asking Ray for
+    half of the cores; empty: there is none. `guest_gpus`: what of the GPUs it asks for.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Bundle:
     gpus: float = 0.0
     role: str | None = None
     share: float = ROLE_SHARE
+    guest: str = ""
+    guest_gpus: float = 0.0
 
     def resources(self) -> dict[str, float]:
         """As Ray names them."""
@@ -52,10 +55,12 @@ class Reservation:
 
     def options(self, name: str | None = None) -> dict[str, object]:
         """Actor options that put the actor `name` into its bundle; None: into the first one."""
-        index = next(i for i, bundle in enumerate(self.bundles) if name in (None, bundle.name))
+        index = next(i for i, one in enumerate(self.bundles) if name in (None, one.name, one.guest))
+        bundle = self.bundles[index]
+        is_guest = bool(name) and name == bundle.guest
         return {
-            "num_cpus": self.bundles[index].cpus,
-            "num_gpus": self.bundles[index].gpus,
+            "num_cpus": bundle.cpus / 2 if bundle.guest else bundle.cpus,
+            "num_gpus": bundle.guest_gpus if is_guest else bundle.gpus - bundle.guest_gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
             ),

@@ -46,7 +46,8 @@ class Placement:
         """Samplers that begin."""
         if self.elasticity is not None:
             return len(self.places)
-        return sum(bundle.name.startswith("sampler ") for bundle in self.reservation.bundles)
+        names = (name for bundle in self.reservation.bundles for name in (bundle.name, bundle.guest))
+        return sum(name.startswith("sampler ") for name in names)
 
     @property
     def learner_gpus(self) -> bool:
@@ -74,14 +75,16 @@ class Placement:
 
 def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
     """Reserves what the run begins with, all or nothing: everything, or where nodes are marked for samplers, the buffer,
-    the learners and `sampler.minReplicas` samplers, and what else there is for samplers already. `warn`: see `bundles`.
+    the learners and `sampler.minReplicas` samplers, and what else there is for samplers already. Where some samplers share
+    learners' devices their number stays. `warn`: see `bundles`.
 
     Raises:
         PlacementError: the cluster cannot hold it within `placement.timeout`, or see `bundles`.
     """
     offered = ray.cluster_resources()
     gpus, strategy, timeout = offered.get("GPU", 0.0), spec.placement.strategy, spec.placement.timeout.seconds
-    elastic, least = "sampler" in offered or "head" in offered, spec.sampler.min_replicas
+    elastic = ("sampler" in offered or "head" in offered) and not spec.shared_samplers
+    least = spec.sampler.min_replicas
     wanted = bundles(spec, gpus, offered, least if elastic else None, _gpus_of_roles(), warn)
     if not elastic:
         everything = Reservation(wanted, strategy)

@@ -29,6 +29,7 @@ from rl_trainer.buffer.groups import Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
+from rl_trainer.flow.turns import sampler_device
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
@@ -124,6 +125,9 @@ class SamplerActor:
         self._evaluation: Evaluation | None = None
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
+        self._device = sampler_device(
+            spec, rank, buffer.actor, self.spans, wake=self._wake.set, leave=self._close_span
+        )
         self._sampling = False
         # Version of the published weights in the engine; None: the model folder's.
         self._loaded: int | None = None
@@ -192,6 +196,12 @@ class SamplerActor:
             SamplerLeft: it was told to leave.
             TaskError: a prompt does not fit the model and `task.onLongPrompt` is fail, or none does.
         """
+        try:
+            self._run()
+        finally:
+            self._device.close()
+
+    def _run(self) -> None:
         work: Future[Acquired] | None = None
         watch: Future[Acquired] | None = None
         while True:
@@ -207,8 +217,12 @@ class SamplerActor:
                     if self._leaving.is_set():  # since the look above: `leave` has had it released
                         raise self._end_jobs(self._left())
                     return
-                self._held.append(acquired)
-            self._start_what_may_start()
+                if acquired.tickets or not self._is_older(acquired):
+                    self._held.append(acquired)
+            begun = self.rollouts.may_advance
+            ours = self._device.is_ours(bool(begun or self._held or self._jobs), begun)
+            if ours and not self._device.is_waited_for:
+                self._start_what_may_start()
             # Last of all before it waits: an answer that brought nothing to do must not be waited on.
             if self._sampling:
                 wanted = self._groups_wanted()
@@ -216,7 +230,7 @@ class SamplerActor:
                     work = self._acquire(wanted)
                 elif watch is None and wanted == 0:
                     watch = self._acquire(0)
-            if self.rollouts.members_in_engine or self.rollouts.reply_is_due:
+            if ours and self.rollouts.may_advance:
                 self._advance()
             else:
                 self._close_span()
@@ -254,7 +268,7 @@ class SamplerActor:
     # -- the loop's parts ------------------------------------------------------------------------------------------
 
     def _groups_wanted(self) -> int:
-        if self._held or self._jobs or self._evaluation is not None:
+        if self._held or self._jobs or self._evaluation is not None or self._device.is_waited_for:
             return 0
         if self.spec.buffer.max_staleness == 0:
             # All of the step's share at once: then the engine's batches, and so the results, are the same in every run.
@@ -263,9 +277,10 @@ class SamplerActor:
         return max(0, -(-free // self.spec.algorithm.group_size))
 
     def _acquire(self, groups: int) -> Future[Acquired]:
-        reference = self.buffer.acquire_ref(
-            self.rank, groups, POLL_SECONDS, -1 if self._loaded is None else self._loaded
-        )
+        # What is held comes to be loaded: it is not sent again while that has to wait.
+        held = [acquired.version for acquired in self._held if acquired.weights is not None]
+        known = max(held, default=-1 if self._loaded is None else self._loaded)
+        reference = self.buffer.acquire_ref(self.rank, groups, POLL_SECONDS, known)
         future: Future[Acquired] = reference.future()
         future.add_done_callback(lambda _: self._wake.set())
         return future

@@ -146,6 +146,11 @@ class Rollouts:
         return finished
 
     @property
+    def may_advance(self) -> bool:
+        """Whether there is anything to do now for what was begun."""
+        return self.members_in_engine > 0 or self.reply_is_due
+
+    @property
     def reply_is_due(self) -> bool:
         """Whether a tool's answer, or a group that failed as it began, can be handed on now."""
         return bool(self._complete) or (bool(self._due) and self._due[0][0] <= self.clock())

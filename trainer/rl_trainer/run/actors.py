@@ -13,7 +13,9 @@ from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import ANSWER_SECONDS, Batch, Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
+from rl_trainer.flow.leases import device_of
 from rl_trainer.flow.pulse import Pulse, Watch
+from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -81,6 +83,8 @@ class Actors:
         learners = Learners.launch(spec, placement.reservation, search, watch)
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
         begun(samplers)
+        if shared := [device_of(rank) for rank in range(spec.shared_samplers)]:
+            learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans)
         learners.start(folder)
         samplers.wait_ready()
         broadcasts = Broadcasts(spec, learners, samplers, warn)

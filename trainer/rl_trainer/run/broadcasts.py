@@ -67,6 +67,8 @@ class Broadcasts:
 
     def _way(self) -> Way:
         transport, samplers = self.spec.weight_sync.transport, self.samplers
+        if transport == "auto" and self.spec.shared_samplers:
+            return "objectStore"  # NCCL lets a device take part once
         if transport == "auto":
             size, count = self.learners.size, len(samplers.ready)
             encrypted = self.spec.scheduling.encryption

@@ -13,15 +13,6 @@ def check_supported(spec: RunSpec) -> None:
     Raises:
         InvalidConfig: names the first of them.
     """
-    mode = spec.placement.mode
-    if mode not in ("auto", "disaggregated"):
-        raise InvalidConfig(
-            f"spec.placement.mode: found {mode}, this version of rltrain can run auto or disaggregated"
-        )
-    if spec.shared_samplers:
-        raise InvalidConfig(
-            f"spec.placement.sharedSamplers: found {spec.shared_samplers}, this version of rltrain can run 0"
-        )
     sampler = spec.sampler
     if sampler.engine in ("vllm", "endpoint"):  # a server is vLLM's as well
         check_temperature(sampler.temperature, sampler.engine)

@@ -1,0 +1,111 @@
+"""Leases inside an asynchronous actor: claims wait there, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+from rl_api.errors import DeadlineExceeded
+from rl_trainer.error_text import RESUME_HINT
+from rl_trainer.flow.changes import Changes
+from rl_trainer.flow.leases import Lease, LeaseTable
+
+
+class LeaseDesk:
+    """Carries a `LeaseTable`. Every method runs on one event loop."""
+
+    def __init__(self) -> None:
+        self._table = LeaseTable()
+        self._waiting: dict[str, asyncio.Future[int | None]] = {}
+        self._since: dict[str, float] = {}  # by holder, of its lease
+        self._changes = Changes()
+        self._stopped = False
+
+    async def claim(
+        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0
+    ) -> int | None:
+        """All of `devices` together, as `LeaseTable.claim`.
+
+        Returns:
+            The lease's epoch; None: the run is over, where `priority` is 0. An export comes after it, at a higher one.
+
+        Raises:
+            DeadlineExceeded: not within `timeout` seconds; names who has them.
+            RLTrainError: see `LeaseTable.claim`.
+        """
+        if self._stopped and not priority:
+            return None
+        granted = self._table.claim(holder, devices, priority)
+        if not any(lease.holder == holder for lease in granted):
+            return await self._granted(holder, devices, timeout)
+        self._tell(granted)
+        return next(lease.epoch for lease in granted if lease.holder == holder)
+
+    async def _granted(self, holder: str, devices: Sequence[str], timeout: float) -> int | None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int | None] = loop.create_future()
+        self._waiting[holder] = future
+        self._changes.notify()  # who holds them is told
+        expiry = loop.call_later(timeout, self._expire, holder, future, devices, timeout)
+        try:
+            return await future
+        finally:
+            expiry.cancel()
+
+    def _expire(
+        self, holder: str, future: asyncio.Future[int | None], devices: Sequence[str], timeout: float
+    ) -> None:
+        if future.done():
+            return
+        now = time.monotonic()
+        theirs = [
+            f"{one} for {now - self._since.get(one, now):.0f} s" for one in self._table.holders(devices)
+        ]
+        del self._waiting[holder]
+        self._tell(self._table.withdraw(holder))
+        future.set_exception(
+            DeadlineExceeded(
+                f"{holder}: the devices of {', '.join(devices)} were not free within {timeout:.0f} s, held by "
+                f"{' and '.join(theirs) or 'nobody'}; look at what that process does, then {RESUME_HINT}"
+            )
+        )
+
+    async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
+        """Whether somebody waits for what the holder has, or it has it no more; answered as soon as it is so, or after
+        `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._table.holds(holder, epoch) and not self._table.wanted(holder):
+            if not await self._changes.wait(deadline - time.monotonic()):
+                return False
+        return True
+
+    def give_back(self, holder: str, epoch: int) -> None:
+        """See `LeaseTable.release`."""
+        self._tell(self._table.release(holder, epoch))
+
+    def died(self, holder: str) -> None:
+        """See `LeaseTable.died`. What it still waits for, nobody is told."""
+        granted = self._table.died(holder)
+        self._answer(holder, None)
+        self._tell(granted)
+
+    def stop(self) -> None:
+        """The run is over: who waits at priority 0 is told so, and so is who asks later."""
+        self._stopped = True
+        for claim in self._table.claims:
+            if not claim.priority:
+                granted = self._table.withdraw(claim.holder)
+                self._answer(claim.holder, None)
+                self._tell(granted)
+
+    def _tell(self, granted: Iterable[Lease]) -> None:
+        for lease in granted:
+            self._since[lease.holder] = time.monotonic()
+            self._answer(lease.holder, lease.epoch)
+        self._changes.notify()
+
+    def _answer(self, holder: str, epoch: int | None) -> None:
+        future = self._waiting.pop(holder, None)
+        if future is not None and not future.done():
+            future.set_result(epoch)

@@ -1,0 +1,218 @@
+"""Taking turns on devices: the two sides of a lease that the buffer's actor keeps (`lease_desk.py`).
+
+Learners ask, wait, work and give back (`Turn`). A sampler's loop must never wait: it looks again and again whether the
+device is its own (`SharedDevice`), and leaves it where learners want it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rl_api import RunSpec
+from rl_trainer.flow.calls import answer
+from rl_trainer.flow.leases import LEARNERS, device_of
+from rl_trainer.observe.timeline import SpanRecorder
+
+# For devices that somebody works on: as long as for a batch or an update.
+LEASE_SECONDS = 3600.0
+# The actor answers after this long that nobody wants a device; the holder asks again.
+POLL_SECONDS = 30.0
+# For what the actor answers at once.
+ANSWER_SECONDS = 60.0
+
+
+class Waits(Protocol):
+    """Waits for a call as `Samplers.wait_for` does: samplers that die meanwhile, holding a device, are replaced."""
+
+    def __call__(self, call: Any, actor: str, phase: str, timeout: float) -> Any:
+        """The call's result."""
+        ...
+
+
+class Turn:
+    """The learners' side, for one thread."""
+
+    def __init__(
+        self,
+        leases: Any,
+        devices: Sequence[str],
+        wait: Waits,
+        spans: SpanRecorder,
+        timeout: float = LEASE_SECONDS,
+    ):
+        """`leases`: the actor that keeps them; `devices`: those that samplers use as well."""
+        self._leases, self._devices, self._wait, self._spans = leases, list(devices), wait, spans
+        self._timeout = timeout
+        self._epoch: int | None = None
+
+    @contextmanager
+    def taken(self, phase: str, keep: bool = False) -> Iterator[str]:
+        """Within the block, which is given `phase`, the devices are the learners'. `keep`: and after it, until the next
+        block ends.
+
+        Raises:
+            DeadlineExceeded: they are not free in time; the sentence names who has them.
+            ActorDied: as `Samplers.wait_for`.
+        """
+        if self._epoch is None:
+            with self._spans.span("lease"):
+                call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1)
+                waits = f"waiting for samplers to leave the devices for {phase}"
+                self._epoch = self._wait(call, "buffer", waits, self._timeout + ANSWER_SECONDS)
+        try:
+            yield phase
+        except BaseException:
+            # Nobody waits for it: the buffer may be what failed.
+            self._leases.give_back.remote(LEARNERS, self._epoch)
+            self._epoch = None
+            raise
+        if not keep:
+            call, self._epoch = self._leases.give_back.remote(LEARNERS, self._epoch), None
+            answer(call, "buffer", "giving devices back", ANSWER_SECONDS)
+
+
+class OwnDevice:
+    """What a sampler computes on where nobody else does."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody else has it, or wants it: nothing new is begun."""
+        return False
+
+    def is_ours(self, needed: bool, begun: bool) -> bool:
+        """Whether the sampler may compute now.
+
+        Args:
+            needed: whether there is anything to compute; without, others may have the device.
+            begun: whether something is under way that is finished first where others are waited for with patience.
+        """
+        return True
+
+    def close(self) -> None:
+        """Nothing is computed any more."""
+
+
+class SharedDevice(OwnDevice):
+    """What a sampler computes on in turn with learners. For one thread, which never waits here; raises as claims do."""
+
+    def __init__(
+        self,
+        leases: Any,
+        holder: str,
+        device: str,
+        spans: SpanRecorder,
+        *,
+        drain: bool,
+        wake: Callable[[], None],
+        leave: Callable[[], None],
+        timeout: float = LEASE_SECONDS,
+    ):
+        """The way of a device.
+
+        Args:
+            leases: the actor that keeps them.
+            holder: the sampler's name.
+            device: its name.
+            spans: gets the time of waiting.
+            drain: finish what is begun where others want it, else leave at once.
+            wake: called from another thread when there is something new.
+            leave: called before others have the device.
+            timeout: seconds to wait for it.
+        """
+        self._leases, self._holder, self._device, self._spans = leases, holder, device, spans
+        self._drain, self._wake, self._leave, self._timeout = drain, wake, leave, timeout
+        self._epoch: int | None = None
+        self._claim: Future[int | None] | None = None
+        self._claimed = 0.0
+        self._look: Future[bool] | None = None
+        self._wanted = self._left = self._over = False
+        self._returning: Future[None] | None = None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """See `OwnDevice`."""
+        return self._claim is not None or self._wanted or self._left
+
+    def is_ours(self, needed: bool, begun: bool) -> bool:
+        """See `OwnDevice`."""
+        self._hear()
+        if self._epoch is not None:
+            finishes = begun and self._drain
+            if not needed or (self._wanted and not finishes):
+                self._give_back()
+        if self._epoch is None and needed:
+            self._ask()
+        self._left = self._left and needed
+        return self._epoch is not None
+
+    def close(self) -> None:
+        """See `OwnDevice`."""
+        self._hear()
+        self._over = True
+        if self._epoch is not None:
+            self._give_back()
+        elif self._claim is not None:  # it may be granted still
+            self._claim.add_done_callback(self._return_unused)
+
+    def _return_unused(self, claim: Future[int | None]) -> None:
+        if claim.exception() is None and (epoch := claim.result()) is not None:
+            self._leases.give_back.remote(self._holder, epoch)
+
+    def _hear(self) -> None:
+        """What the actor has answered meanwhile."""
+        if self._returning is not None and self._returning.done():
+            returned, self._returning = self._returning, None
+            returned.result()
+        if self._claim is not None and self._claim.done():
+            claim, self._claim = self._claim, None
+            self._epoch = claim.result()
+            self._over, self._left = self._over or self._epoch is None, False
+            self._spans.add("lease", self._claimed, time.time())
+        if self._epoch is None:
+            return
+        if self._look is not None and self._look.done():
+            look, self._look = self._look, None
+            self._wanted = look.result()
+        if self._look is None and not self._wanted:
+            self._look = self._call(self._leases.wanted.remote(self._holder, self._epoch, POLL_SECONDS))
+
+    def _ask(self) -> None:
+        # One after the other: two calls may be carried out in either order.
+        if self._claim is None and self._returning is None and not self._over:
+            self._claimed = time.time()
+            call = self._leases.claim.remote(self._holder, [self._device], self._timeout)
+            self._claim = self._call(call)
+
+    def _give_back(self) -> None:
+        self._leave()
+        self._left = self._wanted
+        self._returning = self._call(self._leases.give_back.remote(self._holder, self._epoch))
+        # The look of this lease is answered now, and its answer is nobody's.
+        self._epoch, self._look, self._wanted = None, None, False
+
+    def _call(self, call: Any) -> Future[Any]:
+        future: Future[Any] = call.future()
+        future.add_done_callback(lambda _: self._wake())
+        return future
+
+
+def sampler_device(
+    spec: RunSpec,
+    rank: int,
+    leases: Any,
+    spans: SpanRecorder,
+    *,
+    wake: Callable[[], None],
+    leave: Callable[[], None],
+) -> OwnDevice:
+    """What sampler `rank` computes on, as the run's placement says; for the rest see `SharedDevice`."""
+    if rank >= spec.shared_samplers:
+        return OwnDevice()
+    drain = spec.placement.hand_over == "drain"
+    return SharedDevice(
+        leases, f"sampler {rank}", device_of(rank), spans, drain=drain, wake=wake, leave=leave
+    )
