@@ -25,8 +25,10 @@ from rl_trainer.algorithms.value_targets import value_targets
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.manifest import sha256_of
+from rl_trainer.flow.calls import answer
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.ray_store import RayStore
+from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.export import describe_weights
@@ -34,6 +36,7 @@ from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.loader import load_model
 from rl_trainer.model.resolve import resolve_model, weight_files
 from rl_trainer.model.shared_folder import share_folder
+from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.transports.collective import CollectiveReceiver
@@ -360,12 +363,17 @@ def test_what_a_rank_cannot_write_itself_comes_through_the_driver_and_a_death_na
 
 
 def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
+    """What they hold of devices that samplers use too is free then."""
+    buffer = Buffer.create(BufferConfig(1, max_staleness=0, samplers=1))
     learners, reservation = launch(2, tmp_path)
+    learners.turn = Turn(buffer.actor, ["learner 0", "learner 1"], answer, SpanRecorder("driver"))
     learners.start_reinforcement()
     os.kill(ray.get(learners.actors[1].__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
     with pytest.raises(ActorDied, match=r"learner \d died while training: .*; add --resume"):
         learners.update(groups(0), np.ones(12, np.float32), 0)
+    assert ray.get(buffer.actor.claim.remote("sampler 0", ["learner 0"], 5.0)) == 3
     reservation.release()
+    ray.kill(buffer.actor)
 
 
 def test_a_stopped_learner_is_named_and_not_the_one_that_waits_for_it(tmp_path: Path):

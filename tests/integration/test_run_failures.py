@@ -7,13 +7,11 @@ import math
 import os
 import resource
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_runs import PROMPTS, RunFiles, actors, until
+from training_runs import PROMPTS, RunFiles, actors, meanwhile, until
 
 from rl_api import load_run
 from rl_trainer.tasks import load_task
@@ -22,25 +20,6 @@ from rl_trainer.tasks.types import HELDOUT_INDEX
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 HINT = "add --resume to the same command to go on from the last checkpoint"
-
-
-@contextmanager
-def meanwhile(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[None]:
-    """While the block trains: `action` as soon as `condition` holds. The block's end waits for it."""
-    problem: list[BaseException] = []
-
-    def act() -> None:
-        try:
-            until(condition)
-            action()
-        except BaseException as error:
-            problem.append(error)
-
-    thread = threading.Thread(target=act)
-    thread.start()
-    yield
-    thread.join()
-    assert not problem, problem
 
 
 def kill(role: str) -> Callable[[], None]:

@@ -12,8 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -310,3 +312,22 @@ def until(
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout} s: {why()}"
         time.sleep(0.02)
+
+
+@contextmanager
+def meanwhile(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[None]:
+    """While the block trains: `action` as soon as `condition` holds. The block's end waits for it."""
+    problem: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            until(condition)
+            action()
+        except BaseException as error:
+            problem.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    yield
+    thread.join()
+    assert not problem, problem

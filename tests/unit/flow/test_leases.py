@@ -169,7 +169,6 @@ def explore(table: LeaseTable) -> int:
 
 def test_no_two_holders_no_deadlock_and_no_lost_lease_in_any_order_of_events():
     found = explore(LeaseTable())
-    print(found)
     assert found > 1000
 
 

@@ -236,3 +236,39 @@ def test_the_head_is_marked_so_samplers_that_come_later_will_be():
         ("learner 0", "learner"),
         ("sampler 0", "sampler"),
     ]
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_samplers_that_share_are_guests_of_the_first_learners(gpus: int):
+    hybrid = spec(
+        placement={"mode": "hybrid", "sharedSamplers": 1},
+        learner={"replicas": 2, "threads": 3},
+        sampler={"replicas": 2, "threads": 4},
+    )
+    found = bundles(hybrid, gpus)
+    of_one = float(gpus > 0)
+    assert [(b.name, b.guest, b.cpus, b.gpus, b.guest_gpus) for b in found[1:]] == [
+        ("learner 0", "sampler 0", 4, of_one, of_one / 2),
+        ("learner 1", "", 3, of_one, 0),
+        ("sampler 1", "", 4, of_one, 0),
+    ]
+    reservation: Any = SimpleNamespace(bundles=found)
+    assert Placement(reservation, {}, None).samplers == 2
+
+
+def test_two_actors_of_one_bundle_ask_for_no_more_than_it_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rl_trainer.placement.groups.placement_group", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "rl_trainer.placement.groups.PlacementGroupSchedulingStrategy",
+        lambda group, placement_group_bundle_index, **_: placement_group_bundle_index,
+    )
+    collocated = spec(placement={"mode": "collocated"}, learner={"threads": 2}, sampler={"threads": 4})
+    reservation = Reservation(bundles(collocated, 1))
+    half = {"num_cpus": 2, "num_gpus": 0.5, "scheduling_strategy": 1}
+    assert reservation.options("learner 0") == reservation.options("sampler 0") == half
+
+
+def test_a_guest_may_do_without_the_gpu():
+    none = spec(placement={"mode": "collocated"}, sampler={"resources": {"accelerators": 0}})
+    (learner,) = bundles(none, 1)[1:]
+    assert (learner.gpus, learner.guest, learner.guest_gpus) == (1, "sampler 0", 0)

@@ -16,6 +16,7 @@ from rl_trainer.buffer.actor import Acquired
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.rollout import actor as actor_module
 from rl_trainer.rollout import fleet
+from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout.actor import SamplerActor
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
@@ -41,11 +42,11 @@ def a_sampler(before: Any) -> SamplerActor:
     sampler._leaving, sampler._given_back, sampler._wake = (threading.Event() for _ in range(3))
     sampler._jobs, sampler._evaluation, sampler._held, sampler._puts = deque(), None, deque(), []
     sampler._busy_since, sampler._loaded = None, None
-    sampler._groups_wanted = lambda: 0
+    sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
     sampler.buffer = SimpleNamespace(acquire_ref=lambda *_: reference)
     sampler.rollouts = SimpleNamespace(
-        members_in_engine=0, reply_is_due=False, seconds_to_next_reply=lambda: None
+        may_advance=False, seconds_to_next_reply=lambda: None
     )
     return sampler  # type: ignore[no-any-return]
 

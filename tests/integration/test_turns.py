@@ -1,0 +1,118 @@
+"""Samplers on learners' devices: the same weights as on devices of their own, one at a time on each, and a lease that
+ends with its holder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from training_runs import PROMPTS, RunFiles, meanwhile
+
+from rl_trainer.observe.step_times import uncovered
+from rl_trainer.observe.timeline import Span, read_timeline
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+# Whoever asks first for the reward of a chosen prompt says who it is, and is not answered.
+HELD = """
+import os, time
+from pathlib import Path
+
+def reward(prompt, completion, answer):
+    held = Path(__file__).parent / "held"
+    if prompt["index"] == 2 and not held.exists():
+        new = held.with_suffix(".new")
+        new.write_text(str(os.getppid()))
+        new.replace(held)
+        time.sleep(3600)
+    return len(set(completion)) / 6
+"""
+
+
+def weights(files: RunFiles) -> list[bytes]:
+    """The trained policy, bit by bit, in however many files."""
+    return [path.read_bytes() for path in sorted((files.out / "final").glob("*.safetensors"))]
+
+
+def test_strictly_on_policy_the_weights_are_the_same_wherever_samplers_are(tmp_path: Path):
+    """Checkpoints after each step, for which learners claim while samplers decode already."""
+    two: dict[str, Any] = {
+        "learner": {"replicas": 2},
+        "sampler": {"replicas": 2, "resources": {"cpu": 0.5}},
+        "checkpoint": {"everySteps": 1},
+        "task": {"evaluation": {"samples": 4, "everySteps": 2}},
+        "stop": {"maxSteps": 3},
+    }
+    apart = RunFiles(tmp_path / "apart", **two)
+    apart.run().assert_well()
+    expected, scores = weights(apart), apart.events("evaluation")
+    assert expected
+    for name, placement in {
+        "drain": {"mode": "collocated", "handOver": "drain"},
+        "interrupt": {"mode": "collocated", "handOver": "interrupt"},
+        "hybrid": {"mode": "hybrid", "sharedSamplers": 1},
+    }.items():
+        files = RunFiles(tmp_path / name, placement=placement, **two)
+        files.run().assert_well()
+        assert weights(files) == expected, name
+        assert [(e["step"], e["score"]) for e in files.events("evaluation")] == [
+            (e["step"], e["score"]) for e in scores
+        ]
+        waits = {span.actor for span in read_timeline(files.out / "timeline.json") if span.name == "lease"}
+        assert waits >= {"driver", "sampler 0"}, name
+        assert ("sampler 1" in waits) is (name != "hybrid")
+
+
+def test_learners_interrupt_a_sampler_that_runs_ahead_and_nobody_computes_beside_another(tmp_path: Path):
+    files = RunFiles(
+        tmp_path, placement={"mode": "collocated"}, buffer={"maxStaleness": 2}, stop={"maxSteps": 25}
+    )
+    files.run().assert_well()
+    files.assert_nothing_lost_or_twice()
+    rewards = [step.reward_mean for step in files.steps]
+    assert sum(rewards[-5:]) > sum(rewards[:5]), "it does not learn"
+    assert max(step.staleness_max for step in files.steps) > 0
+    spans = read_timeline(files.out / "timeline.json")
+    sampling = of(spans, "sampler 0", "generate", "score", "load weights")
+    learning = of(spans, "learner 0", "train", "publish")
+    assert len(sampling) > 25
+    assert len(learning) > 50
+    busy = sum(end - start for start, end in learning)
+    beside = busy - sum(uncovered(start, end, sampling) for start, end in learning)
+    assert beside <= 0.01 * busy
+
+
+def of(spans: list[Span], actor: str, *names: str) -> list[tuple[float, float]]:
+    return [(span.start, span.end) for span in spans if span.actor == actor and span.name in names]
+
+
+def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path):
+    """Two learner processes wait for both devices; one of the samplers holds its own, and is killed."""
+    files = RunFiles(
+        tmp_path,
+        placement={"mode": "collocated", "handOver": "drain"},
+        task={"rewards": [{"rule": "function", "function": "moody_reward:reward", "timeout": "1h"}]},
+        learner={"replicas": 2},
+        sampler={"replicas": 2},
+        buffer={"maxStaleness": 1},
+        stop={"maxSteps": 3},
+    )
+    (tmp_path / "moody_reward.py").write_text(HELD)
+    killed: list[float] = []
+
+    def kill() -> None:
+        holder = psutil.Process(int((tmp_path / "held").read_text()))
+        assert "SamplerActor" in "".join(holder.cmdline())
+        killed.append(time.time())
+        holder.kill()
+
+    with meanwhile((tmp_path / "held").exists, kill):
+        outcome = files.run().assert_well()
+    assert "died and was replaced; its" in outcome.out
+    files.assert_nothing_lost_or_twice()
+    assert 2 in [prompt for step in files.steps for prompt in step.prompts][: 3 * PROMPTS]
+    learning = of(read_timeline(files.out / "timeline.json"), "learner 0", "train")
+    assert killed[0] < learning[0][0] < killed[0] + 5.0, "learners could not begin"
