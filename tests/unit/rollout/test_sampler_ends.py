@@ -14,9 +14,9 @@ import pytest
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.flow.pulse import Pulse
+from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
 from rl_trainer.rollout import fleet
-from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout.actor import SamplerActor
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
@@ -45,9 +45,7 @@ def a_sampler(before: Any) -> SamplerActor:
     sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
     sampler.buffer = SimpleNamespace(acquire_ref=lambda *_: reference)
-    sampler.rollouts = SimpleNamespace(
-        may_advance=False, seconds_to_next_reply=lambda: None
-    )
+    sampler.rollouts = SimpleNamespace(may_advance=False, seconds_to_next_reply=lambda: None)
     return sampler  # type: ignore[no-any-return]
 
 
