@@ -132,17 +132,12 @@ def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
             f"{args.file}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one"
         )
     effective = as_planned(args.file, with_profile(place(runs[0], None, "default"), profiles), profiles)
-    if not (effective.has(LEARNER) and effective.has(SAMPLER)):
-        return (
-            effective.spec,
-            Place(0, 0, None),
-            Place(0, 0, None),
-        )  # another's trainer, which has other places
-    return (
-        effective.spec,
-        _of_role(effective.role(LEARNER), args.device_memory),
-        _of_role(effective.role(SAMPLER), args.device_memory),
+    learner, sampler = (
+        # Another's trainer has other places; samplers that share learners' devices have none of their own.
+        _of_role(effective.role(name), args.device_memory) if effective.has(name) else Place(0, 0, None)
+        for name in (LEARNER, SAMPLER)
     )
+    return effective.spec, learner, sampler
 
 
 def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
@@ -153,7 +148,7 @@ def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
     device = None if memory is None else Device(memory)
     per_learner = spec.learner.ranks_per_replica
     samplers, per_sampler = (
-        spec.sampler.replicas * spec.sampler.pods_per_replica,
+        (spec.sampler.replicas - spec.shared_samplers) * spec.sampler.pods_per_replica,
         spec.sampler.devices_per_pod,
     )
     whole = spec.learner.replicas * per_learner + samplers * per_sampler

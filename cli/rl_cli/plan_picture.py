@@ -124,10 +124,21 @@ def _node(node: Node, plan: RunPlan, y: int) -> Iterator[str]:
         yield _rect(
             x, top, width, _CELL_HEIGHT, "#ffffff", stroke=_TOO_MUCH if role.misfit else _ROLES[seat.role]
         )
-        yield from _fill(role, x + 1, top + 38, width - 2, _CELL_HEIGHT - 39)
+        parts = list(role.parts.items())
+        if seat.guest and plan.shared is not None and plan.shared.residency == "keep":
+            parts += next(one for one in plan.roles if one.name == "sampler").parts.items()
+        top_of_fill = top + (51 if seat.guest else 38)
+        yield from _fill(role, parts, x + 1, top_of_fill, width - 2, top + _CELL_HEIGHT - 1 - top_of_fill)
         yield _text(x + 6, top + 15, f"{seat.role} pod {seat.pod}", size=12, fill=_ROLES[seat.role])
-        for line, words in enumerate(_lines(seat.role, seat.pod, seat.label)):
-            yield _text(x + 6, top + 30 + 13 * line, words, size=11)
+        lines = [*_lines(seat.role, seat.pod, seat.label), *([seat.guest] if seat.guest else [])]
+        for line, words in enumerate(lines):
+            yield _text(
+                x + 6,
+                top + 30 + 13 * line,
+                words,
+                size=11,
+                fill=_ROLES["sampler"] if words == seat.guest else "#1c1e21",
+            )
 
 
 def _lines(role: str, pod: int, label: str) -> Sequence[str]:
@@ -135,11 +146,14 @@ def _lines(role: str, pod: int, label: str) -> Sequence[str]:
     return (rest,) if rest else ()
 
 
-def _fill(role: RolePlan, x: int, y: int, width: int, height: int) -> Iterator[str]:
+def _fill(
+    role: RolePlan, parts: Sequence[tuple[str, int]], x: int, y: int, width: int, height: int
+) -> Iterator[str]:
     """The parts of one device from the bottom up, as far as its memory goes."""
-    memory = role.place.device.memory if role.place.device is not None else role.parts.total
+    total = sum(size for _, size in parts)
+    memory = role.place.device.memory if role.place.device is not None else total
     bottom = float(y + height)
-    for part, size in role.parts.items():
+    for part, size in parts:
         tall = min(height * size / max(memory, 1), bottom - y)
         if tall > 0:
             bottom -= tall

@@ -10,6 +10,7 @@ from rl_api.sizes.learner import checkpoint_seconds
 from rl_api.sizes.memory import gigabytes, parameters
 from rl_api.sizes.run_plan import RolePlan, RunPlan
 from rl_api.sizes.sampler import BLOCK
+from rl_api.sizes.shared import SharedDevice
 from rl_cli.measured import Profile
 
 WORDS: Final = {
@@ -36,6 +37,7 @@ def as_lines(plan: RunPlan, bandwidth: int | None, measured: Profile | None = No
         "",
         *_cache(plan),
         *_main_memory(plan),
+        *_shared(plan),
         _checkpoint(plan, bandwidth),
         *_step(measured),
         "",
@@ -69,7 +71,7 @@ def _table(plan: RunPlan) -> list[str]:
     ]
     rows.append(["sum", *(gigabytes(role.parts.total) for role in plan.roles)])
     rows.append(["of", *(_of(role) for role in plan.roles)])
-    rows.append(["pods", *(str(role.place.pods) for role in plan.roles)])
+    rows.append(["pods", *(_pods(plan, role) for role in plan.roles)])
     rows.append(["devices", *(_devices(plan, role) for role in plan.roles)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
@@ -92,6 +94,14 @@ def _of(role: RolePlan) -> str:
     if role.cache is not None and role.cache.allowed < device.memory:
         return f"{gigabytes(role.cache.allowed)} of {gigabytes(device.memory)}"
     return gigabytes(device.memory)
+
+
+def _pods(plan: RunPlan, role: RolePlan) -> str:
+    guests = plan.shared.samplers if plan.shared is not None and role.name == "sampler" else 0
+    own = role.place.pods - guests
+    if not guests:
+        return str(own)
+    return f"{own}, {guests} in learners'" if own else "in learners'"
 
 
 def _devices(plan: RunPlan, role: RolePlan) -> str:
@@ -132,6 +142,18 @@ def _main_memory(plan: RunPlan) -> list[str]:
         for role in plan.roles
         if role.main_memory
     ]
+
+
+def _shared(plan: RunPlan) -> list[str]:
+    one = plan.shared
+    if one is None:
+        return []
+    other = (
+        f"{gigabytes(one.keep)} where both stay (keep), {gigabytes(one.swap)} where one is moved out (swap)"
+    )
+    moved = f", and {gigabytes(one.moved)} of a learner pod's main memory" if one.moved else ""
+    here = f"; here {one.residency}{moved}" if plan.roles[0].place.device is not None else ""
+    return [f"a device that learner and sampler share: {other}{here}"]
 
 
 def _together(role: RolePlan) -> str:
@@ -197,6 +219,7 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
             "copies": plan.learner_layout.copies,
         },
         "sampler": dataclasses.asdict(plan.sampler_layout),
+        "shared": None if plan.shared is None else _shared_json(plan.shared),
         "checkpoint": {
             "bytes": plan.checkpoint,
             "kept": plan.checkpoints,
@@ -221,6 +244,17 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
         ],
         "fits": not plan.misfits,
         "misfits": plan.misfits,
+    }
+
+
+def _shared_json(shared: SharedDevice) -> dict[str, Any]:
+    return {
+        "samplers": shared.samplers,
+        "residency": shared.residency,
+        "total": shared.total,
+        "keep": shared.keep,
+        "swap": shared.swap,
+        "mainMemory": shared.moved,
     }
 
 

@@ -19,6 +19,8 @@ class Group:
         share: ranks of a learner that share one copy.
         tensor: tensor-parallel devices of a stage of a sampler.
         hosts: pods of one sampler.
+        guests: samplers on the devices of a learner's first ranks, one beside each.
+        first: number of the first of these samplers; those before it are guests of a learner.
     """
 
     role: str
@@ -29,6 +31,8 @@ class Group:
     share: int = 1
     tensor: int = 1
     hosts: int = 1
+    guests: int = 0
+    first: int = 0
 
     @property
     def ranks_per_pod(self) -> int:
@@ -38,12 +42,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Seat:
-    """One device: its pod, and what it does there, such as `copy 0 shard 3`. `part`: its pod is one of several."""
+    """One device: its pod, and what it does there, such as `copy 0 shard 3`. `part`: its pod is one of several. `guest`: who
+    else computes there, in turn; empty: nobody."""
 
     role: str
     pod: int
     label: str
     part: bool = False
+    guest: str = ""
 
 
 @dataclass
@@ -87,7 +93,7 @@ def nodes_of(groups: Sequence[Group]) -> list[Node]:
 def _seats(group: Group, pod: int) -> Iterator[Seat]:
     for place in range(group.ranks_per_pod):
         rank = pod * group.ranks_per_pod + place
-        label = f"{group.role} {pod // group.hosts}"
+        label = f"{group.role} {group.first + pod // group.hosts}"
         if group.role == "learner":
             label = f"copy {rank // group.share}" + (
                 f" shard {rank % group.share}" if group.share > 1 else ""
@@ -98,7 +104,8 @@ def _seats(group: Group, pod: int) -> Iterator[Seat]:
             stage, part = divmod(pod % group.hosts * group.accelerators + place, group.tensor)
             stages = group.accelerators * group.hosts // group.tensor
             label += (f" stage {stage}" if stages > 1 else "") + (f" part {part}" if group.tensor > 1 else "")
-        yield Seat(group.role, pod, label, part=group.hosts > 1)
+        guest = f"sampler {rank}" if rank < group.guests else ""
+        yield Seat(group.role, pod, label, part=group.hosts > 1, guest=guest)
 
 
 def as_text(nodes: Sequence[Node]) -> list[str]:
@@ -134,8 +141,10 @@ def _alike(one: Node, other: Node) -> bool:
     )
 
 
-def _pods(node: Node) -> list[int]:
-    return [len({seat.pod for seat in node.seats if seat.role == role}) for role, _ in node.who]
+def _pods(node: Node) -> list[tuple[int, int]]:
+    """Pods of each role, and samplers on its devices."""
+    seats = [[seat for seat in node.seats if seat.role == role] for role, _ in node.who]
+    return [(len({seat.pod for seat in its}), sum(bool(seat.guest) for seat in its)) for its in seats]
 
 
 def _with_pods(node: Node, role: str) -> str:
@@ -143,4 +152,6 @@ def _with_pods(node: Node, role: str) -> str:
     pods = len({seat.pod for seat in seats})
     noun = f"{role} pod" if seats[0].part else role
     count = f"{pods} {noun}{'' if pods == 1 else 's'}"
-    return count + (f" of {len(seats) // pods} devices" if len(seats) > pods else "")
+    count += f" of {len(seats) // pods} devices" if len(seats) > pods else ""
+    guests = sum(bool(seat.guest) for seat in seats)
+    return count + (f" with {guests} sampler{'' if guests == 1 else 's'} on their devices" if guests else "")

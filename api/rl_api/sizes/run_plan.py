@@ -12,6 +12,7 @@ from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes, learner_parts,
 from rl_api.sizes.memory import Device, Parts, gigabytes
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
 from rl_api.sizes.shape import ModelShape
+from rl_api.sizes.shared import SharedDevice, shared_device
 
 PROMPT_TOKENS = 1024
 """Tokens of a prompt that are reckoned with where sampler.maxModelLen does not say how long sequences are."""
@@ -65,7 +66,8 @@ class RolePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run needs before anything starts. `roles`: without samplers whose model a server outside the run has."""
+    """What a run needs before anything starts. `roles`: without samplers whose model a server outside the run has.
+    `shared`: the devices that samplers share with learners; None: none do."""
 
     shape: ModelShape
     learner_layout: LearnerLayout
@@ -76,21 +78,27 @@ class RunPlan:
     checkpoints: int
     """How many are kept."""
     nodes: tuple[Node, ...]
+    shared: SharedDevice | None = None
 
     @property
     def misfits(self) -> list[str]:
-        """A sentence for each role that does not fit."""
-        return [role.misfit for role in self.roles if role.misfit is not None]
+        """A sentence for each role that does not fit, or where each does for two that do not together."""
+        alone = [role.misfit for role in self.roles if role.misfit is not None]
+        together = self.shared.misfit if self.shared is not None else None
+        return alone if alone or together is None else [together]
 
 
 def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -> RunPlan:
-    """What the roles of `spec` need at these places.
+    """What the roles of `spec` need at these places; `sampler`: of those with devices of their own.
 
     Raises:
         InvalidConfig: its shards do not divide its ranks.
         ModelError: LoRA names a module that the model does not have.
     """
     learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
+    guests = spec.shared_samplers
+    if guests and not sampler.pods:  # all share
+        sampler = replace(learner, pods=0)
     of_learner, of_sampler = learner.device or Device(0, False), sampler.device or Device(0, False)
     # Processes of one pod without accelerators share its memory: together they hold one copy, however it is divided, or
     # the stages of a pod.
@@ -110,22 +118,48 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
             main_memory=_main_memory(shape, learning, learner),
         )
     ]
-    groups = [_group("learner", learner, share=learning.shard)]
+    groups = [replace(_group("learner", learner, share=learning.shard), guests=guests)]
+    shared = None
+    if guests:
+        beside = sampler_memory(shape, together, of_learner).parts
+        shared = shared_device(
+            shape,
+            spec.placement,
+            roles[0].parts,
+            beside,
+            together,
+            learner.device,
+            samplers=guests,
+            per_pod=learner.accelerators,
+        )
+        shared = replace(shared, misfit=shared.misfit or _main_memory_misfit(roles[0], shared))
     if sampling.engine != "endpoint":
+        everywhere = replace(sampler, pods=sampler.pods + guests * pods)
         roles.append(
             RolePlan(
                 "sampler",
-                sampler,
-                sampler.pods * sampling.devices // pods,
+                everywhere,
+                everywhere.pods * sampling.devices // pods,
                 cache.parts,
                 sampler_misfit(shape, together, of_sampler, per_pod) if sampler.device else None,
                 cache,
             )
         )
-        groups.append(_group("sampler", sampler, tensor=sampling.tensor_parallel, hosts=pods))
+        own = _group("sampler", sampler, tensor=sampling.tensor_parallel, hosts=pods)
+        groups.append(replace(own, first=guests))
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
-    return RunPlan(shape, learning, sampling, tuple(roles), size, keep, tuple(nodes_of(groups)))
+    return RunPlan(shape, learning, sampling, tuple(roles), size, keep, tuple(nodes_of(groups)), shared)
+
+
+def _main_memory_misfit(learner: RolePlan, shared: SharedDevice) -> str | None:
+    need, there = learner.main_memory + shared.moved, learner.place.main_memory
+    if there is None or need <= there:
+        return None
+    return (
+        f"learner: what is moved off devices that samplers share needs {gigabytes(need)} of the main memory of each pod, "
+        f"which has {gigabytes(there)}; set learner.resources.memory: {-(-need // 2**30)}Gi, or more"
+    )
 
 
 def _learner_misfit(shape: ModelShape, layout: LearnerLayout, place: Place) -> str | None:

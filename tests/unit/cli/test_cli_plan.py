@@ -366,3 +366,34 @@ def test_a_checkpoints_copy_is_in_main_memory_where_learners_see_the_folder(
     assert lines(*on_a_cluster, "--set", "sampler.replicas=2", *always) == [
         f"a learner pod's main memory: 11 GB for {saves}"
     ]
+
+
+def test_samplers_on_learners_devices_are_shown_where_they_are(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shared = ("--set", "placement.mode=hybrid", "--set", "sampler.tensorParallelSize=1")
+    svg = tmp_path / "shared.svg"
+    assert command("--device-memory", "200G", *shared, "--svg", str(svg)) == 0
+    output = capsys.readouterr().out
+    assert "pods" in output
+    assert "1, 2 in learners'" in output
+    assert " where one is moved out (swap); here swap, and " in output
+    assert output.endswith(
+        "  this machine node 0: 2 learners with 2 samplers on their devices, 1 sampler (copy 0 to copy 1)\n"
+    )
+    texts = [one.text for one in ET.fromstring(svg.read_text()).iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text in ("sampler 0", "sampler 1")] == ["sampler 0", "sampler 1"]
+    assert command("--device-memory", "200G", *shared, "--set", "placement.residency=keep") == 2
+    assert "with residency keep; set placement.residency: swap" in capsys.readouterr().err
+
+
+def test_in_a_profile_a_collocated_sampler_has_no_pod(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = ("--set", "placement.mode=collocated", "--set", "sampler.tensorParallelSize=1")
+    profile = ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"), "--device-memory", "200G")
+    more = ("--set", "sampler.replicas=2", "--set", "learner.resources.memory=2000Gi", "--json")
+    assert command(*profile, *shared, *more) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["shared"]["samplers"], plan["shared"]["residency"]) == (2, "swap")
+    assert [seat["guest"] for node in plan["nodes"] for seat in node["seats"]] == ["sampler 0", "sampler 1"]
