@@ -94,6 +94,7 @@ they are the same. GB are 10^9 bytes; an H100 is reckoned with 80 of them.
 - [Models](#models)
 - [Learners](#learners)
 - [Samplers](#samplers)
+- [Devices that are shared](#devices-that-are-shared)
 - [On 8, 64 and 256 GPUs](#on-8-64-and-256-gpus)
 - [Pipeline stages and blocks](#pipeline-stages-and-blocks)
 - [Seconds of a step](#seconds-of-a-step)
@@ -187,6 +188,22 @@ times apart, a sentence says so; where a server decodes (`sampler.engine: endpoi
 """
 
 
+_SHARED = """\
+## Devices that are shared
+
+Where samplers live on learners' devices (`placement.mode: collocated` or `hybrid`), `rltrain plan` reckons what both need of one:
+
+- `residency: keep`: the learner's bytes and the sampler's, with the overhead of each one's process;
+- `residency: swap`: the larger of the two, and the overhead of the other's process, which stays;
+- `residency: auto`: keep where both fit, else swap.
+
+vLLM takes `gpuMemoryUtilization` of the device whoever else is there: with `keep` it must leave the learner its part, and where `keep`
+does not fit and `swap` does not either, the plan says with which value it would. With `swap`, what a pod with accelerators moves out is in its main
+memory: the learner's weights, gradients, moments, reference and critic, and the sampler's weights (its keys and values are
+dropped); without accelerators it is in a file.
+"""
+
+
 def write() -> str:
     """The page."""
     shapes = {name: model_shape(raw, name) for name, raw in MODELS.items()}
@@ -196,6 +213,7 @@ def write() -> str:
         _models(shapes),
         _learners(shapes),
         _samplers(shapes),
+        _SHARED,
         _clusters(shapes),
         _stages(),
         _END,
