@@ -191,16 +191,17 @@ times apart, a sentence says so; where a server decodes (`sampler.engine: endpoi
 _SHARED = """\
 ## Devices that are shared
 
-Where samplers live on learners' devices (`placement.mode: collocated` or `hybrid`), `rltrain plan` reckons what both need of one:
+Where samplers live on learners' devices (`placement.mode: collocated` or `hybrid`), `rltrain plan` reckons what both
+need of one:
 
 - `residency: keep`: the learner's bytes and the sampler's, with the overhead of each one's process;
 - `residency: swap`: the larger of the two, and the overhead of the other's process, which stays;
 - `residency: auto`: keep where both fit, else swap.
 
-vLLM takes `gpuMemoryUtilization` of the device whoever else is there: with `keep` it must leave the learner its part, and where `keep`
-does not fit and `swap` does not either, the plan says with which value it would. With `swap`, what a pod with accelerators moves out is in its main
-memory: the learner's weights, gradients, moments, reference and critic, and the sampler's weights (its keys and values are
-dropped); without accelerators it is in a file.
+vLLM takes `gpuMemoryUtilization` of the device whoever else is there: with `keep` it must leave the learner its part, and
+where neither `keep` nor `swap` fits, the plan says with which value it would. With `swap`, what a pod with accelerators
+moves out is in its main memory: the learner's weights, gradients, moments, reference and critic, and the sampler's
+weights (its keys and values are dropped); without accelerators it is in a file.
 """
 
 
