@@ -247,8 +247,8 @@ def test_what_a_sampler_refuses_it_refuses_before_it_has_a_server(monkeypatch: p
 
 
 def test_an_evaluation_whose_samplers_ended_with_the_buffer_ends_as_well(monkeypatch: pytest.MonkeyPatch):
-    """It had been taken for the end of one sampler, and the others of the evaluation were waited for, which were gone, too."""
     """It had been taken for one sampler's end, and the others of the evaluation were waited for, which were gone, too."""
+    samplers: Any = Samplers.__new__(Samplers)
     samplers._elasticity, samplers._restarts, samplers._watch, samplers._gave_up = None, 0, None, False
     samplers._spec = SimpleNamespace(retry=SimpleNamespace(limit=3))
     samplers._samplers = {
