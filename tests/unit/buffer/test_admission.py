@@ -16,7 +16,7 @@ from rl_trainer.buffer.admission import (
     needed_by_version,
     select_batch,
 )
-from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.groups import BufferConfig, Handed
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.flow.policies import Entry
 
@@ -152,6 +152,7 @@ class World:
     def dispatch(self):
         for sampler in self.rng.sample(sorted(self.there), len(self.there)):
             for ticket in self.state.acquire(sampler, self.rng.randint(0, 6)):
+                assert ticket.begun is None or not self.state.shares_device(sampler)
                 self.tie += 1
                 end = self.time + min(50.0, self.rng.lognormvariate(0, 1.5))  # long-tailed, but they do end
                 heapq.heappush(self.events, (end, self.tie, sampler, self.life[sampler], ticket))
@@ -168,6 +169,27 @@ class World:
                 self.dropped.add(ticket.group_id)
         else:
             self.put(sampler, ticket)
+
+    def hand_over(self):
+        """One sampler gives some of what it has begun to others; of some there is a token, of these or newer weights."""
+        sampler = self.rng.choice(sorted(self.there))
+        life = self.life[sampler]
+        mine = [event for event in self.events if event[2] == sampler and event[3] == life]
+        chosen = self.rng.sample(mine, self.rng.randint(0, len(mine)))
+        self.events = [event for event in self.events if event not in chosen]
+        heapq.heapify(self.events)
+        tickets = [event[4] for event in chosen]
+        handed = [
+            Handed(
+                ticket.group_id,
+                self.rng.choice([None, ticket.version, self.state.version]),
+                (ticket.begun or 0) + 1,
+            )
+            for ticket in tickets
+        ]
+        ids = {ticket.group_id for ticket in tickets}
+        held = {key for key, (holder, _) in self.state.running.items() if holder == sampler}
+        assert set(self.state.hand_over(sampler, handed)) == ids & held
 
     def lose(self, sampler):
         life = self.life[sampler]
@@ -252,6 +274,7 @@ class World:
     change_rate=st.sampled_from([0.0, 0.1]),
     part=st.sampled_from([None, None, 1, 2, 3]),
     restarts=st.integers(0, 2),
+    shared=st.sampled_from([0, 0, 1, 2]),
 )
 def test_never_too_old_never_stuck_nothing_lost(
     seed,
@@ -267,6 +290,7 @@ def test_never_too_old_never_stuck_nothing_lost(
     change_rate,
     part,
     restarts,
+    shared,
 ):
     config = BufferConfig(
         groups_per_step=per_step,
@@ -276,6 +300,7 @@ def test_never_too_old_never_stuck_nothing_lost(
         on_full=on_full,
         samplers=samplers,
         steps_per_version=per_version,
+        shared_samplers=shared,
     )
     world = World(
         config, random.Random(seed), drop_rate, death_rate, change_rate, part=part, restarts=restarts
@@ -285,6 +310,8 @@ def test_never_too_old_never_stuck_nothing_lost(
         world.dispatch()
         if world.rng.random() < world.change_rate:
             world.come_or_go()
+        if shared and world.there and world.rng.random() < 0.1:
+            world.hand_over()
         if world.restarts and world.rng.random() < 0.02:
             world.restart()
         if world.ghosts and world.rng.random() < world.late_rate:

@@ -5,7 +5,7 @@ from buffers import batch_ids, flat, group, ids, make, run_step
 
 from rl_api.errors import RLTrainError
 from rl_api.roles import BufferSpec
-from rl_trainer.buffer.groups import BufferConfig, PutResult
+from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult
 from rl_trainer.buffer.state import BufferState
 
 
@@ -301,6 +301,79 @@ def test_on_policy_the_first_part_waits_for_the_first_prompts():
     assert state.put(1, group(0)).accepted
     assert [one.group_id for one in state.take(groups=1)] == [0]
     assert batch_ids(state) == [0, 1, 2]
+
+
+def test_what_is_handed_over_goes_to_a_sampler_with_a_device_of_its_own_and_keeps_its_version():
+    state = make(samplers=2, max_staleness=1, shared_samplers=1)
+    tickets = state.acquire(0, 4)
+    for step in range(2):
+        state.put(0, group(step))
+    state.take()
+    state.commit()
+    state.publish(1)
+    assert state.hand_over(0, [Handed(2, 0, b"begun"), Handed(3, None), Handed(0, 0), Handed(9, 0)]) == [2, 3]
+    assert [ticket.begun for ticket in tickets] == [None] * 4
+    assert state.take(groups=1) is None
+    (plain,) = state.acquire(0, 1)
+    assert (plain.group_id, plain.version, plain.reissued, plain.begun) == (3, 1, True, None)
+    first, *_ = state.acquire(1, 2)
+    assert (first.group_id, first.version, first.begun) == (2, 0, b"begun")
+    assert state.put(0, group(2)).reason is None, "the one that handed it over had ended it after all"
+    assert state.begun == {}
+
+
+def test_whoever_takes_a_group_over_may_die_and_the_next_one_goes_on_from_the_same_place():
+    state = make(samplers=3, max_staleness=1, shared_samplers=1)
+    state.acquire(0, 1)
+    state.hand_over(0, [Handed(0, 0, b"begun")])
+    assert [ticket.begun for ticket in state.acquire(1, 1)] == [b"begun"]
+    state.release(1)
+    assert [ticket.begun for ticket in state.acquire(2, 1)] == [b"begun"]
+    state.release(2)
+    assert [ticket.begun for ticket in state.acquire(0, 1)] == [b"begun"], "there is no other any more"
+    assert state.put(0, group(0)).accepted
+
+
+def test_a_group_that_waits_with_old_tokens_is_waited_for_in_time():
+    state = make(samplers=2, max_staleness=1, shared_samplers=1, groups_per_step=2, capacity=4)
+    state.acquire(0, 1)
+    state.acquire(1, 9)
+    state.put(1, group(1))
+    state.put(1, group(2))
+    assert batch_ids(state) == [1, 2]
+    state.commit()
+    state.publish(1)
+    state.hand_over(0, [Handed(0, 0, b"begun")])
+    state.put(1, group(3))
+    for ticket in state.acquire(0, 9):
+        state.put(0, group(ticket.group_id, 1))
+    assert state.take() is None, "version 0 is trained on now or never"
+    state.acquire(1, 1)
+    state.put(1, group(0))
+    assert sorted(batch_ids(state)) == [0, 3]
+    assert state.max_staleness_seen == 1
+
+
+def test_on_policy_a_group_that_is_handed_over_changes_its_home():
+    state = make(samplers=2, shared_samplers=1)
+    assert ids(state.acquire(0, 9)) == [0]
+    state.hand_over(0, [Handed(0, 0, b"begun")])
+    assert state.acquire(0, 9) == []
+    assert ids(state.acquire(1, 9)) == [0, 1]
+
+
+def test_tokens_older_than_the_ticket_are_not_handed_over():
+    state = make(max_staleness=1)
+    state.publish(0)
+    state.acquire(0, 2)
+    for group_id in (0, 1):
+        state.put(0, group(group_id))
+    state.take()
+    state.commit()
+    state.publish(1)
+    (ticket, *_) = state.acquire(0, 9)
+    with pytest.raises(RLTrainError, match=r"older than version 1 of its ticket"):
+        state.hand_over(0, [Handed(ticket.group_id, 0, b"")])
 
 
 def test_refills_are_those_of_the_whole_batch():

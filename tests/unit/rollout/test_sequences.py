@@ -92,7 +92,8 @@ def test_the_rest_of_a_sequence_has_its_tokens_in_the_prompt():
     rest = sequences.rest(key, 64)
     assert rest is not None
     assert (rest.id, rest.prompt.tolist(), rest.params.max_new_tokens) == (0, [1, 4, 5], 6)
-    assert rest.seed != whole.seed, "it would draw the first tokens again"
+    assert (rest.seed, rest.drawn) == (whole.seed, 2)
+    assert rest.generator_seed != whole.generator_seed, "it would draw the first tokens again"
     sequences.record(key, [6], [-1.0], 4)
     result = sequences.end(key)
     assert (result.tokens.tolist(), result.versions.tolist()) == ([4, 5, 6], [3, 3, 4])

@@ -12,14 +12,14 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
+from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.buffer.waiting import Call, WaitingCalls
 from rl_trainer.error_text import RESUME_HINT, first_line
@@ -30,6 +30,7 @@ from rl_trainer.flow.lease_desk import LeaseDesk
 from rl_trainer.trajectory import Group
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
+_Sent = TypeVar("_Sent", Group, Handed)
 ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
 # Each sampler's `acquire` waits in the actor. Ray's own limit is 1,000 calls at a time: with as many samplers waiting, the
 # `put` that would give one of them work would wait as well.
@@ -93,6 +94,16 @@ def _to_send(payloads: Iterable[bytes]) -> list[Any]:
     return sent
 
 
+def _referred(groups: Iterable[_Sent]) -> list[_Sent]:
+    """The same with large payloads as `[reference]`."""
+    given = list(groups)
+    payloads = _to_send(group.payload for group in given)
+    return [
+        replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
+        for group, payload in zip(given, payloads, strict=True)
+    ]
+
+
 def _reply(call: Call, acquired: Acquired) -> None:
     if call.is_open:
         call.future.set_result(acquired)
@@ -131,6 +142,18 @@ class BufferActor:
         self._end_calls(sampler)
         self._after_change()
         return lost
+
+    async def hand_over(self, sampler: int, groups: Sequence[Handed]) -> list[int]:
+        """See `BufferState.hand_over`; the payload of each is bytes or `[reference]`. Answered when the sampler may die."""
+        kept = [
+            replace(group, payload=await adopt(group.payload[0]))
+            if isinstance(group.payload, list)
+            else group
+            for group in groups
+        ]
+        given = self._state.hand_over(sampler, kept)
+        self._after_change()
+        return given
 
     async def acquire(
         self, sampler: int, max_groups: int, timeout: float, known_version: int = -1
@@ -344,13 +367,13 @@ class Buffer:
     def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
         """Hands in finished groups, answered when they no longer depend on this process; until then the caller keeps the
         reference. The answer has a `PutResult` for each."""
-        given = list(groups)
-        payloads = _to_send(group.payload for group in given)
-        sent = [
-            replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
-            for group, payload in zip(given, payloads, strict=True)
-        ]
-        return self.actor.put.remote(sampler, sent)
+        return self.actor.put.remote(sampler, _referred(groups))
+
+    def hand_over(self, sampler: int, groups: Iterable[Handed]) -> list[int]:
+        """Gives groups that this sampler has begun to others; on return they no longer depend on it. Returns the ids of
+        those that were still its own."""
+        call = self.actor.hand_over.remote(sampler, _referred(groups))
+        return cast(list[int], self._answer(call, "handing groups over"))
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""

@@ -33,8 +33,9 @@ If I(s) holds for all s the bound holds: once `s = D(w)`, `n(w) <= 0`, so nothin
    waits only for groups that are running, which end, are dropped, or are given back by a dead sampler: no
    deadlock.
 4. *Dropping a group, or giving it back for redispatch*, lowers n(w). A redispatched group takes the version
-   of that moment, and the total has not grown, so step 1's inequality covers it. A late result of a sampler
-   that was given up is accepted only where `keeps_bound` says that I still holds.
+   of that moment, and the total has not grown, so step 1's inequality covers it. One that is handed over with what
+   there is of it keeps the version of its oldest token, also while it waits: n(w) is what it was, or lower. A late result
+   of a sampler that was given up is accepted only where `keeps_bound` says that I still holds.
 
 For `eta = 0`, `k = 1` the batch is all B groups of the version: strictly on-policy.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rl_api.errors import RLTrainError
 from rl_trainer.flow.policies import OnFull, Order
@@ -12,7 +13,8 @@ from rl_trainer.flow.policies import OnFull, Order
 class BufferConfig:
     """What a buffer is made with (the contract's defaults); `samplers` will register, more may.
 
-    `max_refills`: most groups per batch that are refused because their rewards are all equal.
+    `max_refills`: most groups per batch that are refused because their rewards are all equal. `shared_samplers`: so many of
+    the first take turns with learners on their devices.
     """
 
     groups_per_step: int
@@ -23,6 +25,7 @@ class BufferConfig:
     samplers: int = 1
     steps_per_version: int = 1
     max_refills: int = 0
+    shared_samplers: int = 0
     alarm_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -35,11 +38,28 @@ class BufferConfig:
 
 @dataclass(frozen=True)
 class Ticket:
-    """Leave to sample one group. `group_id` is the prompt's index; `version` the weights to use, or newer."""
+    """Leave to sample one group. `group_id` is the prompt's index; `version` the weights to use, or newer; `begun`: the
+    payload of a `Handed` that is gone on with."""
 
     group_id: int
     version: int
     reissued: bool
+    begun: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A group that its sampler has begun and gives to others.
+
+    Attributes:
+        group_id: the prompt's index.
+        version: the oldest weights among those of its tokens; None: it has none yet, and `payload` says nothing.
+        payload: what there is of it, bytes or where the buffer keeps them.
+    """
+
+    group_id: int
+    version: int | None
+    payload: Any = b""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ committed or dropped exactly once. `take` leases a batch, or the first part of o
 the same groups again until `commit`.
 Groups whose rewards are all equal are refused while the batch to come has refills left (DAPO's dynamic sampling): they
 count as dropped, their budget returns, and so another group is started in their place.
+A sampler that leaves a device to learners hands its groups over: they wait with what there is of them, keep the version of
+their oldest token, and go to a sampler that has a device of its own, if there is one. What was handed over is kept until the
+group is ready: whoever takes it may die as well, and the next one goes on from the same place.
 Under `max_staleness` 0 the assignment of ids to samplers is fixed (id modulo samplers), so every run with the
 same samplers is the same. One that joins later takes its share of the ids that are not assigned yet.
 """
@@ -29,7 +32,7 @@ from typing import Any
 from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
 from rl_trainer.buffer.admission import Bound, first_by_prompt, keeps_bound, may_start, select_batch
-from rl_trainer.buffer.groups import BufferConfig, PutResult, Ticket
+from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
 from rl_trainer.flow.metering import FillAlarm, RateMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
 from rl_trainer.trajectory import Group
@@ -49,6 +52,7 @@ class BufferState:
         self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
         self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
+        self.begun: dict[int, Handed] = {}  # what there is of pending and running ones that were handed over
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
         self.leased: list[Group] = []  # groups of one batch; not all of them while it is taken in parts
@@ -83,9 +87,17 @@ class BufferState:
         return Bound(self.step, config.max_staleness, config.groups_per_step, config.steps_per_version, taken)
 
     def _outstanding_versions(self) -> list[int]:
-        return [entry.value.version for entry in self.ready] + [
-            version for _, version in self.running.values()
-        ]
+        return [entry.value.version for entry in self.ready] + self._unfinished_versions()
+
+    def _unfinished_versions(self) -> list[int]:
+        """Of groups that have a version and are not ready: running ones, and those that were handed over."""
+        waiting = [self._begun_version(group_id) for group_id in self.begun if group_id not in self.running]
+        return [version for _, version in self.running.values()] + waiting
+
+    def _begun_version(self, group_id: int) -> int:
+        """The version that a group has when it is dispatched now."""
+        handed = self.begun.get(group_id)
+        return self.version if handed is None or handed.version is None else handed.version
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -109,6 +121,35 @@ class BufferState:
         self._by_home = None
         return lost
 
+    def hand_over(self, sampler: int, groups: Sequence[Handed]) -> list[int]:
+        """A sampler gives groups that it has begun to others, and stays. Returns the ids of those that were its own.
+
+        Raises RLTrainError for one that holds tokens older than its ticket's version.
+        """
+        given = []
+        for handed in groups:
+            holder, version = self.running.get(handed.group_id, (None, 0))
+            if holder != sampler:
+                continue  # it was taken from it, or is ready
+            if handed.version is not None and handed.version < version:
+                raise RLTrainError(
+                    f"sampler {sampler} hands over group {handed.group_id} with tokens of weight version {handed.version}, "
+                    f"older than version {version} of its ticket: load the weights that came with the ticket"
+                )
+            del self.running[handed.group_id]
+            bisect.insort(self.pending, handed.group_id)
+            self.reissue.add(handed.group_id)
+            if handed.version is not None:
+                self.begun[handed.group_id] = handed
+            given.append(handed.group_id)
+        self._by_home = None
+        return given
+
+    def shares_device(self, sampler: int) -> bool:
+        """Whether it takes turns with learners, while there are samplers that do not."""
+        shared = self.config.shared_samplers
+        return sampler < shared and any(other >= shared for other in self.registered)
+
     def _homes(self) -> dict[int, list[int]]:
         """Pending ids by the sampler that gets them in strict mode; a dead one's share goes round the living."""
         if self._by_home is None:
@@ -118,6 +159,9 @@ class BufferState:
                 home = self.shares[group_id % len(self.shares)]
                 if home in self.released and living:
                     home = living[group_id % len(living)]
+                if group_id in self.begun and self.shares_device(home):
+                    own = [other for other in living if not self.shares_device(other)]
+                    home = own[group_id % len(own)]
                 self._by_home.setdefault(home, []).append(group_id)
         return self._by_home
 
@@ -151,18 +195,27 @@ class BufferState:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
-        self._admit(self.config.groups_per_step if self.strict else max(0, max_groups - len(self.pending)))
-        available = self._homes().get(sampler, []) if self.strict else self.pending
+        there = self._open_to(sampler)
+        self._admit(self.config.groups_per_step if self.strict else max(0, max_groups - len(there)))
+        available = self._homes().get(sampler, []) if self.strict else self._open_to(sampler)
         mine = available[: max(0, max_groups)]
         if self.strict:
             del available[: len(mine)]
         tickets = []
         for group_id in mine:
             del self.pending[bisect.bisect_left(self.pending, group_id)]
-            self.running[group_id] = (sampler, self.version)
-            tickets.append(Ticket(group_id, self.version, group_id in self.reissue))
+            version, handed = self._begun_version(group_id), self.begun.get(group_id)
+            self.running[group_id] = (sampler, version)
+            begun = None if handed is None else handed.payload
+            tickets.append(Ticket(group_id, version, group_id in self.reissue, begun))
             self.reissue.discard(group_id)
         return tickets
+
+    def _open_to(self, sampler: int) -> list[int]:
+        """Pending ones that this sampler may have, where they are not assigned."""
+        if not self.begun or not self.shares_device(sampler):
+            return self.pending
+        return [group_id for group_id in self.pending if group_id not in self.begun]
 
     # -- groups in -----------------------------------------------------------------------------------------
 
@@ -184,6 +237,8 @@ class BufferState:
             others = self._outstanding_versions()
             if group_id in self.running:
                 others.remove(self.running[group_id][1])
+            elif group_id in self.begun:
+                others.remove(self._begun_version(group_id))
             if not keeps_bound([*others, version], self._bound()):
                 return PutResult(False, "late")
         if group.min_version < version:
@@ -226,6 +281,7 @@ class BufferState:
 
     def _forget_ticket(self, group_id: int) -> None:
         self.running.pop(group_id, None)
+        self.begun.pop(group_id, None)
         if group_id in self.reissue:
             self.reissue.discard(group_id)
             self.pending.remove(group_id)
@@ -267,8 +323,8 @@ class BufferState:
         if self.strict and groups < self.config.groups_per_step:
             unfinished = [*self.running, *self.pending]
             return first_by_prompt((entry.key for entry in self.ready), unfinished, groups)
-        running = [version for _, version in self.running.values()]
-        return select_batch(list(self.ready), running, self._bound(), self.config.order, groups)
+        unready = self._unfinished_versions()
+        return select_batch(list(self.ready), unready, self._bound(), self.config.order, groups)
 
     def commit(self) -> int:
         """The batch under lease has been trained on: forget it. Returns the batches trained so far."""
@@ -323,7 +379,8 @@ class BufferState:
 
         A batch under lease, or a part of it, counts as ready: its step is not done. In strict mode unfinished and
         ready groups alike are sampled again after a restore (with the same result), so no payload is kept: a group sampled
-        again in another batch of the engine could differ in the last bit.
+        again in another batch of the engine could differ in the last bit. What was handed over is not kept either: such
+        groups are sampled again from their prompts.
         """
         kept = [] if self.strict else [*self.leased, *(entry.value for entry in self.ready)]
         again = set(self.running) | set(self.pending)

@@ -20,7 +20,13 @@ import numpy as np
 from rl_api.errors import InvalidConfig, ModelError, RewardError, RLTrainError, TaskError
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.tokenizer import Tokenizer
-from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.base import (
+    Engine,
+    GenerationProgress,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
 from rl_trainer.tasks import Prompt, Score, Task
 from rl_trainer.tasks.environments.episode import Episode
 from rl_trainer.trajectory import Trajectory
@@ -35,13 +41,17 @@ class PromptTooLong(TaskError):
 
 @dataclass
 class Member:
-    """One trajectory under way: `tokens` and `sampled` grow together, `logprobs` and `versions` with sampled ones."""
+    """One trajectory under way: `tokens` and `sampled` grow together, `logprobs` and `versions` with sampled ones.
+
+    `begun`: tokens of the turn under way that an engine had sampled before the one that goes on with it.
+    """
 
     seed: int
     tokens: list[int]
     sampled: list[bool]
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
     turns: int = 0
     truncated: bool = False
     environment: Episode | None = None
@@ -62,7 +72,7 @@ class GroupRollout:
     score_seconds: float = 0.0
 
     def trajectories(self) -> list[Trajectory]:
-        """The members, all scored."""
+        """The members, as far as they are."""
         return [
             Trajectory(
                 tokens=np.asarray(member.tokens, dtype=np.int32),
@@ -74,6 +84,11 @@ class GroupRollout:
             )
             for member in self.members
         ]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Of the weights that sampled a token of it; None: there is none yet."""
+        return min((min(member.versions) for member in self.members if member.versions), default=None)
 
 
 @dataclass(frozen=True)
@@ -117,8 +132,18 @@ class Rollouts:
         """Members whose environment has not answered yet."""
         return len(self._due)
 
-    def start(self, key: object, prompt: Prompt, members: int, params: SamplingParams, seed: int) -> None:
+    def start(
+        self,
+        key: object,
+        prompt: Prompt,
+        members: int,
+        params: SamplingParams,
+        seed: int,
+        begun: Sequence[Member] | None = None,
+    ) -> None:
         """Begins a group of `members` trajectories; member m draws with a key made of (seed, prompt index, m).
+
+        `begun`: the members of a group that others have handed over, which goes on where it was.
 
         Raises:
             PromptTooLong: the prompt does not fit into the model's context.
@@ -127,9 +152,16 @@ class Rollouts:
         number = next(self._numbers)
         group = self._groups[number] = GroupRollout(key, prompt, params, [], self.clock(), members)
         with self._alone(number, (RewardError,)):
-            group.members = [self._member(prompt, m, seed) for m in range(members)]
+            if begun is None:
+                group.members = [self._member(prompt, m, seed) for m in range(members)]
+            else:
+                group.members = [
+                    replace(member, seed=_key(prompt, m, seed)) for m, member in enumerate(begun)
+                ]
+            unfinished = [m for m, member in enumerate(group.members) if member.score is None]
+            group.open_members = len(unfinished)
             try:
-                self.engine.add([self._request(number, m) for m in range(members)])
+                self.engine.add([self._request(number, m) for m in unfinished])
             except TaskError as error:
                 longest = max(len(member.tokens) for member in group.members)
                 kind = PromptTooLong if longest >= self.engine.context else TaskError
@@ -159,6 +191,22 @@ class Rollouts:
         """How long until a tool answers, if any member waits for one."""
         return max(0.0, self._due[0][0] - self.clock()) if self._due else None
 
+    def hand_over(self, wanted: Callable[[object], bool]) -> list[GroupRollout]:
+        """Takes the groups under way with such a key out, with what their members have so far, so that others may `start`
+        them from there. Groups with an environment stay: what that knows cannot be moved."""
+        numbers = [
+            number
+            for number, group in self._groups.items()
+            if wanted(group.key) and all(member.environment is None for member in group.members)
+        ]
+        groups = {number: self._groups.pop(number) for number in numbers}
+        ids = [(number, m) for number, group in groups.items() for m in range(len(group.members))]
+        for found in self.engine.interrupt(ids):
+            number, m = cast(tuple[int, int], found.id)
+            _append(groups[number].members[m], found)
+            groups[number].members[m].begun.extend(found.tokens.tolist())
+        return list(groups.values())
+
     def abort(self, unwanted: Callable[[object], bool]) -> None:
         """Forgets the groups under way with such a key."""
         for number in [number for number, group in self._groups.items() if unwanted(group.key)]:
@@ -168,9 +216,8 @@ class Rollouts:
         environment = self.task.environment(prompt, m)
         opening = environment.reset() if environment else None
         tokens = self.chat.prompt(opening or prompt.content)
-        keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
         return Member(
-            seed=int(keys[0] >> np.uint64(1)),
+            seed=_key(prompt, m, seed),
             tokens=tokens,
             sampled=[False] * len(tokens),
             environment=environment,
@@ -185,7 +232,8 @@ class Rollouts:
             params = replace(params, max_new_tokens=remaining)
         # The turn is part of the key: a later turn must not repeat the draws of the one before.
         seed = (member.seed + 0x9E3779B9 * member.turns) & 0x7FFFFFFFFFFFFFFF
-        return GenerationRequest((number, m), np.asarray(member.tokens, dtype=np.int32), params, seed)
+        tokens = np.asarray(member.tokens, dtype=np.int32)
+        return GenerationRequest((number, m), tokens, params, seed, drawn=len(member.begun))
 
     def _take(self, result: GenerationResult) -> None:
         number, m = cast(tuple[int, int], result.id)
@@ -193,15 +241,12 @@ class Rollouts:
         if group is None:  # forgotten in this very step, because another member's reward failed
             return
         member = group.members[m]
-        count = len(result.tokens)
-        member.tokens.extend(result.tokens.tolist())
-        member.sampled.extend([True] * count)
-        member.logprobs.extend(result.logprobs.tolist())
-        member.versions.extend(result.versions.tolist())
+        _append(member, result)
+        turn, member.begun = [*member.begun, *result.tokens.tolist()], []
         member.turns += 1
         member.truncated = result.finish_reason == "length"
-        stopped = count and int(result.tokens[-1]) in group.params.stop_token_ids
-        text = self.chat.tokenizer.decode(result.tokens[: count - 1 if stopped else count].tolist())
+        stopped = turn and turn[-1] in group.params.stop_token_ids
+        text = self.chat.tokenizer.decode(turn[:-1] if stopped else turn)
         member.text += text
         with self._alone(number):
             self._score_or_continue(number, m, text)
@@ -269,6 +314,18 @@ class Rollouts:
         self.engine.abort([(number, m) for m in range(len(group.members))])
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
+
+
+def _key(prompt: Prompt, m: int, seed: int) -> int:
+    keys = np.random.SeedSequence((seed, prompt.index, m)).generate_state(1, np.uint64)
+    return int(keys[0] >> np.uint64(1))
+
+
+def _append(member: Member, found: GenerationResult | GenerationProgress) -> None:
+    member.tokens.extend(found.tokens.tolist())
+    member.sampled.extend([True] * len(found.tokens))
+    member.logprobs.extend(found.logprobs.tolist())
+    member.versions.extend(found.versions.tolist())
 
 
 def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:

@@ -74,17 +74,25 @@ class GenerationRequest:
     """One sequence to generate: `prompt` int32 [P], P >= 1.
 
     `seed` keys a counter-based random number generator: the token at position t depends on (seed, t) and the
-    model's distribution only, not on the other sequences of the batch. `hand_over`: keep the prompt's keys and values for
-    another engine; `prefilled`: such ones of another engine, which are disregarded where they are too old, or of other
-    weights. Both are for engines that can, and nothing to others.
+    model's distribution only, not on the other sequences of the batch. `drawn`: so many of the last tokens of `prompt`
+    were drawn for this sequence before (`Engine.interrupt`), and the next one is at position `drawn`. `hand_over`: keep the
+    prompt's keys and values for another engine; `prefilled`: such ones of another engine, which are disregarded where they
+    are too old, or of other weights. Both are for engines that can, and nothing to others.
     """
 
     id: Hashable
     prompt: npt.NDArray[np.int32]
     params: SamplingParams
     seed: int = 0
+    drawn: int = 0
     hand_over: bool = False
     prefilled: Prefilled | None = None
+
+    @property
+    def generator_seed(self) -> int:
+        """For engines with a generator for each request, which begins anew with it: it must not repeat the draws of the
+        tokens that are there."""
+        return (self.seed + 0x9E3779B9 * self.drawn) & 0x7FFFFFFFFFFFFFFF
 
     @cached_property
     def prompt_bytes(self) -> bytes:
@@ -242,3 +250,16 @@ class Engine(ABC):
         """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""
         unwanted = set(ids)
         self._waiting = deque(request for request in self._waiting if request.id not in unwanted)
+
+    def interrupt(self, ids: Sequence[Hashable]) -> list[GenerationProgress]:
+        """Forgets sequences as `abort` does, and says what they have so far; those without a token are left out.
+
+        A request whose prompt ends with these tokens, with `drawn` as many, goes on where this one was interrupted, on any
+        engine. The library's and ours draw the same uniform numbers as without the interruption, so that the tokens are the
+        same but where one of those falls into the rounding between two tokens: what the prompt's pass computes and what
+        decoding did differs in the last bits. vLLM's generators begin anew, from another seed. An engine that cannot tell
+        what is in flight begins its sequences anew.
+        """
+        found = self.progress(dict.fromkeys(ids, 0))
+        self.abort(ids)
+        return found

@@ -168,7 +168,7 @@ def completion_body(model: str, request: GenerationRequest, seeded: bool, salt: 
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": request.seed & 0x7FFFFFFFFFFFFFFF if seeded else None,
+        "seed": request.generator_seed if seeded else None,
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone

@@ -109,6 +109,7 @@ class _Choice:
             [min(p.max_new_tokens, context - len(r.prompt)) for p, r in zip(params, batch, strict=True)]
         )
         self._seeds = np.array([request.seed & 0xFFFFFFFFFFFFFFFF for request in batch], np.uint64)
+        self._drawn = np.array([request.drawn for request in batch], np.int64)
         self._sampling = BatchSampling.of(
             np.array([p.temperature for p in params], np.float32),
             np.array([p.top_k for p in params], np.int64),
@@ -127,7 +128,7 @@ class _Choice:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits processor: scores [B, V] -> the same with everything but the chosen token at minus infinity."""
         step = len(self._tokens)
-        uniform = uniforms(self._seeds, np.full(len(self._batch), step, np.int64))
+        uniform = uniforms(self._seeds, self._drawn + step)
         chosen, logprobs = sample(scores, torch.from_numpy(uniform).to(self._device), self._sampling)
         tokens = chosen.cpu().numpy()
         self._tokens.append(tokens)

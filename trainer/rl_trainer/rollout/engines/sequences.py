@@ -91,9 +91,8 @@ class Sequences:
         left = min(request.params.max_new_tokens - count, context - len(prompt))
         if left < 1:
             return None
-        # A generator that begins anew must not repeat the draws of the tokens that are there.
-        seed = (request.seed + 0x9E3779B9 * count) & 0x7FFFFFFFFFFFFFFF
-        return replace(request, prompt=prompt, params=replace(request.params, max_new_tokens=left), seed=seed)
+        params = replace(request.params, max_new_tokens=left)
+        return replace(request, prompt=prompt, params=params, drawn=request.drawn + count)
 
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """What those in flight have beyond their first `known[id]` tokens; see `Engine.progress`."""

@@ -73,6 +73,7 @@ class TorchEngine(Engine):
         self._tokens = np.zeros(rows, np.int64)
         self._positions = np.zeros(rows, np.int64)
         self._counts = np.zeros(rows, np.int64)
+        self._drawn = np.zeros(rows, np.int64)  # before the request
         self._limits = np.zeros(rows, np.int64)
         self._seeds = np.zeros(rows, np.uint64)
         self._temperatures = np.ones(rows, np.float32)
@@ -82,7 +83,7 @@ class TorchEngine(Engine):
         self._out_tokens = np.zeros((rows, 0), np.int32)
         self._out_logprobs = np.zeros((rows, 0), np.float32)
         self._out_versions = np.zeros((rows, 0), np.int32)
-        self._per_slot = ["_tokens", "_positions", "_counts", "_limits", "_seeds", "_temperatures"]
+        self._per_slot = ["_tokens", "_positions", "_counts", "_drawn", "_limits", "_seeds", "_temperatures"]
         self._per_slot += ["_top_k", "_top_p", "_stops", "_out_tokens", "_out_logprobs", "_out_versions"]
         self._index = np.arange(rows)
         self._tainted = False
@@ -214,7 +215,7 @@ class TorchEngine(Engine):
             torch.from_numpy(positions).to(self._device),
         )
         counts = self._counts[:used]
-        uniform = torch.from_numpy(uniforms(self._seeds[:used], counts)).to(self._device)
+        uniform = torch.from_numpy(uniforms(self._seeds[:used], counts + self._drawn[:used])).to(self._device)
         sampled, logprobs = sample(logits[:used], uniform, self._sampling)
         if self._top:
             self._note_top(logits[:used])
@@ -328,6 +329,7 @@ class TorchEngine(Engine):
         self._tokens[slot] = request.prompt[-1]
         self._positions[slot] = length - 1
         self._counts[slot] = 0
+        self._drawn[slot] = request.drawn
         self._limits[slot] = self._limit(request)
         self._seeds[slot] = np.uint64(request.seed & 0xFFFFFFFFFFFFFFFF)
         self._temperatures[slot] = params.temperature

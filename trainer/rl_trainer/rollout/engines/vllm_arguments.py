@@ -105,7 +105,7 @@ def sampling_arguments(request: GenerationRequest, context: int, seeded: bool = 
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
-        "seed": request.seed & 0x7FFFFFFFFFFFFFFF if seeded else None,
+        "seed": request.generator_seed if seeded else None,
         "stop_token_ids": sorted(params.stop_token_ids),
         "ignore_eos": True,
         "detokenize": False,

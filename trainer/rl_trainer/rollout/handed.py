@@ -1,0 +1,62 @@
+"""A group that one sampler has begun, as bytes for another one that goes on with it. Pure.
+
+Arrays as of a finished group (`trajectory.pack`), and before them what only a group under way has, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from rl_api.errors import RLTrainError
+from rl_trainer.rollout.loop import GroupRollout, Member
+from rl_trainer.tasks import Score
+from rl_trainer.trajectory import pack, unpack
+
+_LENGTH = struct.Struct("<I")
+
+
+def dump_begun(group: GroupRollout) -> bytes:
+    """The members of a group, none of which has an environment."""
+    states = [
+        {
+            "begun": len(member.begun),
+            "turns": member.turns,
+            "text": member.text,
+            "truncated": member.truncated,
+            "score": None if member.score is None else vars(member.score),
+        }
+        for member in group.members
+    ]
+    words = json.dumps(states).encode()
+    return b"".join((_LENGTH.pack(len(words)), words, pack(group.trajectories())))
+
+
+def load_begun(data: Any) -> Sequence[Member]:
+    """The inverse, of bytes-like `data`; seeds come from whoever starts them. Raises RLTrainError when it is damaged."""
+    view = memoryview(data).cast("B")
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        states = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+    except (struct.error, ValueError):
+        raise RLTrainError(f"a group that was handed over is damaged: {len(view)} bytes") from None
+    members = []
+    for state, one in zip(states, unpack(view[_LENGTH.size + length :]), strict=True):
+        tokens = one.tokens.tolist()
+        members.append(
+            Member(
+                seed=0,
+                tokens=tokens,
+                sampled=one.mask.tolist(),
+                logprobs=one.log_probs.tolist(),
+                versions=one.versions.tolist(),
+                begun=tokens[len(tokens) - state["begun"] :],
+                turns=state["turns"],
+                truncated=state["truncated"],
+                text=state["text"],
+                score=None if state["score"] is None else Score(**state["score"]),
+            )
+        )
+    return members
