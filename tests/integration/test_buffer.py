@@ -14,7 +14,7 @@ import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.actor import INLINE_BYTES, Buffer, fetch_payloads
-from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.groups import BufferConfig, Handed
 from rl_trainer.trajectory import Group, Trajectory
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
@@ -50,6 +50,19 @@ class Sampler:
 
     def pid(self):
         return os.getpid()
+
+    def ready(self):
+        return True
+
+    def hand_over(self, count, size):
+        tickets = acquire(self.buffer, self.rank, count, 10.0).tickets
+        begun = [Handed(ticket.group_id, ticket.version, b"x" * size) for ticket in tickets]
+        return self.buffer.hand_over(self.rank, begun)
+
+    def begun(self, count):
+        tickets = acquire(self.buffer, self.rank, count, 10.0).tickets
+        payloads = fetch_payloads([ticket.begun for ticket in tickets])
+        return [(ticket.group_id, len(data)) for ticket, data in zip(tickets, payloads, strict=True)]
 
     def take_tickets(self, count):
         return [ticket.group_id for ticket in acquire(self.buffer, self.rank, count, 10.0).tickets]
@@ -121,6 +134,20 @@ def test_a_killed_samplers_prompts_are_sampled_by_another():
     assert buffer.release(0) == [0, 1, 2]
     assert ray.get(second.sample.remote(4)) == [0, 1, 2, 3]
     assert ids(buffer.take(10.0)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [5, 2 * INLINE_BYTES])
+def test_what_was_handed_over_outlives_both_samplers(size):
+    """The one that began it, and the one that took it."""
+    buffer = make(max_staleness=1, samplers=3, shared_samplers=1)
+    samplers = [Sampler.remote(buffer, rank) for rank in range(3)]
+    assert ray.get([sampler.ready.remote() for sampler in samplers])
+    assert ray.get(samplers[0].hand_over.remote(2, size)) == [0, 1]
+    kill(samplers[0])
+    assert ray.get(samplers[1].begun.remote(2)) == [(0, size), (1, size)]
+    kill(samplers[1])
+    assert buffer.release(1) == [0, 1]
+    assert ray.get(samplers[2].begun.remote(2)) == [(0, size), (1, size)]
 
 
 def test_a_call_that_a_dead_sampler_left_behind_gets_no_tickets():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,27 @@ def test_same_results_as_the_torch_engine(params, family_folder):
             np.testing.assert_allclose(mine, other, atol=2e-5)
         assert (result.finish_reason, result.tokens.dtype) == (expected[index].finish_reason, np.int32)
         assert result.versions.tolist() == [0] * len(result.tokens)
+
+
+def test_it_goes_on_where_another_engine_was_interrupted(family_folder):
+    folder = family_folder("qwen2-tied")
+    whole, first = create_engine(folder, slots=9), create_engine(folder, slots=9)
+    for engine in (whole, first):
+        engine.add(work())
+    for _ in range(3):
+        assert not first.step()
+    begun = first.interrupt([request.id for request in work()])
+    second = LibraryEngine(LibraryModel.open(folder), slots=5)
+    for request, found in zip(work(), begun, strict=True):
+        params = replace(request.params, max_new_tokens=request.params.max_new_tokens - 3)
+        prompt = np.concatenate((request.prompt, found.tokens))
+        second.add([replace(request, prompt=prompt, params=params, drawn=3)])
+    rest = drain(second)
+    for key, result in drain(whole).items():
+        assert [*begun[key].tokens, *rest[key].tokens] == result.tokens.tolist()
+    second.add(work())
+    assert second.interrupt([0, 1]) == []
+    assert second.waiting == 7, "what it has begun it has ended"
 
 
 def test_another_family(family_folder):

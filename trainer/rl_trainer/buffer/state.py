@@ -33,12 +33,10 @@ from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
 from rl_trainer.buffer.admission import Bound, first_by_prompt, keeps_bound, may_start, select_batch
 from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
+from rl_trainer.buffer.saved import SNAPSHOT_FORMAT, saved_groups
 from rl_trainer.flow.metering import FillAlarm, RateMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
 from rl_trainer.trajectory import Group
-
-# 1 kept of a group what is now in fields of their own under `extra`, 2 had counters that nobody reads. Both are still read.
-SNAPSHOT_FORMAT = 3
 
 
 class BufferState:
@@ -406,20 +404,12 @@ class BufferState:
 
         Raises RLTrainError when the snapshot cannot go on under this configuration.
         """
-        if state.get("format") not in range(1, SNAPSHOT_FORMAT + 1):
-            raise RLTrainError(
-                f"the checkpoint's buffer has format {state.get('format')!r}, allowed are 1 to {SNAPSHOT_FORMAT}"
-            )
-        if len(payloads) != len(state["ready"]):
-            raise RLTrainError(
-                f"the checkpoint lists {len(state['ready'])} ready groups but holds {len(payloads)} payloads"
-            )
+        ready = saved_groups(state, payloads)
         new = cls(config)
         new.version, new.cursor, new.committed_steps = state["version"], state["cursor"], state["steps"]
         new.pending = sorted(state["in_flight"])
         new.reissue = set(new.pending)
-        for saved, payload in zip(state["ready"], payloads, strict=True):
-            group = Group.load(_group_of_format_1(saved) if state["format"] == 1 else saved, payload)
+        for group in ready:
             new.ready.push(group.group_id, group, priority=group.priority)
         new.drops = Counter(state["drops"])
         new.refills = state.get("refills", 0)
@@ -430,10 +420,3 @@ class BufferState:
                 f"{config.max_staleness}: resume with the value the run had"
             )
         return new
-
-
-def _group_of_format_1(saved: Mapping[str, Any]) -> dict[str, Any]:
-    meta, extra = saved["meta"], saved["meta"]["extra"]
-    kept = {name: meta[name] for name in ("group_id", "rewards", "lengths", "min_version", "priority")}
-    more = {name: extra[name] for name in ("total_lengths", "truncated", "spans")}
-    return {**kept, **more, "version": saved["version"]}
