@@ -9,7 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from training_runs import PROMPTS, RunFiles, meanwhile
+import torch
+from safetensors.torch import load_file
+from training_runs import GROUP, PROMPTS, RunFiles, meanwhile
 
 from rl_trainer.observe.step_times import uncovered
 from rl_trainer.observe.timeline import Span, read_timeline
@@ -64,6 +66,39 @@ def test_strictly_on_policy_the_weights_are_the_same_wherever_samplers_are(tmp_p
         waits = {span.actor for span in read_timeline(files.out / "timeline.json") if span.name == "lease"}
         assert waits >= {"driver", "sampler 0"}, name
         assert ("sampler 1" in waits) is (name != "hybrid")
+
+
+def test_what_a_shared_sampler_has_begun_goes_on_with_the_other_one(tmp_path: Path):
+    """Learners begin with each group as it comes, while the sampler on their device has another one under way: the same
+    tokens as on devices of their own, and weights that differ by rounding."""
+    hybrid: dict[str, Any] = {"mode": "hybrid", "sharedSamplers": 1, "partGroups": 1}
+    made = []
+    for placement in ({"partGroups": 1}, hybrid):
+        files = RunFiles(
+            tmp_path / placement.get("mode", "apart"),
+            placement=placement,
+            algorithm={"optimizer": {"epsilon": 1e-4}},
+            sampler={
+                "replicas": 2,
+                "maxSequences": GROUP,
+                "maxNewTokens": 20,
+                "resources": {"cpu": 0.5},
+            },
+            stop={"maxSteps": 4},
+        )
+        files.run().assert_well()
+        files.assert_nothing_lost_or_twice()
+        made.append(files)
+    apart, shared = made
+    spans = read_timeline(shared.out / "timeline.json")
+    assert sum(span.args["groups"] for span in spans if span.name == "hand over") > 0
+    assert {span.actor for span in spans if span.name == "hand over"} == {"sampler 0"}
+    for found, expected in zip(shared.steps, apart.steps, strict=True):
+        assert (found.prompts, found.completion_tokens) == (expected.prompts, expected.completion_tokens)
+        assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+    before = load_file(apart.out / "final" / "model.safetensors")
+    for name, value in load_file(shared.out / "final" / "model.safetensors").items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-5, msg=name)
 
 
 def test_learners_interrupt_a_sampler_that_runs_ahead_and_nobody_computes_beside_another(tmp_path: Path):

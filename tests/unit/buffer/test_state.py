@@ -158,6 +158,18 @@ def test_late_result_that_could_not_be_trained_in_time_is_refused_and_nothing_is
     assert state.put(0, group(1, version=1)).accepted
 
 
+def test_while_learners_have_the_devices_samplers_that_share_them_begin_nothing():
+    state = make(samplers=2, max_staleness=1, shared_samplers=1)
+    state.learning = True
+    assert state.acquire(0, 2) == []
+    assert ids(state.acquire(1, 2)) == [0, 1]
+    state.release(1)
+    assert ids(state.acquire(0, 1)) == [0], "there is no other any more"
+    state.register(1)
+    state.learning = False
+    assert ids(state.acquire(0, 1)) == [1]
+
+
 def test_tokens_older_than_the_ticket_are_an_error():
     state = make()
     run_step(state)

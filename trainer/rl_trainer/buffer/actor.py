@@ -27,6 +27,7 @@ from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.lease_desk import LeaseDesk
+from rl_trainer.flow.leases import LEARNERS
 from rl_trainer.trajectory import Group
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
@@ -277,6 +278,8 @@ class BufferActor:
         self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0
     ) -> int | None:
         """See `LeaseDesk.claim`."""
+        if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
+            self._state.learning = True
         return await self._leases.claim(holder, devices, timeout, priority)
 
     async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
@@ -284,8 +287,11 @@ class BufferActor:
         return await self._leases.wanted(holder, epoch, timeout)
 
     async def give_back(self, holder: str, epoch: int) -> None:
-        """See `LeaseDesk.give_back`."""
+        """See `LeaseDesk.give_back`. When learners are done, samplers that share their devices get groups again."""
         self._leases.give_back(holder, epoch)
+        if holder == LEARNERS:
+            self._state.learning = False
+            self._after_change()
 
     # -- signs of life, see `flow.pulse` -------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class BufferState:
         self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
         self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
+        self.learning = False  # learners have the devices that samplers share, or wait for them
         self.begun: dict[int, Handed] = {}  # what there is of pending and running ones that were handed over
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
@@ -192,6 +193,8 @@ class BufferState:
     def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
+        if self.learning and self.shares_device(sampler):
+            return []  # what it took now would wait for its device, while others have theirs
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
         there = self._open_to(sampler)
         self._admit(self.config.groups_per_step if self.strict else max(0, max_groups - len(there)))

@@ -23,9 +23,10 @@ import torch
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, TaskError
+from rl_api.handing_over import hands_over
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.buffer.actor import Acquired, Buffer
-from rl_trainer.buffer.groups import Ticket
+from rl_trainer.buffer.actor import Acquired, Buffer, fetch_payloads
+from rl_trainer.buffer.groups import Handed, Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
@@ -40,9 +41,10 @@ from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
 from rl_trainer.rollout.engines.vllm_needs import VllmOptions
 from rl_trainer.rollout.evaluation import Evaluation
+from rl_trainer.rollout.handed import dump_begun, load_begun
 from rl_trainer.rollout.handle import SamplerLeft
 from rl_trainer.rollout.leaving import Door
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts, stop_tokens
+from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.pods import open_over_pods
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
@@ -126,8 +128,9 @@ class SamplerActor:
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
         self._device = sampler_device(
-            spec, rank, buffer.actor, self.spans, wake=self._wake.set, leave=self._close_span
+            spec, rank, buffer.actor, self.spans, wake=self._wake.set, leave=self._leave_device
         )
+        self._hands_over = hands_over(spec) and rank < spec.shared_samplers
         self._sampling = False
         # Version of the published weights in the engine; None: the model folder's.
         self._loaded: int | None = None
@@ -199,6 +202,7 @@ class SamplerActor:
         try:
             self._run()
         finally:
+            self._hands_over = False  # nobody goes on
             self._device.close()
 
     def _run(self) -> None:
@@ -238,6 +242,25 @@ class SamplerActor:
                 self._wake.wait(POLL_SECONDS if delay is None else min(delay, POLL_SECONDS))
             self._wake.clear()
             self._check_puts()
+
+    def _leave_device(self) -> None:
+        """Learners get the device now: what is begun here goes on elsewhere, if the run has it so."""
+        self._close_span()
+        if not self._hands_over or self._leaving.is_set():
+            return
+        started = time.time()
+        groups = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
+        begun = [
+            Handed(cast(Ticket, group.key).group_id, group.oldest_version, dump_begun(group))
+            for group in groups
+        ]
+        tickets = [ticket for acquired in self._held for ticket in acquired.tickets]
+        self._held = deque(
+            replace(acquired, tickets=[]) for acquired in self._held if acquired.weights is not None
+        )
+        if begun or tickets:
+            self.buffer.hand_over(self.rank, [*begun, *(Handed(one.group_id, None) for one in tickets)])
+            self.spans.add("hand over", started, time.time(), groups=len(begun) + len(tickets))
 
     def leave(self) -> int | None:
         """The pod is told to go: nothing is begun here any more, and what is unfinished goes back at once, to be sampled by
@@ -297,15 +320,22 @@ class SamplerActor:
                 return
             self._held.popleft()
             for ticket in acquired.tickets:
-                prompt = self.task.prompt(ticket.group_id)
-                self._start(ticket, prompt, self.spec.algorithm.group_size, self.params)
+                prompt, begun = self.task.prompt(ticket.group_id), None
+                if ticket.begun is not None:
+                    begun = load_begun(fetch_payloads([ticket.begun])[0])
+                self._start(ticket, prompt, self.spec.algorithm.group_size, self.params, begun)
 
     def _start(
-        self, key: Ticket | tuple[Evaluation, int], prompt: Prompt, members: int, params: SamplingParams
+        self,
+        key: Ticket | tuple[Evaluation, int],
+        prompt: Prompt,
+        members: int,
+        params: SamplingParams,
+        begun: Sequence[Member] | None = None,
     ) -> None:
         """Begins a group, or leaves its prompt out where that is too long and `task.onLongPrompt` says so."""
         try:
-            self.rollouts.start(key, prompt, members, params, self.spec.seed)
+            self.rollouts.start(key, prompt, members, params, self.spec.seed, begun)
         except PromptTooLong as error:
             self._too_long += 1
             if self.spec.task.on_long_prompt == "fail":

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rl_api import CheckpointStatus, RLTrainingRun
 from rl_api.errors import RLTrainError
+from rl_api.handing_over import staying_sentence
 from rl_api.parts import part_groups, parts_sentence
 from rl_api.progress import Progress
 from rl_trainer.algorithms.advantages import AdvantageStats
@@ -77,7 +78,7 @@ class Session(Attempt):
     def _open(self) -> None:
         spec = self.spec
         check_supported(spec)
-        for sentence in (long_sequences(spec), parts_sentence(spec)):
+        for sentence in (long_sequences(spec), parts_sentence(spec), staying_sentence(spec)):
             if sentence is not None:
                 self.console.warning(sentence)
         address = ray_address()  # refused now if it is none: not when everything is loaded
