@@ -15,7 +15,8 @@ def hands_over(spec: RunSpec) -> bool:
     placement, sampler = spec.placement, spec.sampler
     if placement.hand_over != "interrupt" or not 0 < spec.shared_samplers < sampler.replicas:
         return False
-    return spec.buffer.max_staleness > 0 or part_groups(spec) < spec.algorithm.prompts_per_step
+    early = placement.hand_over_at is not None or part_groups(spec) < spec.algorithm.prompts_per_step
+    return early or spec.buffer.max_staleness > 0
 
 
 def staying_sentence(spec: RunSpec) -> str | None:

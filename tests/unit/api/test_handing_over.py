@@ -29,6 +29,7 @@ def spec(placement: dict[str, Any], staleness: int = 0, **task: Any) -> RunSpec:
         ({"partGroups": 2}, 0, True),
         ({}, 0, False),  # learners come between two steps
         ({"partGroups": 8}, 0, False),
+        ({"handOverAt": 0.5}, 0, True),
         ({"handOver": "drain"}, 1, False),
         ({"mode": "collocated", "sharedSamplers": None}, 1, False),  # to whom?
         ({"mode": "disaggregated", "sharedSamplers": 0}, 1, False),

@@ -183,7 +183,7 @@ class World:
             Handed(
                 ticket.group_id,
                 self.rng.choice([None, ticket.version, self.state.version]),
-                (ticket.begun or 0) + 1,
+                b"begun",
             )
             for ticket in tickets
         ]
@@ -275,6 +275,7 @@ class World:
     part=st.sampled_from([None, None, 1, 2, 3]),
     restarts=st.integers(0, 2),
     shared=st.sampled_from([0, 0, 1, 2]),
+    hand_over_at=st.sampled_from([None, 0.5, 1.0]),
 )
 def test_never_too_old_never_stuck_nothing_lost(
     seed,
@@ -291,6 +292,7 @@ def test_never_too_old_never_stuck_nothing_lost(
     part,
     restarts,
     shared,
+    hand_over_at,
 ):
     config = BufferConfig(
         groups_per_step=per_step,
@@ -301,6 +303,7 @@ def test_never_too_old_never_stuck_nothing_lost(
         samplers=samplers,
         steps_per_version=per_version,
         shared_samplers=shared,
+        hand_over_at=hand_over_at,
     )
     world = World(
         config, random.Random(seed), drop_rate, death_rate, change_rate, part=part, restarts=restarts

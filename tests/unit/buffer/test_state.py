@@ -170,6 +170,34 @@ def test_while_learners_have_the_devices_samplers_that_share_them_begin_nothing(
     assert ids(state.acquire(0, 1)) == [1]
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_when_so_many_groups_are_finished_samplers_that_share_devices_leave_the_rest(staleness):
+    state = make(
+        samplers=2,
+        max_staleness=staleness,
+        groups_per_step=4,
+        capacity=4,
+        shared_samplers=1,
+        hand_over_at=0.5,
+    )
+    mine = ids(state.acquire(0, 2))
+    other = ids(state.acquire(1, 2))
+    state.put(1, group(other[0]))
+    assert not state.helped
+    state.put(0, group(mine[0]))
+    assert state.helped
+    assert state.acquire(0, 9) == []
+    state.hand_over(0, [Handed(mine[1], None)])
+    assert state.acquire(0, 9) == []
+    state.put(1, group(other[1]))
+    assert ids(state.acquire(1, 9)) == [mine[1]], "though it has no token yet"
+    assert len(state.take(groups=2)) == 2
+    assert state.helped, "the batch is the same"
+    state.put(1, group(mine[1]))
+    state.take()
+    assert not state.helped
+
+
 def test_tokens_older_than_the_ticket_are_an_error():
     state = make()
     run_step(state)
@@ -326,12 +354,12 @@ def test_what_is_handed_over_goes_to_a_sampler_with_a_device_of_its_own_and_keep
     assert state.hand_over(0, [Handed(2, 0, b"begun"), Handed(3, None), Handed(0, 0), Handed(9, 0)]) == [2, 3]
     assert [ticket.begun for ticket in tickets] == [None] * 4
     assert state.take(groups=1) is None
-    (plain,) = state.acquire(0, 1)
-    assert (plain.group_id, plain.version, plain.reissued, plain.begun) == (3, 1, True, None)
-    first, *_ = state.acquire(1, 2)
+    assert ids(state.acquire(0, 1)) == [4], "what it gave away is not for itself"
+    first, plain = state.acquire(1, 2)
     assert (first.group_id, first.version, first.begun) == (2, 0, b"begun")
+    assert (plain.group_id, plain.version, plain.reissued, plain.begun) == (3, 1, True, None)
     assert state.put(0, group(2)).reason is None, "the one that handed it over had ended it after all"
-    assert state.begun == {}
+    assert list(state.begun) == [3]
 
 
 def test_whoever_takes_a_group_over_may_die_and_the_next_one_goes_on_from_the_same_place():

@@ -203,6 +203,8 @@ class BufferActor:
         """Those get their answer whom the change concerns. `room`: another group may perhaps start now."""
         if self._state.may_have(self._wanted):
             self._takers.notify()
+        if self._state.helped:
+            self._leases.look_again()
         if room and self._published:
             self._answer(self._waiting.hand_out(self._state))
 
@@ -283,8 +285,8 @@ class BufferActor:
         return await self._leases.claim(holder, devices, timeout, priority)
 
     async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
-        """See `LeaseDesk.wanted`."""
-        return await self._leases.wanted(holder, epoch, timeout)
+        """See `LeaseDesk.wanted`; also where a sampler's help is not needed any more."""
+        return await self._leases.wanted(holder, epoch, timeout, lambda: self._state.helped)
 
     async def give_back(self, holder: str, epoch: int) -> None:
         """See `LeaseDesk.give_back`. When learners are done, samplers that share their devices get groups again."""

@@ -14,7 +14,8 @@ class BufferConfig:
     """What a buffer is made with (the contract's defaults); `samplers` will register, more may.
 
     `max_refills`: most groups per batch that are refused because their rewards are all equal. `shared_samplers`: so many of
-    the first take turns with learners on their devices.
+    the first take turns with learners on their devices. `hand_over_at`: share of a batch's groups that are finished when
+    these leave the rest of it to the others; None: they do when learners come.
     """
 
     groups_per_step: int
@@ -26,6 +27,7 @@ class BufferConfig:
     steps_per_version: int = 1
     max_refills: int = 0
     shared_samplers: int = 0
+    hand_over_at: float | None = None
     alarm_seconds: float = 60.0
 
     def __post_init__(self) -> None:

@@ -53,6 +53,7 @@ class BufferState:
         self.learning = False  # learners have the devices that samplers share, or wait for them
         self.begun: dict[int, Handed] = {}  # what there is of pending and running ones that were handed over
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
+        self._homes_helped = False
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
         self.leased: list[Group] = []  # groups of one batch; not all of them while it is taken in parts
         self.released: set[int] = set()
@@ -89,8 +90,12 @@ class BufferState:
         return [entry.value.version for entry in self.ready] + self._unfinished_versions()
 
     def _unfinished_versions(self) -> list[int]:
-        """Of groups that have a version and are not ready: running ones, and those that were handed over."""
-        waiting = [self._begun_version(group_id) for group_id in self.begun if group_id not in self.running]
+        """Of groups that have a version and are not ready: running ones, and those that were handed over with tokens."""
+        waiting = [
+            handed.version
+            for group_id, handed in self.begun.items()
+            if handed.version is not None and group_id not in self.running
+        ]
         return [version for _, version in self.running.values()] + waiting
 
     def _begun_version(self, group_id: int) -> int:
@@ -138,11 +143,17 @@ class BufferState:
             del self.running[handed.group_id]
             bisect.insort(self.pending, handed.group_id)
             self.reissue.add(handed.group_id)
-            if handed.version is not None:
+            if handed.version is not None or handed.group_id not in self.begun:
                 self.begun[handed.group_id] = handed
             given.append(handed.group_id)
         self._by_home = None
         return given
+
+    @property
+    def helped(self) -> bool:
+        """Whether so much of the batch is finished that samplers on learners' devices leave the rest to the others."""
+        share, taken = self.config.hand_over_at, 0 if self._whole else len(self.leased)
+        return share is not None and taken + len(self.ready) >= share * self.config.groups_per_step
 
     def shares_device(self, sampler: int) -> bool:
         """Whether it takes turns with learners, while there are samplers that do not."""
@@ -151,14 +162,14 @@ class BufferState:
 
     def _homes(self) -> dict[int, list[int]]:
         """Pending ids by the sampler that gets them in strict mode; a dead one's share goes round the living."""
-        if self._by_home is None:
-            self._by_home = {}
+        if self._by_home is None or self._homes_helped != self.helped:
+            self._by_home, self._homes_helped = {}, self.helped
             living = sorted(self.registered)
             for group_id in self.pending:
                 home = self.shares[group_id % len(self.shares)]
                 if home in self.released and living:
                     home = living[group_id % len(living)]
-                if group_id in self.begun and self.shares_device(home):
+                if (group_id in self.begun or self.helped) and self.shares_device(home):
                     own = [other for other in living if not self.shares_device(other)]
                     home = own[group_id % len(own)]
                 self._by_home.setdefault(home, []).append(group_id)
@@ -193,7 +204,7 @@ class BufferState:
     def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
-        if self.learning and self.shares_device(sampler):
+        if (self.learning or self.helped) and self.shares_device(sampler):
             return []  # what it took now would wait for its device, while others have theirs
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
         there = self._open_to(sampler)
@@ -207,7 +218,7 @@ class BufferState:
             del self.pending[bisect.bisect_left(self.pending, group_id)]
             version, handed = self._begun_version(group_id), self.begun.get(group_id)
             self.running[group_id] = (sampler, version)
-            begun = None if handed is None else handed.payload
+            begun = None if handed is None or handed.version is None else handed.payload
             tickets.append(Ticket(group_id, version, group_id in self.reissue, begun))
             self.reissue.discard(group_id)
         return tickets
@@ -238,8 +249,8 @@ class BufferState:
             others = self._outstanding_versions()
             if group_id in self.running:
                 others.remove(self.running[group_id][1])
-            elif group_id in self.begun:
-                others.remove(self._begun_version(group_id))
+            elif group_id in self.begun and (waits := self.begun[group_id].version) is not None:
+                others.remove(waits)
             if not keeps_bound([*others, version], self._bound()):
                 return PutResult(False, "late")
         if group.min_version < version:

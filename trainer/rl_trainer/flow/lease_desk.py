@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.error_text import RESUME_HINT
@@ -71,14 +71,20 @@ class LeaseDesk:
             )
         )
 
-    async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
-        """Whether somebody waits for what the holder has, or it has it no more; answered as soon as it is so, or after
-        `timeout` seconds."""
+    async def wanted(
+        self, holder: str, epoch: int, timeout: float, done: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Whether somebody waits for what the holder has, or it has it no more, or is `done` with it; answered as soon as it
+        is so, or after `timeout` seconds. `look_again` says that `done` may have changed."""
         deadline = time.monotonic() + timeout
-        while self._table.holds(holder, epoch) and not self._table.wanted(holder):
+        while self._table.holds(holder, epoch) and not self._table.wanted(holder) and not done():
             if not await self._changes.wait(deadline - time.monotonic()):
                 return False
         return True
+
+    def look_again(self) -> None:
+        """Those who wait to hear that they are wanted are to ask again whether they are done."""
+        self._changes.notify()
 
     def give_back(self, holder: str, epoch: int) -> None:
         """See `LeaseTable.release`."""

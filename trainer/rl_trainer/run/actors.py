@@ -76,6 +76,7 @@ class Actors:
                 samplers=placement.samplers,
                 steps_per_version=spec.weight_sync.every_steps,
                 shared_samplers=spec.shared_samplers if hands_over(spec) else 0,
+                hand_over_at=spec.placement.hand_over_at if hands_over(spec) else None,
                 max_refills=spec.algorithm.dynamic_sampling.max_refills * spec.algorithm.prompts_per_step,
             ),
             patience=min(ANSWER_SECONDS, limit),
