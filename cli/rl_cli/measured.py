@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl_api import load_run
 from rl_api.errors import InvalidConfig
@@ -19,6 +20,9 @@ from rl_api.sizes.step_seconds import (
     step_work,
 )
 from rl_cli.model_shape import shape_of
+
+if TYPE_CHECKING:
+    from rl_trainer.observe.metrics import StepRecord
 
 WARM_UP = 2
 """First steps that are not counted where there are more than twice as many: caches are cold, and samplers begin."""
@@ -64,7 +68,7 @@ def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
         StepMeasured(
             record.time_generate,
             record.time_score,
-            record.time_train,
+            _learning(record),
             record.time_publish,
             answers=record.samples_per_second * record.wall_seconds,
             tokens=record.completion_tokens,
@@ -132,6 +136,12 @@ def _far_off(folder: Path, gpus: bool | None, parameters: int, plan: RunPlan) ->
             f"{plan.shape.parameters:,}, more than {MOST_TIMES} times apart: measure a model of about its size"
         )
     return tuple(found)
+
+
+def _learning(record: StepRecord) -> float:
+    """Seconds of a step's passes: training, and those before it, which earlier versions counted as training."""
+    before = (record.time_log_probs, record.time_values)
+    return record.time_train + math.fsum(one for one in before if math.isfinite(one))
 
 
 def _is_whole(step: StepMeasured) -> bool:

@@ -140,13 +140,22 @@ def pack(trajectories: Sequence[Trajectory]) -> bytes:
     return b"".join([header, *(block.tobytes() for block in blocks)])
 
 
+def packed_bytes(group: Group) -> int:
+    """Bytes of the payload of a group, wherever that is."""
+    return _packed_bytes(len(group.lengths), sum(group.total_lengths), sum(group.lengths))
+
+
+def _packed_bytes(count: int, tokens: int, sampled: int) -> int:
+    return _HEADER.size + 4 * (count + 1) + 5 * tokens + 8 * sampled
+
+
 def unpack(data: Any) -> list[Trajectory]:
     """The trajectories in `data` (bytes-like), as views of it. Raises RLTrainError when it is damaged."""
     view = memoryview(data).cast("B")
     if len(view) < _HEADER.size:
         raise RLTrainError(f"a group's payload has only {len(view)} bytes")
     magic, count, tokens, sampled = _HEADER.unpack_from(view)
-    expected = _HEADER.size + 4 * (count + 1) + 5 * tokens + 8 * sampled
+    expected = _packed_bytes(count, tokens, sampled)
     if magic != _MAGIC or len(view) != expected:
         raise RLTrainError(
             f"a group's payload is damaged: {len(view)} bytes where its header says {expected}"

@@ -168,7 +168,7 @@ def test_the_strip_shows_the_end_of_the_run_with_rows_as_data_flows():
     view = timeline_view(spans)
     assert view["actors"] == ["driver", "sampler 9", "sampler 10", "buffer", "learner 0"]
     assert view["seconds"] == pytest.approx(60.0)
-    assert view["names"] == [["generate", "blue"], ["odd", "sky"]]
+    assert view["names"] == [["generate", "blue"], ["odd", "sand"]]
     assert all(0 <= start <= end <= 60.0 for _, _, start, end, _ in view["spans"])
     dense = timeline_view([Span("a", "b", second / 100, second / 100 + 0.005) for second in range(1000)])
     assert len(dense["spans"]) == MAX_SPANS_PER_ACTOR

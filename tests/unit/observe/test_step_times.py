@@ -1,7 +1,7 @@
 import pytest
 
-from rl_trainer.observe.step_times import step_times, uncovered
-from rl_trainer.observe.timeline import Span
+from rl_trainer.observe.step_times import step_times, uncovered, use
+from rl_trainer.observe.timeline import MEASURED, Span
 
 
 def test_a_step_is_split_by_who_worked():
@@ -13,18 +13,52 @@ def test_a_step_is_split_by_who_worked():
         Span("sampler 1", "generate", 3.0, 7.0),
         Span("learner 0", "train", 10.0, 12.0),
         Span("learner 1", "train", 10.0, 13.0),
+        Span("learner 0", "log probs", 8.0, 9.5),
+        Span("learner 1", "values", 9.5, 10.0),
+        Span("learner 0", "lease", 7.0, 7.25),
+        Span("sampler 0", "lease", 0.0, 1.0),
+        Span("sampler 1", "lease", 0.0, 0.5),
+        Span("learner 0", "onload", 7.25, 7.75),
+        Span("sampler 0", "offload", 6.5, 7.0),
         Span("driver", "publish", 13.0, 13.5),
         Span("driver", "evaluate", 14.0, 16.0),
     ]
     assert step_times(spans) == {
         "time_generate": 5.0,
         "time_score": 1.0,
+        "time_log_probs": 1.5,
+        "time_values": 0.5,
+        "time_lease": 1.0,
+        "time_switch": 1.0,
         "time_train": 3.0,
         "time_publish": 0.5,
         "time_evaluate": 2.0,
         "time_wait": 4.0,
     }
     assert set(step_times([]).values()) == {0.0}
+
+
+def test_what_actors_took_of_their_nodes_and_of_the_store():
+    spans = [
+        Span("sampler 0", MEASURED, 0.0, 0.0, {"cpu_seconds": 6.0, "wall_seconds": 4.0, "memory": 3e9}),
+        Span("sampler 1", MEASURED, 0.0, 0.0, {"cpu_seconds": 2.0, "wall_seconds": 4.0, "memory": 2e9}),
+        Span("learner 0", MEASURED, 0.0, 0.0, {"cpu_seconds": 3.0, "wall_seconds": 6.0, "memory": 5e9}),
+        Span("driver", MEASURED, 0.0, 0.0, {"cpu_seconds": 1.0, "wall_seconds": 10.0, "memory": 1e9}),
+        Span("learner 0", "publish", 0.0, 1.0, {"version": 3, "bytes": 800}),
+        Span("driver", "publish", 1.0, 2.0, {"version": 3}),
+        Span("sampler 0", "load weights", 2.0, 3.0, {"bytes": 800}),
+        Span("sampler 1", "load weights", 2.0, 3.0, {"bytes": 400}),
+    ]
+    assert use(spans) == {
+        "sampler_cpus": 1.0,
+        "learner_cpus": 0.5,
+        "driver_cpus": 0.1,
+        "sampler_memory_bytes": 3e9,
+        "learner_memory_bytes": 5e9,
+        "weights_bytes": 800,
+        "received_bytes": 600,
+    }
+    assert use([]) == {}
 
 
 @pytest.mark.parametrize(

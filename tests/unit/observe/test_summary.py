@@ -58,9 +58,13 @@ def test_the_summary_adds_up_the_steps():
         "time_breakdown": {
             "generate": 2.5,
             "score": 0.0,
+            "log_probs": 0.0,
+            "values": 0.0,
             "train": 1.5,
             "publish": 0.0,
             "wait": 0.0,
+            "lease": 0.0,
+            "switch": 0.0,
             "evaluate": 0.0,
         },
         "groups_trained": 8,

@@ -25,6 +25,7 @@ from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.learner.host_memory import give_back_freed_memory
+from rl_trainer.learner.measuring import LearnerWork
 from rl_trainer.learner.objective import load_objective
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
@@ -61,7 +62,8 @@ class LearnerActor:
             pulse.begin(f"learner {rank}")  # while it loads, too
         self.spans = SpanRecorder(f"learner {rank}")
         self.learner: Learner
-        self.publisher = create_publisher(spec.weight_sync.transport, RayStore(), rank=rank)
+        self._store_of_weights = RayStore()
+        self.publisher = create_publisher(spec.weight_sync.transport, self._store_of_weights, rank=rank)
         self._broadcaster: Broadcaster | None = None
         self._rounds: Iterator[list[Piece]] = iter(())
         self._writing: Writing | None = None
@@ -99,6 +101,7 @@ class LearnerActor:
                 self.learner = Learner(
                     model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
                 )
+        self._work = LearnerWork(self.learner, self.spans)
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
@@ -152,7 +155,7 @@ class LearnerActor:
         `denominators`: one per mini-batch. `trained`: the version of the weights that are trained. `train_policy`: see
         `Learner.update`.
         """
-        with self.spans.span("train"):
+        with self._work.measured():
             parts = zip(_trajectories(share), denominators, strict=True)
             batches = [MiniBatch(samples, whole) for samples, whole in parts]
             result = self.learner.update(batches, version=trained, train_policy=train_policy)
@@ -161,21 +164,21 @@ class LearnerActor:
 
     def accumulate(self, share: Share, denominators: LossDenominators, trained: int) -> list[Span]:
         """See `Learner.accumulate`, for a share of one selection; `denominators` and `trained` as in `update`."""
-        with self.spans.span("train"):
+        with self._work.measured():
             (samples,) = _trajectories(share)
             self.learner.accumulate(MiniBatch(samples, denominators), version=trained)
         return self.spans.drain()
 
     def apply(self, version: int | None) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """See `Learner.apply`; then `publish`, unless `version` is None."""
-        with self.spans.span("train"):
+        with self._work.measured():
             result = self.learner.apply()
         published = None if version is None else self._publish(version)
         return result, published, self.spans.drain()
 
     def token_estimates(self, share: Share) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`, for a share of one selection."""
-        with self.spans.span("train"):
+        with self._work.measured():
             (samples,) = _trajectories(share)
             found = self.learner.token_estimates(samples)
         return found, self.spans.drain()
@@ -202,8 +205,13 @@ class LearnerActor:
 
     def _publish(self, version: int) -> Publication | None:
         offered = offer(self.learner, getattr(torch, self.spec.model.dtype))
-        with self.spans.span("publish", version=version) if self.rank == 0 else nullcontext():
+        if self.rank:
             return self.publisher.publish(offered, version)
+        before = self._store_of_weights.put_bytes
+        with self.spans.span("publish", version=version) as noted:
+            published = self.publisher.publish(offered, version)
+            noted["bytes"] = self._store_of_weights.put_bytes - before
+        return published
 
     def offload(self) -> int:
         """See `Learner.offload`. Raises RLTrainError too while the rounds of a checkpoint are not all made."""

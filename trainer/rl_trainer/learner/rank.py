@@ -40,6 +40,7 @@ from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training, memory_of
 from rl_trainer.model.offload import Offloader, held_bytes
 from rl_trainer.model.rows import Rows
+from rl_trainer.profile.meters import LearnerMeter
 from rl_trainer.trajectory import Trajectory
 from rl_trainer.weights.merged import Adapted
 
@@ -84,6 +85,7 @@ class Learner:
             dtype=getattr(torch, spec.model.dtype),
             precision=self._precision,
         )
+        self.meter = LearnerMeter(torch.cuda.synchronize if self.device.type == "cuda" else None)
         self.policy = self._layout.open(folder)
         self.reference: Policy | None = None
         self.critic: Critic | None = None
@@ -102,6 +104,12 @@ class Learner:
     def model(self) -> nn.Module:
         """The policy's `Decoder` or `LibraryModel`."""
         return self.policy.model
+
+    @property
+    def largest_pass(self) -> int:
+        """Tokens of the largest micro-batch of what was cut last."""
+        (lengths, _), cuts = self._cuts
+        return max((sum(lengths[index] for index in cut) for cut in cuts), default=0)
 
     @property
     def divided(self) -> bool:
@@ -148,6 +156,7 @@ class Learner:
             self.reference = self._layout.copy(self.policy).requires_grad_(False)
         self._learn()
         self._new_critic()
+        self.meter.drain()  # of the warm start
 
     def resume(self, initial: Path | None, adapter: Mapping[str, Rows] | None) -> None:
         """Takes up a run whose weights it was opened with, instead of `start_reinforcement`.
@@ -207,7 +216,8 @@ class Learner:
         if self.critic is None:
             return result
         denominators = [part.denominators for part in plan]
-        metrics, skipped = self.critic.update(list(zip(prepared, denominators, strict=True)))
+        with self.meter.during("passes"):
+            metrics, skipped = self.critic.update(list(zip(prepared, denominators, strict=True)))
         return replace(result, metrics=result.metrics | metrics, skipped=result.skipped + skipped)
 
     def _update_policy(
@@ -219,7 +229,8 @@ class Learner:
             self._backward(batches, self._policy_loss(part.denominators))
             for part, batches in zip(plan, prepared, strict=True)
         )
-        return self.training.take_steps(backward, len(plan))
+        with self.meter.during("reduce"):  # but for the passes
+            return self.training.take_steps(backward, len(plan))
 
     def accumulate(self, part: MiniBatch, *, version: int = 0) -> None:
         """Gradients of a part of one optimizer step, while the rest of its batch is not known: sums, which `apply` divides.
@@ -240,11 +251,12 @@ class Learner:
         factor = whole.factor(self._loss.aggregation)
         sums = merge_metrics([metrics for metrics, _ in self._parts])
         self._parts = []
-        metrics = self.training.over_ranks(
-            sums | {name: sums[name] * factor for name in DIVIDED_METRICS}, MAX_METRICS
-        )
-        self.training.scale(factor)
-        return self.training.take_steps([metrics], 1)
+        with self.meter.during("reduce"):
+            metrics = self.training.over_ranks(
+                sums | {name: sums[name] * factor for name in DIVIDED_METRICS}, MAX_METRICS
+            )
+            self.training.scale(factor)
+            return self.training.take_steps([metrics], 1)
 
     def _add_lora(self, options: LoraSpec) -> None:
         self.policy = self._layout.with_lora(self.policy, options, self.spec.seed)
@@ -318,11 +330,13 @@ class Learner:
             ends = np.cumsum(counts)[:-1]
             if kl_in_reward(self.spec):
                 reference = self._reference_log_probs(batch)
-                log_probs, _ = self.policy(batch, temperature)
+                with self.meter.during("log_probs"):
+                    log_probs, _ = self.policy(batch, temperature)
                 found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
                 _fill_last([kl[index] for index in cut], np.split(found, ends) if cut else [])
             if self.critic is not None:
-                found = self.critic.values(batch).cpu().numpy().astype(np.float64)
+                with self.meter.during("values"):
+                    found = self.critic.values(batch).cpu().numpy().astype(np.float64)
                 _fill_last([values[index] for index in cut], np.split(found, ends) if cut else [])
         return TokenEstimates(
             kl if kl_in_reward(self.spec) else None, values if self.critic is not None else None
@@ -330,7 +344,8 @@ class Learner:
 
     @torch.no_grad()
     def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
-        log_probs, _ = self.policy(batch, self.spec.sampler.temperature)
+        with self.meter.during("log_probs"):
+            log_probs, _ = self.policy(batch, self.spec.sampler.temperature)
         return replace(batch, old_log_probs=log_probs)
 
     def _cut(self, samples: Sequence[Trajectory], version: int | None = None) -> list[MicroBatch]:
@@ -370,11 +385,12 @@ class Learner:
     ) -> dict[str, float]:
         """Adds this rank's gradients to those that there are; returns its metrics."""
         parts: list[dict[str, float]] = []
-        for batch in batches:
-            output = loss(batch)
-            output.loss.backward()  # type: ignore[no-untyped-call]
-            metrics = empty_metrics() | output.metrics
-            parts.append({name: float(value) for name, value in metrics.items()})
+        with self.meter.during("passes"):
+            for batch in batches:
+                output = loss(batch)
+                output.loss.backward()  # type: ignore[no-untyped-call]
+                metrics = empty_metrics() | output.metrics
+                parts.append({name: float(value) for name, value in metrics.items()})
         return merge_metrics(parts)
 
     def _reference_log_probs(self, batch: MicroBatch) -> Tensor:
@@ -386,7 +402,8 @@ class Learner:
         return self._found(self.reference, batch)
 
     def _found(self, policy: Policy, batch: MicroBatch) -> Tensor:
-        log_probs: Tensor = policy(batch, self.spec.sampler.temperature)[0]
+        with self.meter.during("log_probs"):
+            log_probs: Tensor = policy(batch, self.spec.sampler.temperature)[0]
         return log_probs
 
     def _precision(self) -> AbstractContextManager[object]:

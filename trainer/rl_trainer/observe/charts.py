@@ -60,13 +60,9 @@ SECTIONS = tuple(
 )
 """The charts below the outcome's, by section."""
 
-PART_COLOURS = {
-    series.label: series.colour
-    for _, charts in SECTIONS
-    for chart in charts
-    if chart.id == "time"
-    for series in chart.series
-}
+_PARTS = [one for _, charts in SECTIONS for chart in charts if chart.id == "time" for one in chart.series]
+_PART_COLUMNS = [series.column for series in _PARTS]
+PART_COLOURS = {series.label: series.colour for series in _PARTS}
 """The parts of a step, and their colours."""
 
 
@@ -107,23 +103,26 @@ def build_columns(records: Sequence[StepRecord], heldout: Sequence[tuple[int, fl
 
     Rows are step records by step, and steps at which only an evaluation happened (step 0). Besides the fields
     of `StepRecord` there are `elapsed` (seconds of training until the end of the step, all attempts together)
-    and `time_other` (wall time that no part accounts for). `samplers` is empty where it never changed.
+    `time_other` (wall time that no part accounts for) and `measured_seconds` (wall time of steps with a plan). `samplers` is
+    empty where it never changed.
     """
     by_step = {record.step: record for record in records}
     scores = dict(heldout)
     names = [f.name for f in dataclasses.fields(StepRecord) if f.name not in ("groups_dropped", "prompts")]
-    columns: Columns = {name: [] for name in [*names, "elapsed", "time_other"]}
+    columns: Columns = {name: [] for name in [*names, "elapsed", "time_other", "measured_seconds"]}
     elapsed = 0.0
     for step in sorted(by_step.keys() | scores.keys()):
         record = by_step.get(step)
         if record and math.isfinite(record.wall_seconds):
             elapsed += record.wall_seconds
         for name in names:
-            columns[name].append(_number(getattr(record, name)) if record else None)
+            columns[name].append(_number(getattr(record, name), name) if record else None)
         columns["step"][-1] = step
         columns["elapsed"].append(elapsed)
         columns["heldout_score"][-1] = scores.get(step)
         columns["time_other"].append(_other(record) if record else None)
+        planned = record is not None and math.isfinite(record.predicted_seconds)
+        columns["measured_seconds"].append(_number(record.wall_seconds) if record and planned else None)
     if sum(present(columns["time_other"])) < 0.02 * elapsed:
         columns["time_other"] = [None] * len(columns["step"])
     if len(set(present(columns["samplers"]))) < 2:  # the number that the run asked for, all the time
@@ -163,12 +162,14 @@ def _worth_drawing(chart: Chart, column: Column | None) -> bool:
     return any(numbers) if chart.kind == "stack" else bool(numbers)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _number(value: Any, name: str = "") -> float | None:
+    """As the page shows it: bytes in MB."""
+    scale = 1e-6 if name.endswith("_bytes") else 1.0
+    return scale * float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _other(record: StepRecord) -> float | None:
-    parts: list[float] = [getattr(record, f"time_{part}") for part in PART_COLOURS if part != "other"]
+    parts: list[float] = [getattr(record, column) for column in _PART_COLUMNS if column != "time_other"]
     known = [part for part in parts if math.isfinite(part)]
     if not known or not math.isfinite(record.wall_seconds):
         return None

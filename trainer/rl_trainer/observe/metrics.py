@@ -80,14 +80,38 @@ class StepRecord:
     tokens_per_second: float = _shown("speed/tokens_per_second")
     samples_per_second: float = _shown("speed/samples_per_second", "Trajectories trained on per second")
     completion_tokens: int = 0  # completion tokens trained on in this step
+    # Tokens trained on, those of prompts and observations too, per second of wall time.
+    total_tokens_per_second: float = _shown(
+        "speed/total_tokens_per_second", "Prompt and completion tokens per second"
+    )
+    # Seconds of the step that a plan predicted, where the run has one.
+    predicted_seconds: float = _shown("speed/predicted_step_seconds", "Seconds of a step as planned")
     # Seconds of the step spent generating (asynchronous: mean of samplers, parts overlap).
     time_generate: float = _shown("time/generate")
     time_score: float = _shown("time/score")  # seconds spent scoring answers
+    # Seconds spent in passes that give log-probabilities before the update, of the policy and of the reference.
+    time_log_probs: float = _shown("time/log_probs")
+    time_values: float = _shown("time/values")  # seconds spent in passes that give the critic's values
     time_train: float = _shown("time/train")  # seconds spent in forward, backward and optimizer
     time_publish: float = _shown("time/publish")  # seconds spent publishing weights to the samplers
     # Seconds the learner waited for groups and nothing else of this list went on.
     time_wait: float = _shown("time/wait")
+    time_lease: float = _shown("time/lease")  # seconds spent waiting for devices that others have
+    # Seconds spent moving tensors onto devices and off them, and waking up.
+    time_switch: float = _shown("time/switch")
     time_evaluate: float = _shown("time/evaluate")  # seconds spent evaluating held-out prompts
+    # Processor cores that one actor kept busy, mean over the actors of the role and over time.
+    sampler_cpus: float = _shown("use/sampler_cpus", "Processor cores in use by a sampler")
+    learner_cpus: float = _shown("use/learner_cpus", "Processor cores in use by a learner")
+    driver_cpus: float = _shown("use/driver_cpus", "Processor cores in use by the driver")
+    # Most memory of any actor of the role so far, of the learner's GPU where it has one.
+    sampler_memory_bytes: float = _shown("use/sampler_memory_bytes", "Peak memory of a sampler")
+    learner_memory_bytes: float = _shown("use/learner_memory_bytes", "Peak memory of a learner")
+    # What this step put into the object store: a version of the weights, and answers.
+    weights_bytes: float = _shown("use/weights_bytes", "Bytes of weights published in the last step")
+    answers_bytes: float = _shown("use/answers_bytes", "Bytes of answers trained on in the last step")
+    # Mean over the samplers that took new weights: bytes that each read of them.
+    received_bytes: float = _shown("use/received_bytes", "Bytes of weights that a sampler has read")
     groups_trained: int = 0  # groups trained on since the start of the run
     # Groups dropped since the start of the run, by reason.
     groups_dropped: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -34,6 +34,7 @@ from rl_trainer.observe.examples import EXAMPLES_FILE, read_examples
 from rl_trainer.observe.metrics import METRICS_FILE, heldout_curve, read_events, read_metrics
 from rl_trainer.observe.summary import SUMMARY_FILE, summarize
 from rl_trainer.observe.timeline import DROPPED, TIMELINE_FILE, Span, read_timeline
+from rl_trainer.observe.where import where
 from rl_trainer.storage.files import finite, read_json, write_atomic
 
 REPORT_FILE = "report.html"
@@ -50,7 +51,7 @@ _LONGEST_TEXT = 100_000
 _LONGEST_NAME = 100
 # What code for numbers and records raises where a file holds something else.
 _NO_RUN = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-_OTHER_COLOURS = ("sky", "rose", "moss", "violet", "amber")
+_OTHER_COLOURS = ("sand", "plum", "violet", "amber")
 
 
 def write_report(run_folder: Path | str) -> Path:
@@ -119,6 +120,7 @@ def _render(folder: Path) -> str:
         warm_start=texts.warm_start_line([event for event in events if event["event"] == "warm_start"]),
         sections=sections,
         thinned=math.ceil(steps / MAX_POINTS),
+        where=where(records),
         timeline=view,
         examples=read_examples(folder),
         examples_shown=EXAMPLES_SHOWN,

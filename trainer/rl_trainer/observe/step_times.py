@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from rl_trainer.observe.timeline import Span
+from rl_trainer.observe.timeline import MEASURED, Span
+
+SWITCHES = ("onload", "offload", "wake")
+"""Spans of a change of who has the devices."""
+
+_WORK = {"sampler": ("generate", "score"), "learner": ("train", "log probs", "values")}
 
 
 def step_times(spans: Iterable[Span]) -> dict[str, float]:
@@ -13,7 +18,8 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
 
     Returns:
         Seconds by field of `StepRecord`: generating and scoring are means over the samplers whose groups this step trained
-        on, training is that of the slowest learner, and the rest is as the driver saw it.
+        on, training and what goes before it in learners is that of the slowest one, waiting for devices and moving tensors
+        that of the samplers' mean and the slowest learner together, and the rest is as the driver saw it.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     working: list[tuple[float, float]] = []
@@ -30,12 +36,19 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
         values = seconds[key].values()
         return sum(values) / len(values) if values else 0.0
 
+    def slowest(name: str) -> float:
+        return max(seconds[f"learner/{name}"].values(), default=0.0)
+
     return {
         "time_generate": mean("sampler/generate"),
         "time_score": mean("sampler/score"),
-        "time_train": max(seconds["learner/train"].values(), default=0.0),
+        "time_log_probs": slowest("log probs"),
+        "time_values": slowest("values"),
+        "time_train": slowest("train"),
         "time_publish": mean("driver/publish"),
         "time_evaluate": mean("driver/evaluate"),
+        "time_lease": mean("sampler/lease") + slowest("lease"),
+        "time_switch": sum(mean(f"sampler/{name}") + slowest(name) for name in SWITCHES),
         "time_wait": sum(uncovered(start, end, working) for start, end in waits),
     }
 
@@ -46,10 +59,37 @@ def busy_seconds(spans: Iterable[Span]) -> tuple[float, float]:
     seconds: dict[str, dict[str, float]] = {"sampler": defaultdict(float), "learner": defaultdict(float)}
     for span in spans:
         role = span.actor.split(" ")[0]
-        if (role, span.name) in (("sampler", "generate"), ("sampler", "score"), ("learner", "train")):
+        if span.name in _WORK.get(role, ()):
             seconds[role][span.actor] += span.end - span.start
     learners = seconds["learner"].values()
     return sum(seconds["sampler"].values()), sum(learners) / len(learners) if learners else 0.0
+
+
+def use(spans: Iterable[Span]) -> dict[str, float]:
+    """What actors of a step took of their nodes and of the object store, by field of `StepRecord`; what nobody tells is left
+    out."""
+    told: dict[str, dict[str, list[float]]] = {
+        role: defaultdict(list) for role in ("sampler", "learner", "driver")
+    }
+    for span in spans:
+        role = span.actor.split(" ")[0]
+        names: tuple[str, ...] = ("cpu_seconds", "wall_seconds", "memory") if span.name == MEASURED else ()
+        if span.name in ("publish", "load weights"):
+            names = ("bytes",)
+        for name in names:
+            if role in told and name in span.args:
+                told[role][name].append(float(span.args[name]))
+    found = {}
+    for role, numbers in told.items():
+        if there := sum(numbers["wall_seconds"]):
+            found[f"{role}_cpus"] = sum(numbers["cpu_seconds"]) / there
+        if role != "driver" and numbers["memory"]:
+            found[f"{role}_memory_bytes"] = max(numbers["memory"])
+    if published := told["learner"]["bytes"]:
+        found["weights_bytes"] = sum(published)
+    if received := told["sampler"]["bytes"]:
+        found["received_bytes"] = sum(received) / len(received)
+    return found
 
 
 def uncovered(start: float, end: float, others: Sequence[tuple[float, float]]) -> float:

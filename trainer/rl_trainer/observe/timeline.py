@@ -19,6 +19,9 @@ from rl_trainer.storage.files import Closes, dump_json, write_atomic, writing
 
 TIMELINE_FILE = "timeline.json"
 DROPPED = "spans dropped"
+MEASURED = "measured"
+"""Name of a span whose arguments are numbers for the run's profile; no timeline shows it."""
+
 _HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
 _TAIL = b"\n]}\n"
 
@@ -66,6 +69,11 @@ class SpanRecorder:
             else:
                 self._dropped += 1
 
+    def measured(self, **numbers: Any) -> None:
+        """Record numbers for the run's profile, which go with the spans."""
+        now = time.time()
+        self.add(MEASURED, now, now, **numbers)
+
     def drain(self) -> list[Span]:
         """Return the spans since the last call, oldest first, and forget them. They pickle."""
         with self._lock:
@@ -108,7 +116,7 @@ class TimelineWriter(Closes):
         """
         if self._count > self.max_spans:
             self._drop_older_half()
-        new = [line for span in spans for line in self._lines(span)]
+        new = [line for span in spans if span.name != MEASURED for line in self._lines(span)]
         if not new:
             return
         with writing(self.path):

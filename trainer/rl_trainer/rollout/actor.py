@@ -45,6 +45,7 @@ from rl_trainer.rollout.handed import dump_begun, load_begun
 from rl_trainer.rollout.handle import SamplerLeft
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
+from rl_trainer.rollout.measuring import SamplerMeter
 from rl_trainer.rollout.pods import open_over_pods
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
@@ -88,7 +89,8 @@ class SamplerActor:
         heldout = heldout_count(spec)
         self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
-        self.receiver = create_receiver(spec.weight_sync.transport, RayStore(), place=place)
+        self._store = RayStore()
+        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place)
         with model.opened() as folder:
             # What may be refused first: a server that the engine has claimed by then would be nobody's to give back.
             tokenizer = load_tokenizer(folder)
@@ -119,6 +121,7 @@ class SamplerActor:
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self.spans = SpanRecorder(f"sampler {rank}")
+        self._meter = SamplerMeter(self.engine, self.spans)
         self._wake = threading.Event()
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
@@ -365,8 +368,9 @@ class SamplerActor:
         if load is None:  # the loop goes on, and is woken
             return False
         self._close_span()
-        with self.spans.span("load weights", version=version):
+        with self.spans.span("load weights", version=version) as noted:
             load()
+            noted["bytes"], self._store.taken_bytes = self._store.taken_bytes, 0
             forget_store_pages(keep=KEPT_BYTES)
             self._loaded = version
         return True
@@ -394,6 +398,7 @@ class SamplerActor:
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._score_seconds += group.score_seconds
         self._close_span()
+        self._meter.finished(group)
         priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0
         return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
 

@@ -70,6 +70,7 @@ class GroupRollout:
     started: float
     open_members: int
     score_seconds: float = 0.0
+    tool_seconds: float = 0.0  # that its members waited for their environments, all together
 
     def trajectories(self) -> list[Trajectory]:
         """The members, as far as they are."""
@@ -277,6 +278,7 @@ class Rollouts:
         if reply.done or member.turns >= self.max_turns or room < 1 or member.truncated:
             self._finish(number, member, reply.score or member.environment.final_score())
         else:
+            group.tool_seconds += reply.delay_seconds
             heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
 
     def _deliver_replies(self) -> None:

@@ -16,8 +16,9 @@ from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
-from rl_trainer.observe.step_times import busy_seconds, step_times
+from rl_trainer.observe.step_times import busy_seconds, step_times, use
 from rl_trainer.observe.timeline import Span
+from rl_trainer.trajectory import packed_bytes
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20
@@ -166,6 +167,7 @@ def step_record(
     return StepRecord(
         **{name: value for name, value in update.metrics.items() if name in FIELDS},
         **step_times(spans),
+        **use(spans),
         step=counters.step,
         time=time.time(),
         wall_seconds=wall_seconds,
@@ -186,6 +188,8 @@ def step_record(
         tokens_per_second=tokens / wall_seconds,
         samples_per_second=len(lengths) / wall_seconds,
         completion_tokens=tokens,
+        total_tokens_per_second=sum(sum(group.total_lengths) for group in batch.groups) / wall_seconds,
+        answers_bytes=float(sum(packed_bytes(group) for group in batch.groups)),
         groups_trained=counters.groups_trained,
         groups_dropped=dict(buffer["drops"]),
         zero_variance_groups=rewards.zero_variance_groups,

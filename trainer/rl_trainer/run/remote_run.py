@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rl_api import RunSpec
 from rl_api.errors import RunFolderBusy
+from rl_api.planner.profile import PROFILE_FILE
 from rl_trainer.checkpoint.remote import clear, delete, steps, sweep
 from rl_trainer.observe.metrics import METRICS_FILE, TENSORBOARD_FOLDER
 from rl_trainer.run.attempts_file import ATTEMPTS_FILE
@@ -25,6 +26,7 @@ _SMALL = (
     "examples.json",
     "summary.json",
     "timeline.json",
+    PROFILE_FILE,
     "report.html",
 )
 _KEPT = (*_SMALL, "program.log", TENSORBOARD_FOLDER, "final")

@@ -14,6 +14,7 @@ import yaml
 
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
+from rl_api.planner.profile import PROFILE_FILE
 from rl_trainer.storage.files import Closes
 
 RUN_FILE = "run.yaml"
@@ -33,6 +34,7 @@ _OWN = (
     "metrics.jsonl",
     "attempts.jsonl",
     "timeline.json",
+    PROFILE_FILE,
     "summary.json",
     "examples.json",
     "report.html",

@@ -25,6 +25,7 @@ from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.held_time import HeldTime
 from rl_trainer.placement.places import nodes_now, place_run
+from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.vllm_needs import check_installed
 from rl_trainer.run.actors import Actors
 from rl_trainer.run.agreement import check_agreement
@@ -34,6 +35,7 @@ from rl_trainer.run.counters import Counters, step_record
 from rl_trainer.run.ending import CheckpointRequests, is_over
 from rl_trainer.run.evaluation import exact_share, keep_examples
 from rl_trainer.run.inputs import load_inputs
+from rl_trainer.run.profiler import Profiler
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
 from rl_trainer.run.run_folder import RunFolder
@@ -61,6 +63,7 @@ class Session(Attempt):
         self.resumed = False
         self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
+        self._process = ProcessMeter()
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -74,6 +77,7 @@ class Session(Attempt):
             except RLTrainError as problem:
                 self.console.warning(str(problem))
         self.recorder.timeline.write(self.actors.drain_spans())
+        self.profiler.write()
 
     def _open(self) -> None:
         spec = self.spec
@@ -91,6 +95,7 @@ class Session(Attempt):
         self.show_phase("Starting")
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
+        self.profiler = Profiler(spec, self.folder.path)
         metrics = self.recorder.metrics
         if checkpoint is not None:
             self.actors.restore(self.checkpoints.read(checkpoint), self.checkpoints.initial)
@@ -225,10 +230,13 @@ class Session(Attempt):
         batch, rewards, update = self._step.batch, self._step.stats, self._step.result
         assert update is not None, "the step was updated"
         buffer = self.actors.finish_step(batch, self.counters.step)
-        seconds, spans = self.recorder.step_seconds(), self.actors.drain_spans()
+        seconds = self.recorder.step_seconds()
+        self.actors.spans.measured(**self._process.drain())
+        spans = self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
         self._progress = self.counters.progress(self.spec, record)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
+        self.profiler.step(batch.groups, spans)
         if self.held is not None:
             self.held.look()
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_api.errors import TaskError
+from rl_trainer.profile.meters import EngineMeter
 
 FinishReason = Literal["stop", "length"]
 Top = tuple[tuple[int, float], ...]
@@ -144,6 +145,7 @@ class Engine(ABC):
         version: the weight version that the next step samples with.
         vocab_size: ids that a prompt may hold, from 0 on.
         context: most tokens of a sequence, its prompt included.
+        meter: what its steps took.
     """
 
     def __init__(self, slots: int, vocab_size: int, context: int) -> None:
@@ -153,6 +155,7 @@ class Engine(ABC):
         self.version = 0
         self.vocab_size = vocab_size
         self.context = context
+        self.meter = EngineMeter()
         self._waiting: deque[GenerationRequest] = deque()
 
     @property
@@ -245,6 +248,10 @@ class Engine(ABC):
         does not name, are left out. An engine that cannot tell says nothing: its sequences come whole, when they end.
         """
         return []
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the weights that this process holds, and of one token's keys and values; 0: not known."""
+        return 0, 0
 
     def abort(self, ids: Sequence[Hashable]) -> None:
         """Forget sequences, in flight or waiting; ids that are unknown (any more) are passed over."""

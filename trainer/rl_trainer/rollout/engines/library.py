@@ -7,6 +7,7 @@ stopping mean the same in both engines.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from rl_trainer.model.library_model import LibraryModel
 from rl_trainer.model.offload import Offloader, held_bytes
+from rl_trainer.profile.meters import EngineMeter
 from rl_trainer.rollout.engines.base import Engine, GenerationRequest, GenerationResult, Top
 from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
 
@@ -79,7 +81,7 @@ class LibraryEngine(Engine):
         for row, request in enumerate(batch):  # the library continues on the right: padding goes to the left
             tokens[row, longest - len(request.prompt) :] = request.prompt
             mask[row, longest - len(request.prompt) :] = 1
-        choice = _Choice(batch, self.context, self.vocab_size, device)
+        choice = _Choice(batch, self.context, self.vocab_size, device, self.meter)
         self._model.model.generate(
             input_ids=torch.from_numpy(tokens).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
@@ -100,7 +102,12 @@ class _Choice:
     """
 
     def __init__(
-        self, batch: Sequence[GenerationRequest], context: int, vocab_size: int, device: torch.device
+        self,
+        batch: Sequence[GenerationRequest],
+        context: int,
+        vocab_size: int,
+        device: torch.device,
+        meter: EngineMeter,
     ) -> None:
         params = [request.params for request in batch]
         self._batch = batch
@@ -124,6 +131,8 @@ class _Choice:
         self._logprobs: list[np.ndarray[Any, np.dtype[np.float32]]] = []
         self._wanted = [p.top_logprobs for p in params]
         self._top: list[list[Top]] = []
+        self._meter, self._since = meter, time.perf_counter()
+        self._prompts = sum(len(request.prompt) for request in batch)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Logits processor: scores [B, V] -> the same with everything but the chosen token at minus infinity."""
@@ -133,6 +142,7 @@ class _Choice:
         tokens = chosen.cpu().numpy()
         self._tokens.append(tokens)
         self._logprobs.append(logprobs.cpu().numpy())
+        self._measure(step)
         if any(self._wanted):
             self._top.append(most_probable(scores, self._sampling, self._wanted))
         for row in np.flatnonzero(~self._done).tolist():
@@ -140,6 +150,16 @@ class _Choice:
             self._stopped[row] = int(tokens[row]) in self._batch[row].params.stop_token_ids
             self._done[row] = self._stopped[row] or step + 1 >= self.limits[row]
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
+
+    def _measure(self, step: int) -> None:
+        """The pass that gave these logits: the first one is that of the prompts, all rows of the others are computed."""
+        now = time.perf_counter()
+        if step:
+            rows = len(self._batch)
+            self._meter.decoded(now - self._since, rows, self._prompts + rows * step)
+        else:
+            self._meter.prefilled(now - self._since, self._prompts)
+        self._since = now
 
     def stopped(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """Stopping criterion: bool [B], the sequences that have ended."""

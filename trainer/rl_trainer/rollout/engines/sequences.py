@@ -40,6 +40,11 @@ class Sequences:
         """Sequences in flight."""
         return len(self._active)
 
+    @property
+    def tokens(self) -> int:
+        """Of all sequences in flight, prompts included."""
+        return sum(len(one.request.prompt) + len(one.tokens) for one in self._active.values())
+
     def admit(self, waiting: deque[GenerationRequest]) -> list[tuple[str, GenerationRequest]]:
         """Give free slots to the first that wait; their keys."""
         admitted = []

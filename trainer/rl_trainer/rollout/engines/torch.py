@@ -10,6 +10,7 @@ loop, so each token, the first included, comes from the same code.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class TorchEngine(Engine):
         # Held while a second set of parameters is filled, on another thread; and whether it has what is to be loaded.
         self._preparing = threading.Lock()
         self._prepared = False
+        self._prefill_seconds = 0.0  # of this step
 
     @property
     def active(self) -> int:
@@ -169,6 +171,12 @@ class TorchEngine(Engine):
         (kept if self.active else void).extend(self._cache.storage())
         return kept, void
 
+    def memory(self) -> tuple[int, int]:
+        """See `Engine.memory`."""
+        config, weights = self._decoder.config, sum(one.nbytes for one in self._decoder.parameters())
+        token = 2 * config.layers * config.kv_heads * config.head_dim * self._decoder.embed.element_size()
+        return weights, token
+
     def progress(self, known: Mapping[Hashable, int]) -> list[GenerationProgress]:
         """See `Engine.progress`."""
         found = []
@@ -202,6 +210,7 @@ class TorchEngine(Engine):
     def step(self) -> list[GenerationResult]:
         """Refill free slots, sample one token for every active sequence, return the sequences that ended."""
         self._offloader.require("a step")
+        started, self._prefill_seconds = time.perf_counter(), 0.0
         admitted = self._refill()
         used = self._used
         if not used:
@@ -230,6 +239,8 @@ class TorchEngine(Engine):
         self._tokens[:used] = tokens
         self._positions[:used] += 1
         counts += 1
+        seconds = time.perf_counter() - started - self._prefill_seconds
+        self.meter.decoded(seconds, used, int(self._positions[:used].sum()))
         stopped = (self._stops[:used] == tokens[:, None]).any(axis=1)
         ended = np.flatnonzero(stopped | (counts >= self._limits[:used]))
         results = [self._result(int(slot), bool(stopped[slot])) for slot in ended]
@@ -402,7 +413,13 @@ class TorchEngine(Engine):
         while ordered:
             size = max(1, self._prefill_tokens // round_up(len(ordered[-1][1]) - 1))
             chunk, ordered = ordered[-size:], ordered[:-size]
+            started = time.perf_counter()
             batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # else its seconds would be those of the decode step
+            seconds = time.perf_counter() - started
+            self.meter.prefilled(seconds, sum(len(prompt) - 1 for _, prompt in chunk))
+            self._prefill_seconds += seconds
             for entry, (key, _) in enumerate(chunk):
                 self._prefixes[key] = _Prefix(batch, entry)
 

@@ -154,7 +154,10 @@ class VllmEngine(Engine):
         self._require("a step")
         from vllm.inputs.engine import tokens_input
 
+        started, begun = time.perf_counter(), 0
+        active, cached = self._sequences.active, self._sequences.tokens
         for key, request in self._sequences.admit(self._waiting):
+            begun += len(request.prompt)
             prompt = tokens_input(request.prompt.tolist(), cache_salt=str(self._loads))
             place = place_for_vllm(request, self.version, time.monotonic()) if self._transfers else None
             if place is not None and request.prefilled is not None:
@@ -162,6 +165,11 @@ class VllmEngine(Engine):
             self._engine.add_request(key, prompt, self._params(request, place))
         if self._sequences.active:
             self._advance()
+            seconds = time.perf_counter() - started
+            if begun:  # a prompt's tokens and one of each sequence go through the model together
+                self.meter.mixed(seconds, begun)
+            else:
+                self.meter.decoded(seconds, active, cached)
         results, self._ended = self._ended, []
         return results
 

@@ -1,0 +1,69 @@
+import pytest
+
+from rl_trainer.profile import meters
+from rl_trainer.profile.least_squares import LeastSquares
+from rl_trainer.profile.meters import EngineMeter, LearnerMeter, ProcessMeter
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = [100.0]
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_seconds_of_a_block_are_its_own_without_those_of_blocks_inside(clock):
+    meter = LearnerMeter()
+    with meter.during("passes"):
+        clock[0] += 1.0
+        with meter.during("log_probs"):
+            clock[0] += 2.0
+            with meter.during("values"):
+                clock[0] += 0.5
+        with meter.during("log_probs"):
+            clock[0] += 0.25
+        clock[0] += 4.0
+    with meter.during("reduce"):
+        clock[0] += 8.0
+    assert meter.drain() == {"passes": 5.0, "log_probs": 2.25, "values": 0.5, "reduce": 8.0}
+    assert meter.drain() == {}
+
+
+def test_a_device_that_works_on_its_own_is_waited_for(clock):
+    waits = []
+
+    def settled():
+        waits.append(clock[0])
+        clock[0] += 1.0
+
+    meter = LearnerMeter(settled)
+    with meter.during("passes"):
+        pass
+    assert waits == [100.0, 101.0]
+    assert meter.drain() == {"passes": 1.0}
+
+
+def test_an_engine_tells_apart_decoding_prompts_and_steps_that_are_both():
+    meter = EngineMeter()
+    for active in (1, 2, 3):
+        meter.decoded(0.5 + 0.25 * active, active, 0)
+    meter.prefilled(2.0, 100)
+    meter.mixed(3.0, 50)  # of which a step as those above is one second
+    found = meter.drain()
+    decode = LeastSquares(3)
+    decode.merge(found["decode"])
+    assert decode.fit() == pytest.approx((0.5, 0.25, 0.0))
+    assert (found["prefill_seconds"], found["prefill_tokens"]) == (pytest.approx(4.0), 150)
+    assert meter.drain()["prefill_tokens"] == 0
+
+
+def test_a_process_says_what_it_took_since_it_was_asked(monkeypatch):
+    wall, cpu = iter([10.0, 14.0, 15.0]), iter([2.0, 8.0, 8.5])
+    monkeypatch.setattr(meters.time, "monotonic", lambda: next(wall))
+    monkeypatch.setattr(meters.time, "process_time", lambda: next(cpu))
+    meter = ProcessMeter()
+    first, second = meter.drain(), meter.drain()
+    assert (first["wall_seconds"], first["cpu_seconds"]) == (4.0, 6.0)
+    assert (second["wall_seconds"], second["cpu_seconds"]) == (1.0, 0.5)
+    assert first["memory"] > 1e6

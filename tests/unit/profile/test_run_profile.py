@@ -1,0 +1,132 @@
+import pytest
+
+from rl_api.planner.profile import load_profile, save_profile
+from rl_api.run import RunSpec
+from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.profile.meters import EngineMeter
+from rl_trainer.profile.run_profile import HALF_LIFE, Measurements
+from rl_trainer.trajectory import Group
+
+SPEC = RunSpec.model_validate(
+    {
+        "algorithm": {"promptsPerStep": 2, "groupSize": 2},
+        "sampler": {"maxNewTokens": 32, "maxSequences": 8},
+        "learner": {"replicas": 2},
+        "buffer": {"maxStaleness": 1},
+    }
+)
+
+
+def group(number, lengths, prompt=10):
+    return Group(number, [0.0] * len(lengths), lengths, [one + prompt for one in lengths], [False] * 2, 0)
+
+
+def decoded(factor=1.0):
+    """What a sampler tells whose decode step takes 4 ms, and 1 ms for each sequence."""
+    meter = EngineMeter()
+    for active in (1, 2, 4):
+        meter.decoded(factor * (0.004 + 0.001 * active), active, 0)
+    meter.prefilled(0.5, 1000)
+    told = {"tool_seconds": 3.0, "weights": 400.0, "cache_bytes_per_token": 64.0}
+    return Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | told)
+
+
+def learned(rank, passes, reduce, **more):
+    seconds = passes + reduce + sum(more.values()) + 0.125
+    numbers = {"seconds": seconds, "passes": passes, "reduce": reduce, "weights": 400.0, "moments": 1200.0}
+    return Span(f"learner {rank}", MEASURED, 0.0, 0.0, numbers | more)
+
+
+STEP = [
+    decoded(),
+    Span("sampler 0", "generate", 0.0, 5.0),
+    Span("sampler 0", "score", 5.0, 5.5),
+    Span("sampler 0", "load weights", 6.0, 6.25),
+    Span("learner 0", "publish", 5.5, 6.0),
+    Span("driver", "publish", 6.0, 6.125),
+    Span("learner 0", "onload", 5.0, 5.5),
+    Span("learner 1", "onload", 5.0, 5.25),
+    Span("sampler 0", "wake", 6.0, 6.5),
+    learned(0, 1.0, 0.75, log_probs=0.5),
+    learned(1, 1.5, 0.25, log_probs=0.25),
+]
+GROUPS = [group(0, [8, 12]), group(1, [20, 20])]
+
+
+def test_what_all_actors_tell_becomes_the_profile_of_the_run():
+    measurements = Measurements(SPEC)
+    assert measurements.profile() is None
+    measurements.step(GROUPS, STEP)
+    found = measurements.profile()
+    assert found.steps == 1
+    assert (found.group_size, found.prompts_per_step, found.max_staleness) == (2, 2, 1)
+    assert (found.devices.learner, found.devices.sampler) == (2, 1)
+    assert (found.decode.base, found.decode.per_active) == (pytest.approx(0.004), pytest.approx(0.001))
+    assert found.decode.slots == 8
+    assert found.prefill_tokens_per_second == pytest.approx(2000)
+    assert found.prompt_tokens == 10
+    assert (found.lengths, found.limit) == ((8, 12, 20, 20), 32)
+    assert found.score_seconds == pytest.approx(0.25)  # of a group
+    assert found.tool_seconds == pytest.approx(0.75)  # of an answer
+    share = (60 + 40) / 2  # tokens of a rank
+    assert found.learner.beta == pytest.approx(1.5 / share)  # of the slowest
+    assert found.learner.log_prob == pytest.approx(0.5 / share)
+    assert found.learner.value == 0
+    assert found.learner.all_reduce == pytest.approx(0.25)  # the slowest waits for nobody
+    assert found.learner.alpha == pytest.approx(0.125)
+    assert found.publish_seconds == pytest.approx(0.875)
+    assert found.switch.learner.onload == pytest.approx(0.375)
+    assert found.switch.sampler.wake == pytest.approx(0.5)
+    assert (found.memory.sampler.weights, found.memory.sampler.cache_bytes_per_token) == (400, 64)
+    assert (found.memory.learner.weights, found.memory.learner.moments) == (400, 1200)
+
+
+def test_a_step_in_parts_takes_as_long_as_its_parts_together():
+    parts = [
+        *STEP[:-2],
+        learned(0, 0.5, 0.0),
+        learned(1, 0.75, 0.0),
+        learned(0, 0.5, 0.75, log_probs=0.5),
+        learned(1, 0.75, 0.25, log_probs=0.25),
+    ]
+    measurements = Measurements(SPEC)
+    measurements.step(GROUPS, parts)
+    found = measurements.profile().learner
+    assert (found.beta, found.all_reduce) == (pytest.approx(1.5 / 50), pytest.approx(0.25))
+    assert found.alpha == pytest.approx(0.125), "of one part"
+
+
+def test_the_first_step_is_forgotten_and_late_ones_weigh_more():
+    measurements = Measurements(SPEC)
+    slow = [decoded(100.0), learned(0, 90.0, 9.0)]
+    measurements.step(GROUPS, slow)
+    measurements.step(GROUPS, STEP)
+    found = measurements.profile()
+    assert found.decode.base == pytest.approx(0.004)
+    assert found.learner.beta == pytest.approx(1.5 / 50)
+    for _ in range(HALF_LIFE):
+        measurements.step(GROUPS, [decoded(2.0), learned(0, 3.0, 0.5), learned(1, 3.0, 0.5)])
+    found = measurements.profile()
+    assert 0.0066 < found.decode.base < 0.008  # of 4 and 8 ms
+    assert found.steps == HALF_LIFE + 2
+
+
+def test_an_engine_that_tells_nothing_of_its_steps_gives_no_profile():
+    measurements = Measurements(SPEC)
+    silent = EngineMeter().drain() | {"tool_seconds": 0.0, "weights": 0, "cache_bytes_per_token": 0}
+    measurements.step(GROUPS, [Span("sampler 0", MEASURED, 0.0, 0.0, silent), *STEP[-2:]])
+    assert measurements.profile() is None
+
+
+def test_an_answer_longer_than_the_limit_counts_as_one_at_the_limit():
+    measurements = Measurements(SPEC)
+    measurements.step([group(0, [40, 1])], STEP)
+    assert measurements.profile().lengths == (32, 1)
+
+
+def test_the_profile_is_read_back_as_it_was_written(tmp_path):
+    measurements = Measurements(SPEC)
+    measurements.step(GROUPS, STEP)
+    found = measurements.profile()
+    save_profile(found, tmp_path / "placement-profile.json")
+    assert load_profile(tmp_path) == found

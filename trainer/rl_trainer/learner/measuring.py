@@ -1,0 +1,63 @@
+"""What a learner measures of its own work: it goes with what it answers, as spans and as the arguments of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rl_trainer.learner.rank import Learner
+from rl_trainer.model.rows import local
+from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.profile.meters import ProcessMeter
+
+
+class LearnerWork:
+    """Hands `spans` what this process took for the batches of `learner`."""
+
+    def __init__(self, learner: Learner, spans: SpanRecorder) -> None:
+        self._learner, self._spans, self._process = learner, spans, ProcessMeter()
+        self._held: dict[str, float] = {}
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """The block is work on a batch. Passes for log-probs and for values are shown at its begin, and are no training."""
+        start, began = time.time(), time.perf_counter()
+        yield
+        end = start + time.perf_counter() - began
+        seconds, at = self._learner.meter.drain(), start
+        for name, part in (("log probs", "log_probs"), ("values", "values")):
+            if took := seconds.get(part, 0.0):
+                self._spans.add(name, at, at + took)
+                at += took
+        self._spans.add("train", at, max(at, end))
+        self._held = self._held or self._holds()
+        numbers = self._process.drain() | self._held | self._on_gpu()
+        self._spans.measured(seconds=end - start, **seconds, **numbers)
+
+    def _holds(self) -> dict[str, float]:
+        """Bytes on the device: `weights`, and `moments` with gradients. The same from the first batch on."""
+        learner = self._learner
+        offloaded = learner.spec.learner.optimizer_offload and learner.device.type == "cuda"
+        kept = 1 if offloaded else 3
+        models: list[nn.Module] = [learner.model]
+        models += [learner.reference] if learner.reference is not None else []
+        models += [learner.critic.model] if learner.critic is not None else []
+        sizes = [(local(one).nbytes, one.requires_grad) for model in models for one in model.parameters()]
+        return {
+            "weights": float(sum(size for size, _ in sizes)),
+            "moments": float(kept * sum(size for size, learns in sizes if learns)),
+        }
+
+    def _on_gpu(self) -> dict[str, float]:
+        """What a GPU counts: `memory`, the most bytes there were, and `activations_per_token` of the largest pass."""
+        if self._learner.device.type != "cuda":
+            return {}
+        most, tokens = torch.cuda.max_memory_allocated(), max(self._learner.largest_pass, 1)
+        return {
+            "memory": float(most),
+            "activations_per_token": (most - torch.cuda.memory_allocated()) / tokens,
+        }

@@ -1,0 +1,1 @@
+"""What a run takes, measured while it trains: from which placements are planned."""

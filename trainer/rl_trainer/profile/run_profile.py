@@ -1,0 +1,195 @@
+"""All that actors measure of a run, joined to the profile from which placements are planned. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_api.planner.profile import (
+    MOST_LENGTHS,
+    DecodeProfile,
+    DevicesProfile,
+    LearnerProfile,
+    Memories,
+    RoleMemory,
+    RunProfile,
+    Switches,
+    SwitchProfile,
+)
+from rl_api.run import RunSpec
+from rl_trainer.observe.step_times import SWITCHES
+from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.profile.least_squares import LeastSquares
+from rl_trainer.profile.reservoir import Reservoir
+from rl_trainer.trajectory import Group
+
+# After so many steps what was measured weighs half: caches fill, answers grow, machines change.
+HALF_LIFE = 50
+# What a learner's seconds go to, besides the rest.
+_PARTS = ("passes", "reduce", "log_probs", "values")
+
+
+@dataclass
+class Mean:
+    """A mean of numbers of which earlier ones weigh less and less."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, total: float, weight: float = 1.0) -> None:
+        """`weight` numbers whose sum is `total`."""
+        self.total += total
+        self.weight += weight
+
+    def forget(self, kept: float) -> None:
+        """See `LeastSquares.forget`."""
+        self.total, self.weight = kept * self.total, kept * self.weight
+
+    @property
+    def value(self) -> float:
+        """The mean; 0: nothing was measured."""
+        return self.total / self.weight if self.weight else 0.0
+
+
+@dataclass
+class Measurements:
+    """What is known of a run so far; `step` takes in one more of its training steps.
+
+    The first step is forgotten when there is a second one: libraries and caches are cold in it.
+    """
+
+    spec: RunSpec
+    steps: int = 0
+    lengths: Reservoir = field(init=False)
+    _decode: LeastSquares = field(default_factory=lambda: LeastSquares(3))
+    _means: dict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
+    _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def __post_init__(self) -> None:
+        self.lengths = Reservoir(MOST_LENGTHS, self.spec.seed)
+
+    def step(self, groups: Sequence[Group], spans: Iterable[Span]) -> None:
+        """One training step: the groups that it trained on, and what all actors did since the one before."""
+        if self.steps == 1:
+            self._decode, self._means = LeastSquares(3), defaultdict(Mean)
+        self.steps += 1
+        kept = 0.5 ** (1 / HALF_LIFE)
+        self._decode.forget(kept)
+        for mean in self._means.values():
+            mean.forget(kept)
+        lengths = [length for group in groups for length in group.lengths]
+        self.lengths.add(lengths)
+        tokens = sum(length for group in groups for length in group.total_lengths)
+        self._means["prompt"].add(tokens - sum(lengths), len(lengths))
+        learners: list[Span] = []
+        for span in spans:
+            role = span.actor.split(" ")[0]
+            if span.name != MEASURED:
+                self._took(role, span)
+            elif role == "sampler":
+                self._sampler(span.args)
+            elif role == "learner":
+                learners.append(span)
+                self._remember("learner", span.args)
+        self._means["score"].add(0.0, len(groups))
+        self._means["tool"].add(0.0, len(lengths))
+        self._learned(learners, tokens)
+
+    def profile(self) -> RunProfile | None:
+        """What was measured; None: not enough of it, as with an engine that tells nothing of its steps."""
+        coefficients, trained = self._decode.fit(), self._means["passes"]
+        if coefficients is None or not trained.weight or not self.lengths.kept:
+            return None
+        base, per_active, per_cached_token = coefficients
+        spec, prefill = self.spec, self._means["prefill"].value
+        mean = {name: self._means[name].value for name in ("prompt", "score", "tool", "rest", *_PARTS)}
+        limit = spec.sampler.max_new_tokens
+        return RunProfile(
+            devices=DevicesProfile(
+                learner=spec.learner.ranks,
+                sampler=spec.sampler.replicas,
+                per_sampler=max(1, spec.sampler.devices),
+            ),
+            steps=self.steps,
+            group_size=spec.algorithm.group_size,
+            prompts_per_step=spec.algorithm.prompts_per_step,
+            max_staleness=spec.buffer.max_staleness,
+            decode=DecodeProfile(
+                base=base,
+                per_active=per_active,
+                per_cached_token=per_cached_token,
+                slots=spec.sampler.max_sequences,
+            ),
+            prefill_tokens_per_second=1 / prefill if prefill else None,
+            prompt_tokens=max(0.0, mean["prompt"]),
+            lengths=tuple(min(length, limit) for length in self.lengths.kept),
+            limit=limit,
+            score_seconds=mean["score"],
+            tool_seconds=mean["tool"],
+            learner=LearnerProfile(
+                alpha=mean["rest"],
+                beta=mean["passes"],
+                all_reduce=mean["reduce"],
+                log_prob=mean["log_probs"],
+                value=mean["values"],
+            ),
+            publish_seconds=sum(
+                self._means[f"publish/{part}"].value for part in ("learner", "driver", "load")
+            ),
+            switch=Switches(learner=self._switch("learner"), sampler=self._switch("sampler")),
+            memory=Memories(learner=self._role("learner"), sampler=self._role("sampler")),
+        )
+
+    def _took(self, role: str, span: Span) -> None:
+        seconds = max(0.0, span.end - span.start)
+        if (role, span.name) == ("sampler", "score"):
+            self._means["score"].add(seconds, 0.0)
+        elif span.name == "publish":
+            self._means[f"publish/{role}"].add(seconds)
+        elif (role, span.name) == ("sampler", "load weights"):
+            self._means["publish/load"].add(seconds)
+        elif span.name in SWITCHES:
+            self._means[f"{span.name}/{role}"].add(seconds)
+
+    def _sampler(self, numbers: Mapping[str, Any]) -> None:
+        self._decode.merge(numbers["decode"])
+        self._means["prefill"].add(numbers["prefill_seconds"], numbers["prefill_tokens"])
+        self._means["tool"].add(numbers["tool_seconds"], 0.0)
+        self._remember("sampler", numbers)
+
+    def _learned(self, told: Sequence[Span], tokens: int) -> None:
+        """A step's seconds by what they went to: all ranks wait for the slowest one, and those that are done before it do so
+        within their all-reduce."""
+        ranks: dict[str, Mean] = defaultdict(Mean)  # of each rank parts, and what is left of its seconds
+        parts: dict[str, dict[str, float]] = {part: defaultdict(float) for part in _PARTS}
+        for span in told:
+            left = float(span.args["seconds"])
+            for part, seconds in parts.items():
+                took = float(span.args.get(part, 0.0))
+                seconds[span.actor] += took
+                left -= took
+            ranks[span.actor].add(max(0.0, left), "passes" in span.args)
+        slowest = {part: max(seconds.values(), default=0.0) for part, seconds in parts.items()}
+        if not slowest["passes"] or not tokens:
+            return
+        share = tokens / len(ranks)
+        for part in ("passes", "log_probs", "values"):
+            self._means[part].add(slowest[part], share)
+        self._means["reduce"].add(min(parts["reduce"].values()))
+        rest = max(ranks.values(), key=lambda one: one.total)
+        self._means["rest"].add(rest.total, rest.weight)
+
+    def _remember(self, role: str, numbers: Mapping[str, Any]) -> None:
+        """The most of each kind of memory that an actor of the role had."""
+        held = self._memory[role]
+        for name in ("weights", "moments", "activations_per_token", "cache_bytes_per_token"):
+            if name in numbers:
+                held[name] = max(held.get(name, 0.0), float(numbers[name]))
+
+    def _switch(self, role: str) -> SwitchProfile:
+        return SwitchProfile(**{part: self._means[f"{part}/{role}"].value for part in SWITCHES})
+
+    def _role(self, role: str) -> RoleMemory:
+        return RoleMemory(**self._memory[role])

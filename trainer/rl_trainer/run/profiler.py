@@ -1,0 +1,44 @@
+"""The run's profile: what all actors measure, joined step by step and kept in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_api import RunSpec
+from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
+from rl_trainer.observe.timeline import Span
+from rl_trainer.profile.run_profile import Measurements
+from rl_trainer.storage.files import writing
+from rl_trainer.trajectory import Group
+
+# Steps between two writings.
+EVERY_STEPS = 10
+
+
+class Profiler:
+    """Measures one attempt. The file of an earlier one stays until this one has measured a step."""
+
+    def __init__(self, spec: RunSpec, folder: Path) -> None:
+        self.measurements = Measurements(spec)
+        self._path = folder / PROFILE_FILE
+        self._written = 0
+
+    def step(self, groups: Sequence[Group], spans: Sequence[Span]) -> None:
+        """One training step has ended: the groups that it trained on, and what all actors did in it."""
+        self.measurements.step(groups, spans)
+        if self.measurements.steps >= self._written + EVERY_STEPS:
+            self.write()
+
+    def write(self) -> RunProfile | None:
+        """Writes what is known, whole or not at all; returns it. None: not enough is, and no file is written.
+
+        Raises:
+            RLTrainError: the disk is full or the folder is gone.
+        """
+        found = self.measurements.profile()
+        if found is not None and self.measurements.steps > self._written:
+            with writing(self._path):
+                save_profile(found, self._path)
+            self._written = self.measurements.steps
+        return found
