@@ -15,7 +15,7 @@ def test_a_step_is_split_by_who_worked():
         Span("learner 1", "train", 10.0, 13.0),
         Span("learner 0", "log probs", 8.0, 9.5),
         Span("learner 1", "values", 9.5, 10.0),
-        Span("learner 0", "lease", 7.0, 7.25),
+        Span("driver", "lease", 7.0, 7.25),
         Span("sampler 0", "lease", 0.0, 1.0),
         Span("sampler 1", "lease", 0.0, 0.5),
         Span("learner 0", "onload", 7.25, 7.75),

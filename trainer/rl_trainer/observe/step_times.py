@@ -19,7 +19,7 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
     Returns:
         Seconds by field of `StepRecord`: generating and scoring are means over the samplers whose groups this step trained
         on, training and what goes before it in learners is that of the slowest one, waiting for devices and moving tensors
-        that of the samplers' mean and the slowest learner together, and the rest is as the driver saw it.
+        that of the samplers' mean and of the learners together, and the rest is as the driver saw it.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     working: list[tuple[float, float]] = []
@@ -47,7 +47,7 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
         "time_train": slowest("train"),
         "time_publish": mean("driver/publish"),
         "time_evaluate": mean("driver/evaluate"),
-        "time_lease": mean("sampler/lease") + slowest("lease"),
+        "time_lease": mean("sampler/lease") + mean("driver/lease"),
         "time_switch": sum(mean(f"sampler/{name}") + slowest(name) for name in SWITCHES),
         "time_wait": sum(uncovered(start, end, working) for start, end in waits),
     }
