@@ -36,6 +36,7 @@ HERE: Final = (
     Command("compare", "say whether a checkpoint may be served in place of another one", "rl_cli.compare"),
     Command("validate", "check files of runs, services and profiles", "rl_cli.validate"),
     Command("plan", "say what memory every role of a run will need, and whether it fits", "rl_cli.plan"),
+    Command("profile", "measure what each part of a run takes, from a few steps of it", "rl_cli.profile"),
     Command("verify", "check every byte of a checkpoint, and show where it comes from", ""),
 )
 """Commands that need no cluster."""

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_api import load_run
+from rl_api import RLTrainingRun, load_run
 from rl_api.errors import (
     ActorDied,
     CheckpointError,
@@ -150,16 +150,42 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             f"--dashboard: found with trainer.kind {run.spec.trainer.kind}, whose Ray is its own; allowed with rltrain"
         )
+    search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
+    train_run(
+        run,
+        args.out or Path("runs") / run.name,
+        search=search,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        debug=args.debug,
+        dashboard=args.dashboard,
+    )
+    return 0
+
+
+def train_run(
+    run: RLTrainingRun,
+    out: Path,
+    *,
+    search: Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    debug: bool = False,
+    dashboard: bool = False,
+) -> None:
+    """Trains in the run folder `out`, with progress on the terminal; signals are heard. `search`: where the run's own
+    modules and files are.
+
+    Raises as `RunFolder` and `rl_trainer.driver.train` do.
+    """
     # Only now: importing Ray takes seconds, and a mistake in the file should not.
     from rl_trainer.observe.console import Console
     from rl_trainer.run.run_folder import RunFolder
 
-    search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
-    out = args.out or Path("runs") / run.name
     spec = run.spec
     with (
         StopRequest() as stop,
-        RunFolder(out, resume=args.resume, overwrite=args.overwrite, search=search) as folder,
+        RunFolder(out, resume=resume, overwrite=overwrite, search=search) as folder,
         Console(
             run.name,
             max_steps=spec.stop.max_steps,
@@ -171,11 +197,11 @@ def _run(args: argparse.Namespace) -> int:
             from rl_trainer.program.run import run_program
 
             run_program(run, folder, console, stop)
-            return 0
+            return
         from rl_trainer.driver import train
 
         try:
-            train(run, folder, console, stop, debug=args.debug, dashboard=args.dashboard)
+            train(run, folder, console, stop, debug=debug, dashboard=dashboard)
         except Interrupted:
             raise
         except Exception as error:
@@ -187,7 +213,6 @@ def _run(args: argparse.Namespace) -> int:
             raise stop.interrupted(
                 f"stopped before the step's checkpoint could be written{why}; {RESUME_HINT}"
             ) from error
-    return 0
 
 
 def _verify(args: argparse.Namespace) -> int:

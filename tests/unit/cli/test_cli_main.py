@@ -79,7 +79,7 @@ def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
-        "rltrain: no command given; allowed: run, serve, generate, chat, compare, validate, plan, verify, apply, "
+        "rltrain: no command given; allowed: run, serve, generate, chat, compare, validate, plan, profile, verify, "
     )
     assert error.count("\n") == 1
 

@@ -1,0 +1,129 @@
+"""`rltrain profile`: what each part of a run takes on this machine, from a few steps of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rl_api import RLTrainingRun, load_run
+from rl_api.base import MOST
+from rl_api.errors import InvalidConfig
+from rl_api.planner.profile import PROFILE_FILE, RunProfile, load_profile, save_profile
+from rl_cli.options import Subparsers, add_file_options, new_parser, whole
+
+STEPS: Final = 12
+"""The first one is not counted, and decoding, scoring and training are seen some times each."""
+
+_DESCRIPTION: Final = """\
+Run a few steps of a run's own file on this machine, or on the Ray cluster at RAY_ADDRESS, and write what each part of the
+work takes: a decode step by sequences and cached tokens, prompts, lengths of answers, scoring and tools, a learner's token,
+log-probabilities and values, publishing, memory, and what it costs to give devices to each other where the run shares them.
+From that file placements are planned.
+
+Nothing is kept of the run itself: it trains in a temporary folder, without checkpoints and evaluations. A run of the file
+measures the same all the time, and writes it to its own folder."""
+
+_EXAMPLES: Final = """\
+  rltrain profile examples/quickstart.yaml
+  rltrain profile examples/quickstart.yaml --steps 30 --out quickstart-profile.json
+  rltrain profile run.yaml --set warmStart=null --set placement.mode=collocated
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = new_parser(subparsers, "profile", _profile, _DESCRIPTION, _EXAMPLES)
+    add_file_options(parser)
+    parser.add_argument(
+        "--steps",
+        type=whole(2, 10_000),
+        default=STEPS,
+        metavar="N",
+        help=f"training steps to run (default: {STEPS}); the first one is not counted",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(PROFILE_FILE),
+        metavar="FILE",
+        help=f"file of the profile (default: {PROFILE_FILE})",
+    )
+
+
+def _profile(args: argparse.Namespace) -> int:
+    run = as_profiled(load_run(args.file, args.overrides), args.steps)
+    if args.out.is_dir() or not args.out.resolve().parent.is_dir():
+        raise InvalidConfig(
+            f"--out: found {args.out}, allowed: a file in a folder that is there, such as {PROFILE_FILE}"
+        )
+    from rl_trainer.cli import train_run
+
+    search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
+    with tempfile.TemporaryDirectory(prefix="rltrain-profile-") as folder:
+        train_run(run, Path(folder) / "run", search=search, debug=args.debug)
+        found = Path(folder) / "run" / PROFILE_FILE
+        if not found.exists():
+            raise InvalidConfig(
+                f"sampler.engine: found {run.spec.sampler.engine}, which tells nothing of its steps; allowed: an engine of "
+                "this process, torch or vllm"
+            )
+        profile = load_profile(found)
+    try:
+        save_profile(profile, args.out)
+    except OSError as error:
+        raise InvalidConfig(f"--out: {args.out} cannot be written ({error.strerror})") from error
+    print("\n".join(lines(profile)))
+    print(f"written to {args.out}", file=sys.stderr)
+    return 0
+
+
+def as_profiled(run: RLTrainingRun, steps: int) -> RLTrainingRun:
+    """The run as it is profiled: so many steps, and nothing that is not a part of one.
+
+    Raises InvalidConfig: another trainer runs it.
+    """
+    if run.spec.trainer.kind != "rltrain":
+        raise InvalidConfig(
+            f"trainer.kind: found {run.spec.trainer.kind}, allowed with rltrain profile: rltrain, whose steps are measured"
+        )
+    spec = run.spec
+    stop = spec.stop.model_copy(update={"max_steps": steps, "max_duration": None, "target_reward": None})
+    evaluation = spec.task.evaluation
+    if evaluation is not None:
+        # A warm start up to a score needs the held-out prompts.
+        needed = spec.warm_start is not None and spec.warm_start.until_score is not None
+        evaluation = evaluation.model_copy(update={"every_steps": MOST}) if needed else None
+    task = spec.task.model_copy(update={"evaluation": evaluation})
+    return run.model_copy(
+        update={"spec": spec.model_copy(update={"stop": stop, "given_task": task, "checkpoint": None})}
+    )
+
+
+def lines(profile: RunProfile) -> list[str]:
+    """What was measured, as a person reads it."""
+    decode, learner, limit = profile.decode, profile.learner, profile.limit
+    cut = sum(length >= limit for length in profile.lengths) if limit is not None else 0
+    rows = [
+        ("decode step", f"{_ms(decode.base)}, {_ms(decode.per_active)} per sequence, "
+         f"{_ms(1000 * decode.per_cached_token)} per 1,000 cached tokens"),
+        ("prompts", "not measured" if profile.prefill_tokens_per_second is None
+         else f"{profile.prompt_tokens:,.0f} tokens each, {profile.prefill_tokens_per_second:,.0f} tokens/s"),
+        ("answers", f"{profile.mean_length:,.0f} tokens, longest {max(profile.lengths):,}, "
+         f"{cut / len(profile.lengths):.0%} cut at the limit"),
+        ("scoring", f"{_ms(profile.score_seconds)} per group"),
+        ("tools", f"{profile.tool_seconds:.3g} s per answer"),
+        ("training", f"{_ms(1000 * learner.beta)} per 1,000 tokens of a rank, {_ms(learner.alpha)} for a part, "
+         f"{_ms(learner.all_reduce)} for a step"),
+        ("log-probs", f"{_ms(1000 * learner.log_prob)} per 1,000 tokens of a rank"),
+        ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
+        ("publishing", f"{_ms(profile.publish_seconds)} per version"),
+        ("switches", f"learner {_ms(profile.switch.learner.turn)}, sampler {_ms(profile.switch.sampler.turn)}"),
+    ]  # fmt: skip
+    return [f"{label:<12}{text}" for label, text in rows]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,62 @@
+import argparse
+
+import pytest
+
+from rl_api import load_run
+from rl_api.errors import InvalidConfig
+from rl_api.planner.profile import RunProfile
+from rl_cli.main import main
+from rl_cli.profile import as_profiled, lines
+
+PROFILE = RunProfile.model_validate(
+    {
+        "groupSize": 8,
+        "promptsPerStep": 4,
+        "steps": 12,
+        "decode": {"base": 0.004, "perActive": 5e-5, "perCachedToken": 2e-7, "slots": 64},
+        "prefillTokensPerSecond": 15000,
+        "promptTokens": 21,
+        "lengths": [10, 20, 32, 32],
+        "limit": 32,
+        "learner": {"alpha": 0.011, "beta": 5e-5, "allReduce": 0.001},
+        "switch": {"learner": {"onload": 0.25, "offload": 0.5}},
+    }
+)
+
+
+def test_a_run_is_profiled_without_what_is_no_part_of_a_step():
+    run = load_run("examples/quickstart.yaml", ["warmStart=null"])
+    spec = as_profiled(run, 7).spec
+    assert (spec.stop.max_steps, spec.stop.target_reward, spec.stop.max_duration) == (7, None, None)
+    assert (spec.task.evaluation, spec.checkpoint) == (None, None)
+    assert spec.algorithm == run.spec.algorithm
+
+
+def test_a_warm_start_up_to_a_score_keeps_the_prompts_that_it_is_scored_on():
+    evaluation = as_profiled(load_run("examples/quickstart.yaml"), 7).spec.task.evaluation
+    assert evaluation is not None
+    assert evaluation.every_steps > 1_000_000
+    assert evaluation.samples == 200
+
+
+def test_what_was_measured_is_said_in_units_that_people_read():
+    found = dict(line.split(None, 1) for line in lines(PROFILE) if not line.startswith("decode"))
+    assert lines(PROFILE)[0] == "decode step 4 ms, 0.05 ms per sequence, 0.2 ms per 1,000 cached tokens"
+    assert found["prompts"] == "21 tokens each, 15,000 tokens/s"
+    assert found["answers"] == "24 tokens, longest 32, 50% cut at the limit"
+    assert found["training"] == "50 ms per 1,000 tokens of a rank, 11 ms for a part, 1 ms for a step"
+    assert found["switches"] == "learner 750 ms, sampler 0 ms"
+
+
+def test_another_trainer_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):
+    run = load_run("examples/quickstart.yaml")
+    other = run.model_copy(
+        update={"spec": run.spec.model_copy(update={"trainer": argparse.Namespace(kind="verl")})}
+    )
+    with pytest.raises(
+        InvalidConfig, match=r"trainer\.kind: found verl, allowed with rltrain profile: rltrain"
+    ):
+        as_profiled(other, 3)
+    for out in (tmp_path, tmp_path / "nowhere" / "profile.json"):
+        assert main(["profile", "examples/quickstart.yaml", "--out", str(out)]) == 2
+        assert f"--out: found {out}, allowed: a file in a folder that is there" in capsys.readouterr().err
