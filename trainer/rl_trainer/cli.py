@@ -18,6 +18,7 @@ from rl_api.errors import (
     InvalidConfig,
     RLTrainError,
 )
+from rl_api.planner.profile import RunProfile, load_profile
 from rl_api.printable import printable_lines
 from rl_trainer.checkpoint.inspection import inspect_folder, inspect_remote, table, told
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE, first_line
@@ -109,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         "--overwrite", action="store_true", help="remove an earlier run from the run folder first"
     )
     run.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="placement-profile.json of such a run, or its folder: with placement.mode auto it says who gets which devices, and "
+        "they may change while the run trains",
+    )
+    run.add_argument(
         "--dashboard",
         action="store_true",
         help="start Ray's own dashboard too, for the length of the run, and say where: what its actors and tasks do",
@@ -157,6 +165,7 @@ def _run(args: argparse.Namespace) -> int:
         search=search,
         resume=args.resume,
         overwrite=args.overwrite,
+        profile=None if args.profile is None else load_profile(args.profile),
         debug=args.debug,
         dashboard=args.dashboard,
     )
@@ -170,11 +179,12 @@ def train_run(
     search: Path,
     resume: bool = False,
     overwrite: bool = False,
+    profile: RunProfile | None = None,
     debug: bool = False,
     dashboard: bool = False,
 ) -> None:
     """Trains in the run folder `out`, with progress on the terminal; signals are heard. `search`: where the run's own
-    modules and files are.
+    modules and files are; `profile`: what its placement is planned by, with mode auto; None: it stays as the file has it.
 
     Raises as `RunFolder` and `rl_trainer.driver.train` do.
     """
@@ -199,9 +209,18 @@ def train_run(
             run_program(run, folder, console, stop)
             return
         from rl_trainer.driver import train
+        from rl_trainer.run.planning import PlacementChanged, planned
 
+        if profile is not None:
+            run = planned(run, profile, console.message)
         try:
-            train(run, folder, console, stop, debug=debug, dashboard=dashboard)
+            while True:
+                try:
+                    replan = profile is not None
+                    train(run, folder, console, stop, debug=debug, dashboard=dashboard, replan=replan)
+                    break
+                except PlacementChanged as change:
+                    run, folder.resume = change.run, True
         except Interrupted:
             raise
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from rl_trainer.run.counters import Counters, step_record
 from rl_trainer.run.ending import CheckpointRequests, is_over
 from rl_trainer.run.evaluation import exact_share, keep_examples
 from rl_trainer.run.inputs import load_inputs
+from rl_trainer.run.planning import Planning
 from rl_trainer.run.profiler import Profiler
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
@@ -57,9 +59,10 @@ class Session(Attempt):
         *,
         debug: bool = False,
         dashboard: bool = False,
+        replan: bool = False,
     ):
         super().__init__(run, folder, console)
-        self.debug, self.dashboard = debug, dashboard
+        self.debug, self.dashboard, self.replan = debug, dashboard, replan
         self.resumed = False
         self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
@@ -96,6 +99,9 @@ class Session(Attempt):
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
         self.profiler = Profiler(spec, self.folder.path)
+        self.planning = self._stack.enter_context(
+            Planning(self.run, self.console.message, change=self.replan)
+        )
         metrics = self.recorder.metrics
         if checkpoint is not None:
             self.actors.restore(self.checkpoints.read(checkpoint), self.checkpoints.initial)
@@ -234,9 +240,13 @@ class Session(Attempt):
         self.actors.spans.measured(**self._process.drain())
         spans = self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
+        record = replace(record, predicted_seconds=self.planning.predicted)
         self._progress = self.counters.progress(self.spec, record)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
         self.profiler.step(batch.groups, spans)
+        measured = self.profiler.measurements
+        if said := self.planning.step(measured.steps, measured.profile):
+            self.recorder.metrics.event("note", step=record.step, text=said)
         if self.held is not None:
             self.held.look()
 
@@ -244,9 +254,14 @@ class Session(Attempt):
         """Writes a checkpoint every `checkpoint.everySteps` steps, and when the status server is asked for one.
 
         The first kind may be written while the next steps run (`checkpoint.asynchronous`).
+
+        Raises PlacementChanged: the run goes on from this one with another placement.
         """
         self._look_at_checkpoint()
         every = self.spec.checkpoint.every_steps if self.spec.checkpoint else None
+        if self.planning.due and self.counters.step % (every or 1) == 0 and self.stop_reason() is None:
+            self.checkpoint()
+            raise self.planning.change()
         if self._requests.take():
             self.checkpoint()
             self._requests.answered()

@@ -57,7 +57,9 @@ class StopRequest(Closes):
     def begin(self, announce: Callable[[str], None]) -> None:
         """The run is under way: from now on the first signal waits for a checkpoint. `announce` is told of it."""
         self.listen()
-        self._announce = announce
+        begun, self._announce = self._announce is not None, announce
+        if begun:  # the run goes on with another placement
+            return
         # A signal handler must not print: it may have interrupted a line that is being printed.
         threading.Thread(target=self._tell, args=(announce,), name="stop request", daemon=True).start()
 

@@ -1,0 +1,157 @@
+"""Which placement a run with mode auto has, by what was measured of it, and when it changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rl_api.planner.placement import Placement
+from rl_api.planner.plan import Alternative, make_plan, predict
+from rl_api.planner.room import Room, placement_of, room_of
+
+from rl_api import RLTrainingRun
+from rl_api.errors import InvalidConfig
+from rl_api.planner.profile import RunProfile
+from rl_api.roles import ReplanSpec
+from rl_api.run import RunSpec
+from rl_api.validation import check_document
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a profile says of a run.
+
+    Attributes:
+        now: seconds of a step with the placement that the run has.
+        best: the placement with the shortest step that this version can run.
+    """
+
+    now: float
+    best: Alternative
+
+    @property
+    def gain(self) -> float:
+        """Share of a step's time that `best` saves."""
+        return max(0.0, 1 - self.best.predicted_step_seconds / self.now) if self.now else 0.0
+
+
+def is_planned(spec: RunSpec) -> bool:
+    """Whether the placement of a run is chosen by what is measured of it."""
+    return spec.trainer.kind == "rltrain" and spec.placement.mode == "auto" and bool(spec.sampler.devices)
+
+
+def forecast(profile: RunProfile, run: RLTrainingRun, check: Callable[[RunSpec], None]) -> Forecast | None:
+    """What `profile` says of `run`; None: it is of another batch, staleness or kind of sampler, or no plan can be run.
+
+    `check`: raises InvalidConfig for what this version cannot run.
+    """
+    spec = run.spec
+    if not fits(profile, spec):
+        return None
+    room = room_of(spec)
+    # Of all modes the fastest; where this version cannot run it, of each mode alone.
+    best = _best(profile, run, room, check)
+    if best is None:
+        alone = (_best(profile, run, replace(room, modes=(mode,)), check) for mode in room.modes)
+        found = [one for one in alone if one is not None]
+        best = min(found, key=lambda one: one.predicted_step_seconds, default=None)
+    if best is None:
+        return None
+    return Forecast(predict(profile, placement_of(spec), room.in_order).step_seconds, best)
+
+
+def fits(profile: RunProfile, spec: RunSpec) -> bool:
+    """Whether what was measured was measured of runs like this one."""
+    algorithm = spec.algorithm
+    return (
+        (profile.group_size, profile.prompts_per_step) == (algorithm.group_size, algorithm.prompts_per_step)
+        and profile.max_staleness == spec.buffer.max_staleness
+        and profile.decode.slots == spec.sampler.max_sequences
+    )
+
+
+def placed(run: RLTrainingRun, plan: Alternative) -> RLTrainingRun:
+    """The run with the placement of a plan, as a user would write it; mode auto stays.
+
+    Raises InvalidConfig where the run's other fields do not go with it.
+    """
+    spec = run.spec
+    hybrid = 0 < plan.shared < plan.samplers
+    whole = plan.part_groups >= spec.algorithm.prompts_per_step
+    placement = spec.placement.model_copy(
+        update={
+            "shared_samplers": plan.shared,
+            "part_groups": None if whole else plan.part_groups,
+            "hand_over": plan.hand_over,
+            "hand_over_at": plan.hand_over_at if hybrid else None,
+            "residency": plan.residency if plan.shared else spec.placement.residency,
+        }
+    )
+    samplers = plan.samplers
+    sampler = spec.sampler.model_copy(
+        update={"replicas": samplers, "min_replicas": min(spec.sampler.min_replicas, samplers)}
+    )
+    learner = spec.learner.model_copy(update={"replicas": plan.learners // spec.learner.ranks_per_replica})
+    changed = spec.model_copy(update={"placement": placement, "sampler": sampler, "learner": learner})
+    document = run.model_copy(update={"spec": changed}).model_dump(
+        by_alias=True, mode="json", exclude_none=True
+    )
+    found, problems = check_document(document)
+    if problems or not isinstance(found, RLTrainingRun):
+        raise InvalidConfig(f"the planned placement does not go with the run: {problems[0].sentence}")
+    return found
+
+
+def same(plan: Alternative, spec: RunSpec) -> bool:
+    """Whether a run has this placement."""
+    return _compared(plan.placement) == _compared(placement_of(spec))
+
+
+class Replanning:
+    """Looks at a forecast per step, and says when another placement has been better for long enough."""
+
+    def __init__(self, spec: ReplanSpec) -> None:
+        self._spec = spec
+        self.steps = 0
+        """Steps in a row with a forecast that gains enough."""
+
+    def step(self, found: Forecast | None) -> bool:
+        """One more step, with the newest forecast; whether the placement is to change now."""
+        if found is None or found.gain < self._spec.threshold:
+            self.steps = 0
+            return False
+        self.steps += 1
+        return self.steps >= self._spec.steps
+
+
+def sentence(found: Forecast, groups: int) -> str:
+    """What is told of a better placement; `groups`: of a step."""
+    best = found.best
+    return (
+        f"placement {best.placement.words(groups)} would take {best.predicted_step_seconds:.3g} s per step where this one "
+        f"takes {found.now:.3g} s, {found.gain:.0%} less"
+    )
+
+
+def _best(
+    profile: RunProfile, run: RLTrainingRun, room: Room, check: Callable[[RunSpec], None]
+) -> Alternative | None:
+    """The fastest in `room`; None: there is none, or it cannot be run."""
+    try:
+        plan = make_plan(profile, room, sensitivity=False)
+        check(placed(run, plan).spec)
+    except InvalidConfig:
+        return None
+    return plan
+
+
+def _compared(placement: Placement) -> tuple[object, ...]:
+    shared = placement.shared
+    return (
+        placement.learners,
+        placement.samplers,
+        shared,
+        placement.part_groups,
+        placement.hand_over_at if shared < placement.samplers else None,
+        placement.interrupt if shared else None,
+    )
