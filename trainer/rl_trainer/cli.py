@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="placement-profile.json of such a run, or its folder: with placement.mode auto it says who gets which devices, and "
-        "they may change while the run trains",
+        help="placement-profile.json of such a run, or its folder: with placement.mode auto it says who gets which devices, "
+        "which may change while the run trains",
     )
     run.add_argument(
         "--dashboard",

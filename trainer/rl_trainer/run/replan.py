@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rl_api.planner.placement import Placement
-from rl_api.planner.plan import Alternative, make_plan, predict
-from rl_api.planner.room import Room, placement_of, room_of
-
 from rl_api import RLTrainingRun
 from rl_api.errors import InvalidConfig
+from rl_api.planner.placement import Placement
+from rl_api.planner.plan import Alternative, make_plan, predict
 from rl_api.planner.profile import RunProfile
+from rl_api.planner.room import Room, placement_of, room_of
 from rl_api.roles import ReplanSpec
 from rl_api.run import RunSpec
 from rl_api.validation import check_document
