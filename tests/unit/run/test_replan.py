@@ -1,12 +1,26 @@
 """Which placement a run with mode auto has, and when it changes."""
 
+import math
+
 import pytest
 
 from rl_api.errors import InvalidConfig
 from rl_api.planner.profile import RunProfile
 from rl_api.roles import ReplanSpec
 from rl_api.run import RLTrainingRun
-from rl_trainer.run.replan import Forecast, Replanning, fits, forecast, is_planned, placed, same, sentence
+from rl_trainer.run import planning as planning_module
+from rl_trainer.run.planning import EVERY_STEPS, Planning, planned
+from rl_trainer.run.replan import (
+    Forecast,
+    Replanning,
+    fits,
+    forecast,
+    is_planned,
+    placed,
+    placement_status,
+    same,
+    sentence,
+)
 
 
 def run(**spec):
@@ -137,3 +151,79 @@ def test_a_placement_changes_when_it_would_have_gained_enough_for_long_enough():
     assert replanning.step(gains)
     assert not replanning.step(None)
     assert replanning.steps == 0
+
+
+def test_the_status_says_who_shares_devices_and_what_a_step_takes():
+    said = placement_status(run().spec, math.nan, 1.23456)
+    assert said is not None
+    assert (said.mode, said.samplers, said.shared, said.learners) == ("disaggregated", 1, 0, 2)
+    assert (said.part_groups, said.predicted_step_seconds, said.measured_step_seconds) == (None, None, 1.23)
+    parts = run(placement={"partGroups": 4}).spec
+    assert placement_status(parts, 2.0).part_groups == 4
+    assert placement_status(parts, 2.0).predicted_step_seconds == 2.0
+
+
+class Clock:
+    """A profile that is asked for, and when."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return profile()
+
+
+def steps_of(planning, count, measured):
+    """So many steps, each after the forecast under way is made."""
+    said = []
+    for number in range(1, count + 1):
+        if planning._making is not None:
+            planning._making.result(60)
+        said.append(planning.step(number, measured))
+    return said
+
+
+@pytest.mark.parametrize("change", [True, False])
+def test_a_run_that_is_measured_changes_its_placement_where_it_may(monkeypatch, change):
+    monkeypatch.setattr(planning_module, "check_supported", no_sharing)
+    monkeypatch.setattr(planning_module, "SHARE", math.inf)
+    told, measured = [], Clock()
+    spec = {"placement": {"replan": {"threshold": 0.15, "steps": 3}}}
+    with Planning(run(**spec), told.append, change=change) as planning:
+        said = steps_of(planning, EVERY_STEPS + 4, measured)
+        assert math.isnan(Planning(run(**spec), told.append, change=change).predicted)
+        # The forecast is there a step after it was begun, and has to hold for three steps.
+        assert [one is not None for one in said] == [False] * (EVERY_STEPS + 2) + [True, False]
+        assert measured.asked == 1
+        assert planning.predicted == pytest.approx(1.5, rel=0.5)
+        assert planning.due is change
+        [sentence] = told
+        assert "learners 1, samplers 2" in sentence
+        if change:
+            moved = planning.change().run.spec
+            assert (moved.sampler.replicas, moved.learner.replicas) == (2, 1)
+        else:
+            assert "--profile" in sentence
+
+
+def test_other_modes_than_auto_have_no_forecasts():
+    measured = Clock()
+    with Planning(run(placement={"mode": "disaggregated"}), print, change=True) as planning:
+        assert steps_of(planning, 2 * EVERY_STEPS, measured) == [None] * (2 * EVERY_STEPS)
+    assert measured.asked == 0
+
+
+def test_a_run_begins_with_the_placement_that_its_profile_speaks_for(monkeypatch):
+    monkeypatch.setattr(planning_module, "check_supported", no_sharing)
+    told = []
+    after = planned(run(), profile(), told.append)
+    assert (after.spec.sampler.replicas, after.spec.learner.replicas) == (2, 1)
+    assert planned(after, profile(), told.append) is after
+    assert planned(run(), profile(groupSize=8), told.append).spec == run().spec
+    fixed = run(placement={"mode": "disaggregated"})
+    assert planned(fixed, profile(), told.append) is fixed
+    assert told[0].endswith(": the run has it from the start")
+    assert "stays as it is" in told[1]
+    assert "not of a run like this one" in told[2]
+    assert len(told) == 3

@@ -18,6 +18,7 @@ from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
 from rl_trainer.observe.step_times import busy_seconds, step_times, use
 from rl_trainer.observe.timeline import Span
+from rl_trainer.run.replan import placement_status
 from rl_trainer.trajectory import packed_bytes
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
@@ -62,11 +63,15 @@ class Counters:
         self.skipped += update.skipped
         self.skipped_in_a_row = 0 if update.optimizer_steps else self.skipped_in_a_row + update.skipped
 
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step, mean of the last ones; None: there was none."""
+        return sum(self._paces) / len(self._paces) if self._paces else None
+
     def eta(self, spec: RunSpec) -> float | None:
         """Seconds to `stop.maxSteps` at the pace of the last steps."""
-        if not self._paces:
-            return None
-        return sum(self._paces) / len(self._paces) * max(0, spec.stop.max_steps - self.step)
+        pace = self.pace
+        return None if pace is None else pace * max(0, spec.stop.max_steps - self.step)
 
     def stop_reason(self, spec: RunSpec) -> str | None:
         """Why the run ends after this step, or None. A target is one for the held-out score, where there is such."""
@@ -125,6 +130,7 @@ class Counters:
             sampler_busy=_shown(samplers, 3),
             learner_busy=_shown(learners, 3),
             eta_seconds=_shown(self.eta(spec)),
+            placement=placement_status(spec, record.predicted_seconds, self.pace),
             updated_at=datetime.now(UTC),
         )
 

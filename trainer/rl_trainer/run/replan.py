@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Alternative, make_plan, predict
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.room import Room, placement_of, room_of
+from rl_api.progress import PlacementStatus
 from rl_api.roles import ReplanSpec
 from rl_api.run import RunSpec
 from rl_api.validation import check_document
@@ -104,6 +106,32 @@ def placed(run: RLTrainingRun, plan: Alternative) -> RLTrainingRun:
 def same(plan: Alternative, spec: RunSpec) -> bool:
     """Whether a run has this placement."""
     return _compared(plan.placement) == _compared(placement_of(spec))
+
+
+def placement_status(
+    spec: RunSpec, predicted: float | None = None, measured: float | None = None
+) -> PlacementStatus | None:
+    """What the status shows of who shares devices; None: another trainer has its own ways.
+
+    `predicted`, `measured`: seconds of a step, where they are known.
+    """
+    if spec.trainer.kind != "rltrain":
+        return None
+    here = placement_of(spec)
+    return PlacementStatus(
+        mode=here.mode,
+        samplers=here.samplers,
+        shared=here.shared,
+        learners=here.learners,
+        part_groups=here.part_groups if here.part_groups < spec.algorithm.prompts_per_step else None,
+        predicted_step_seconds=_rounded(predicted),
+        measured_step_seconds=_rounded(measured),
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """As people read it; what is no number is not known."""
+    return float(f"{seconds:.3g}") if seconds is not None and math.isfinite(seconds) else None
 
 
 class Replanning:
