@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from rl_api import load_run
+from rl_api.planner.profile import load_profile
 from rl_trainer.driver import train
 from rl_trainer.observe.console import Console
+from rl_trainer.observe.metrics import read_metrics
 from rl_trainer.observe.timeline import read_timeline
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.stopping import StopRequest
@@ -93,11 +95,36 @@ def test_every_actor_is_in_the_timeline(finished: dict[str, Any]) -> None:
     assert actors & {f"sampler {rank}" for rank in range(spec.sampler.replicas)}
 
 
+def test_what_it_took_is_in_the_profile_and_adds_up(finished: dict[str, Any]) -> None:
+    spec, profile = finished["run"].spec, load_profile(finished["folder"])
+    records = read_metrics(finished["folder"] / "metrics.jsonl")
+    assert (profile.steps, profile.group_size, profile.prompts_per_step) == (STEPS, GROUP, PROMPTS)
+    assert (profile.devices.learner, profile.devices.sampler) == (
+        spec.learner.replicas,
+        spec.sampler.replicas,
+    )
+    assert len(profile.lengths) == STEPS * PROMPTS * GROUP
+    assert sum(profile.lengths) == sum(record.completion_tokens for record in records)
+    decode, learner = profile.decode, profile.learner
+    assert decode.base + decode.per_active + decode.per_cached_token > 0
+    assert profile.prompt_tokens > 0
+    # What learners said of their parts is no more than what the steps after the first one took them.
+    tokens = sum(r.total_tokens_per_second * r.wall_seconds for r in records[1:]) / spec.learner.replicas
+    parts = tokens * (learner.beta + learner.log_prob + learner.value)
+    took = sum(r.time_train + r.time_log_probs + r.time_values for r in records[1:])
+    assert 0.1 * took < parts < 1.05 * took
+    assert 0 < profile.memory.sampler.weights <= profile.memory.learner.weights
+    assert all(record.answers_bytes > 0 and record.learner_memory_bytes > 0 for record in records)
+    assert sum(record.weights_bytes for record in records if record.weights_bytes > 0) > 0
+    assert all(0 < record.learner_cpus < 64 for record in records)
+
+
 def test_the_report_shows_the_run(finished: dict[str, Any]) -> None:
     page = (finished["folder"] / "report.html").read_text()
     spec = finished["run"].spec
     assert f"<title>{finished['run'].name}" in page
     assert "All steps done" in page
+    assert "Where the time goes" in page
     assert (spec.task.name or spec.task.file) in page
     answered = json.loads((finished["folder"] / "examples.json").read_text())
     assert len(answered) == HELDOUT
