@@ -192,4 +192,4 @@ class Measurements:
         return SwitchProfile(**{part: self._means[f"{part}/{role}"].value for part in SWITCHES})
 
     def _role(self, role: str) -> RoleMemory:
-        return RoleMemory(**self._memory[role])
+        return RoleMemory.model_validate(self._memory[role], by_name=True)
