@@ -77,6 +77,8 @@ class Row(Shown):
     samplers: tuple[int, int] | None = None
     """Ready and desired."""
     learners: tuple[int, int] | None = None
+    placement: str = ""
+    """Who shares devices, and seconds of a step, measured and predicted; empty: nobody shares, or it is not known."""
     attempt: int | None = None
     checkpoint: int | None = None
     """Step of the newest good checkpoint."""
@@ -107,6 +109,7 @@ class Row(Shown):
             "buffer": running and self.buffer_fill is not None and f"{self.buffer_fill:.0%}",
             "staleness": running and self.staleness is not None and f"{self.staleness:.1f}",
             "samplers": not self.over and self.samplers is not None and fraction(*self.samplers),
+            "placement": not self.over and self.placement,
             "attempt": self.attempt is not None and str(self.attempt),
             "checkpoint": self.checkpoint is not None and str(self.checkpoint),
             "ETA": running and self.eta is not None and length(self.eta),
@@ -148,6 +151,7 @@ def row(run: Mapping[str, Any], now: datetime) -> Row:
         eta=number(progress.get("etaSeconds")),
         samplers=_replicas(roles, "sampler"),
         learners=_replicas(roles, "learner"),
+        placement=_placement(mapping(status.get("placement"))),
         attempt=whole(attempts[-1].get("number")) if attempts else None,
         checkpoint=whole(checkpoint.get("step")),
         checkpoint_uri=sentence(checkpoint.get("uri")),
@@ -209,6 +213,23 @@ def said(conditions: Mapping[str, Any], kind: str, *statuses: str) -> str:
     """The message of a condition that has one of these statuses; empty where it has none of them."""
     condition = mapping(conditions.get(kind))
     return sentence(condition.get("message")) if condition.get("status") in statuses else ""
+
+
+def _placement(status: Mapping[str, Any]) -> str:
+    """`hybrid (1 of 3 samplers share), 4.5 s a step, 4.2 s predicted`."""
+    mode, shared, samplers = (
+        sentence(status.get("mode")),
+        whole(status.get("shared")),
+        whole(status.get("samplers")),
+    )
+    if not mode or not shared or samplers is None:
+        return ""
+    found = [f"{mode} ({shared} of {samplers} samplers share)"]
+    for name, word in (("measuredStepSeconds", "a step"), ("predictedStepSeconds", "predicted")):
+        seconds = number(status.get(name))
+        if seconds is not None:
+            found.append(f"{seconds:.1f} s {word}")
+    return ", ".join(found)
 
 
 def _phase(status: Mapping[str, Any], conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:

@@ -184,3 +184,28 @@ def test_line_with_namespace() -> None:
 )
 def test_lengths(seconds: float, text: str) -> None:
     assert length(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        (
+            {"mode": "collocated", "samplers": 2, "shared": 2},
+            "  placement collocated (2 of 2 samplers share)",
+        ),
+        (
+            {
+                **{"mode": "hybrid", "samplers": 3, "shared": 1},
+                **{"measuredStepSeconds": 4.52, "predictedStepSeconds": 4.2},
+            },
+            "  placement hybrid (1 of 3 samplers share), 4.5 s a step, 4.2 s predicted",
+        ),
+        ({"mode": "disaggregated", "samplers": 2, "shared": 0, "measuredStepSeconds": 4.5}, ""),
+        ({"mode": 5, "samplers": "2", "shared": True}, ""),
+        (None, ""),
+    ],
+)
+def test_who_shares_devices(placement: Any, text: str) -> None:
+    shown = row(run(phase="Training", placement=placement), NOW)
+    assert line(shown).startswith(f"arithmetic  Training{text}")
+    assert ("placement" in shown.facts()) is bool(text)
