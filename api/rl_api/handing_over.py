@@ -19,6 +19,14 @@ def hands_over(spec: RunSpec) -> bool:
     return early or spec.buffer.max_staleness > 0
 
 
+def keeps_devices(spec: RunSpec) -> bool:
+    """Whether learners that have begun with a part of a step keep the devices until it ends: nothing waits for them there.
+
+    Dialogues stay with their sampler, and a part may need one: then learners leave the devices between two parts.
+    """
+    return hands_over(spec) and spec.task.environment != "tool-use"
+
+
 def staying_sentence(spec: RunSpec) -> str | None:
     """What to tell of groups that cannot change their sampler; None: there is nothing to tell."""
     if not hands_over(spec) or spec.task.environment != "tool-use":

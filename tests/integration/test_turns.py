@@ -18,6 +18,12 @@ from rl_trainer.observe.timeline import Span, read_timeline
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
+ONE_GROUP_AT_A_TIME = {
+    "replicas": 2,
+    "maxSequences": GROUP,
+    "maxNewTokens": 20,
+    "resources": {"cpu": 0.5},
+}
 # Whoever asks first for the reward of a chosen prompt says who it is, and is not answered.
 HELD = """
 import os, time
@@ -78,27 +84,43 @@ def test_what_a_shared_sampler_has_begun_goes_on_with_the_other_one(tmp_path: Pa
             tmp_path / placement.get("mode", "apart"),
             placement=placement,
             algorithm={"optimizer": {"epsilon": 1e-4}},
-            sampler={
-                "replicas": 2,
-                "maxSequences": GROUP,
-                "maxNewTokens": 20,
-                "resources": {"cpu": 0.5},
-            },
+            sampler=ONE_GROUP_AT_A_TIME,
             stop={"maxSteps": 4},
         )
         files.run().assert_well()
         files.assert_nothing_lost_or_twice()
         made.append(files)
     apart, shared = made
-    spans = read_timeline(shared.out / "timeline.json")
-    assert sum(span.args["groups"] for span in spans if span.name == "hand over") > 0
-    assert {span.actor for span in spans if span.name == "hand over"} == {"sampler 0"}
+    assert handed_over(shared) > 0
+    assert handed_over(apart) == 0
     for found, expected in zip(shared.steps, apart.steps, strict=True):
         assert (found.prompts, found.completion_tokens) == (expected.prompts, expected.completion_tokens)
         assert found.loss == pytest.approx(expected.loss, abs=1e-5)
     before = load_file(apart.out / "final" / "model.safetensors")
     for name, value in load_file(shared.out / "final" / "model.safetensors").items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_hybrid_run_that_runs_ahead_loses_nothing(tmp_path: Path):
+    """The shared sampler helps with half of each batch."""
+    files = RunFiles(
+        tmp_path,
+        placement={"mode": "hybrid", "sharedSamplers": 1, "partGroups": 2, "handOverAt": 0.5},
+        sampler=ONE_GROUP_AT_A_TIME,
+        buffer={"maxStaleness": 1},
+        stop={"maxSteps": 10},
+    )
+    files.run().assert_well()
+    files.assert_nothing_lost_or_twice()
+    assert handed_over(files) > 0
+    assert max(step.staleness_max for step in files.steps) <= 1
+
+
+def handed_over(files: RunFiles) -> int:
+    """How many groups went from the sampler that shares its device to the other one."""
+    spans = [span for span in read_timeline(files.out / "timeline.json") if span.name == "hand over"]
+    assert {span.actor for span in spans} <= {"sampler 0"}
+    return sum(span.args["groups"] for span in spans)
 
 
 def test_learners_interrupt_a_sampler_that_runs_ahead_and_nobody_computes_beside_another(tmp_path: Path):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_api import RunSpec
-from rl_api.handing_over import hands_over, staying_sentence
+from rl_api.handing_over import hands_over, keeps_devices, staying_sentence
 
 
 def spec(placement: dict[str, Any], staleness: int = 0, **task: Any) -> RunSpec:
@@ -38,10 +38,12 @@ def spec(placement: dict[str, Any], staleness: int = 0, **task: Any) -> RunSpec:
 def test_who_hands_over(placement: dict[str, Any], staleness: int, expected: bool):
     run = spec(placement, staleness)
     assert hands_over(run) is expected
+    assert keeps_devices(run) is expected
     assert staying_sentence(run) is None
 
 
 def test_dialogues_stay_and_the_run_says_so():
     dialogue = {"environment": "tool-use", "name": None, "maxTurns": 3}
+    assert not keeps_devices(spec({}, 1, **dialogue))
     assert "placement.handOver is interrupt, but" in str(staying_sentence(spec({}, 1, **dialogue)))
     assert staying_sentence(spec({"handOver": "drain"}, 1, **dialogue)) is None

@@ -216,6 +216,23 @@ class World:
         if result.reason == "rejected":
             self.dropped.add(ticket.group_id)
 
+    def learners_come(self):
+        """To the devices that some share, or leave them; what samplers there have got since is for others."""
+        self.state.learning = not self.state.learning
+        if self.state.learning:
+            self.hand_over_all()
+            self.state.recall()
+
+    def hand_over_all(self):
+        for sampler in sorted(self.there):
+            if sampler < self.config.shared_samplers:
+                mine = [key for key, (holder, _) in self.state.running.items() if holder == sampler]
+                self.state.hand_over(
+                    sampler, [Handed(key, self.state.running[key][1], b"begun") for key in mine]
+                )
+                self.events = [event for event in self.events if event[2] != sampler]
+                heapq.heapify(self.events)
+
     def restart(self):
         """The run goes on from a checkpoint of this moment; all samplers are new, and nobody remembers the old ones."""
         self.events, self.ghosts, self.have = [], [], []
@@ -304,6 +321,7 @@ def test_never_too_old_never_stuck_nothing_lost(
         steps_per_version=per_version,
         shared_samplers=shared,
         hand_over_at=hand_over_at,
+        all_move=True,
     )
     world = World(
         config, random.Random(seed), drop_rate, death_rate, change_rate, part=part, restarts=restarts
@@ -314,7 +332,7 @@ def test_never_too_old_never_stuck_nothing_lost(
         if world.rng.random() < world.change_rate:
             world.come_or_go()
         if shared and world.there and world.rng.random() < 0.1:
-            world.hand_over()
+            world.rng.choice([world.hand_over, world.learners_come])()
         if world.restarts and world.rng.random() < 0.02:
             world.restart()
         if world.ghosts and world.rng.random() < world.late_rate:

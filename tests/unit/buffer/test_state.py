@@ -164,10 +164,25 @@ def test_while_learners_have_the_devices_samplers_that_share_them_begin_nothing(
     assert state.acquire(0, 2) == []
     assert ids(state.acquire(1, 2)) == [0, 1]
     state.release(1)
-    assert ids(state.acquire(0, 1)) == [0], "there is no other any more"
-    state.register(1)
+    assert state.acquire(0, 1) == [], "it could not begin it, and learners may wait for it"
     state.learning = False
-    assert ids(state.acquire(0, 1)) == [1]
+    assert ids(state.acquire(0, 1)) == [0]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_came_to_a_sampler_after_learners_had_its_device_is_for_others(staleness):
+    config = {"groups_per_step": 4, "capacity": 4, "shared_samplers": 1}
+    for all_move in (False, True):
+        state = make(samplers=2, max_staleness=staleness, all_move=all_move, **config)
+        mine = ids(state.acquire(0, 2))
+        others = ids(state.acquire(1, 2))
+        state.learning = True
+        state.recall()
+        assert ids(state.acquire(1, 9)) == (mine if all_move else [])
+        assert state.put(0, group(mine[0])).accepted, "it had ended it after all"
+        for group_id in {*mine, *others}:
+            state.put(1, group(group_id))
+        assert state.take() is not None
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

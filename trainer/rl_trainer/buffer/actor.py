@@ -282,7 +282,11 @@ class BufferActor:
         """See `LeaseDesk.claim`."""
         if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
             self._state.learning = True
-        return await self._leases.claim(holder, devices, timeout, priority)
+        epoch = await self._leases.claim(holder, devices, timeout, priority)
+        if holder == LEARNERS:
+            self._state.recall()
+            self._after_change()
+        return epoch
 
     async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
         """See `LeaseDesk.wanted`; also where a sampler's help is not needed any more."""

@@ -15,7 +15,8 @@ class BufferConfig:
 
     `max_refills`: most groups per batch that are refused because their rewards are all equal. `shared_samplers`: so many of
     the first take turns with learners on their devices. `hand_over_at`: share of a batch's groups that are finished when
-    these leave the rest of it to the others; None: they do when learners come.
+    these leave the rest of it to the others; None: they do when learners come. `all_move`: no group has to stay with
+    its sampler.
     """
 
     groups_per_step: int
@@ -28,6 +29,7 @@ class BufferConfig:
     max_refills: int = 0
     shared_samplers: int = 0
     hand_over_at: float | None = None
+    all_move: bool = False
     alarm_seconds: float = 60.0
 
     def __post_init__(self) -> None:

@@ -149,6 +149,13 @@ class BufferState:
         self._by_home = None
         return given
 
+    def recall(self) -> None:
+        """Learners have the devices, and what was begun there was handed over: what samplers there hold they have got since,
+        and others sample it, since learners may keep the devices till it is there."""
+        for group_id, (sampler, _) in list(self.running.items()):
+            if self.config.all_move and sampler < self.config.shared_samplers:
+                self.hand_over(sampler, [Handed(group_id, None)])
+
     @property
     def helped(self) -> bool:
         """Whether so much of the batch is finished that samplers on learners' devices leave the rest to the others."""
@@ -204,7 +211,8 @@ class BufferState:
     def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
-        if (self.learning or self.helped) and self.shares_device(sampler):
+        shares = sampler < self.config.shared_samplers
+        if (self.learning and shares) or (self.helped and self.shares_device(sampler)):
             return []  # what it took now would wait for its device, while others have theirs
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
         there = self._open_to(sampler)

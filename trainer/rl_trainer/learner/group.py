@@ -16,6 +16,7 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import CheckpointError, DeadlineExceeded, RLTrainError
+from rl_api.handing_over import keeps_devices
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.checkpoint.shards import SHARD_BYTES
@@ -158,7 +159,7 @@ class Learners:
         (plan,) = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
         shares = _shares(groups, [[part] for part in plan.ranks])
         arguments = [(share, plan.denominators, self._trained(step)) for share in shares]
-        with self._turn("training") as phase:
+        with self._turn("training", keep=keeps_devices(self.spec)) as phase:
             found = self._all("accumulate", arguments, phase, meanwhile=meanwhile)
         return [span for spans in found for span in spans]
 

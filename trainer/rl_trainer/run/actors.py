@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api import RunSpec
-from rl_api.handing_over import hands_over
+from rl_api.handing_over import hands_over, keeps_devices
 from rl_api.parts import part_groups
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import ANSWER_SECONDS, Batch, Buffer
@@ -76,6 +76,7 @@ class Actors:
                 samplers=placement.samplers,
                 steps_per_version=spec.weight_sync.every_steps,
                 shared_samplers=spec.shared_samplers if hands_over(spec) else 0,
+                all_move=keeps_devices(spec),
                 hand_over_at=spec.placement.hand_over_at if hands_over(spec) else None,
                 max_refills=spec.algorithm.dynamic_sampling.max_refills * spec.algorithm.prompts_per_step,
             ),
