@@ -60,7 +60,7 @@ def test_strictly_on_policy_the_weights_are_the_same_wherever_samplers_are(tmp_p
     assert expected
     for name, placement in {
         "drain": {"mode": "collocated", "handOver": "drain"},
-        "interrupt": {"mode": "collocated", "handOver": "interrupt"},
+        "interrupt": {"mode": "collocated", "handOver": "interrupt", "residency": "swap"},
         "hybrid": {"mode": "hybrid", "sharedSamplers": 1},
     }.items():
         files = RunFiles(tmp_path / name, placement=placement, **two)
@@ -69,7 +69,10 @@ def test_strictly_on_policy_the_weights_are_the_same_wherever_samplers_are(tmp_p
         assert [(e["step"], e["score"]) for e in files.events("evaluation")] == [
             (e["step"], e["score"]) for e in scores
         ]
-        waits = {span.actor for span in read_timeline(files.out / "timeline.json") if span.name == "lease"}
+        spans = read_timeline(files.out / "timeline.json")
+        waits = {span.actor for span in spans if span.name == "lease"}
+        moved = {span.actor for span in spans if span.name == "offload" and span.args["bytes"] > 0}
+        assert len(moved) == (4 if name == "interrupt" else 0)
         assert waits >= {"driver", "sampler 0"}, name
         assert ("sampler 1" in waits) is (name != "hybrid")
 

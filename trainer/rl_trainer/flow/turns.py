@@ -47,7 +47,13 @@ class Turn:
         """`leases`: the actor that keeps them; `devices`: those that samplers use as well."""
         self._leases, self._devices, self._wait, self._spans = leases, list(devices), wait, spans
         self._timeout = timeout
+        self._arrive: Callable[[], object] | None = None
+        self._leave: Callable[[], object] | None = None
         self._epoch: int | None = None
+
+    def move(self, arrive: Callable[[], object], leave: Callable[[], object]) -> None:
+        """From now on `arrive` is called once the devices are the learners', and `leave` before they are others'."""
+        self._arrive, self._leave = arrive, leave
 
     @contextmanager
     def taken(self, phase: str, keep: bool = False) -> Iterator[str]:
@@ -58,13 +64,18 @@ class Turn:
             DeadlineExceeded: they are not free in time; the sentence names who has them.
             ActorDied: as `Samplers.wait_for`.
         """
-        if self._epoch is None:
+        comes = self._epoch is None
+        if comes:
             with self._spans.span("lease"):
                 call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1)
                 waits = f"waiting for samplers to leave the devices for {phase}"
                 self._epoch = self._wait(call, "buffer", waits, self._timeout + ANSWER_SECONDS)
         try:
+            if comes and self._arrive is not None:
+                self._arrive()
             yield phase
+            if not keep and self._leave is not None:
+                self._leave()
         except BaseException:
             # Nobody waits for it: the buffer may be what failed.
             self._leases.give_back.remote(LEARNERS, self._epoch)
@@ -108,6 +119,7 @@ class SharedDevice(OwnDevice):
         *,
         drain: bool,
         wake: Callable[[], None],
+        arrive: Callable[[], None],
         leave: Callable[[], None],
         timeout: float = LEASE_SECONDS,
     ):
@@ -120,11 +132,12 @@ class SharedDevice(OwnDevice):
             spans: gets the time of waiting.
             drain: finish what is begun where others want it, else leave at once.
             wake: called from another thread when there is something new.
-            leave: called before others have the device.
+            arrive, leave: called once the device is the sampler's, and before it is others'.
             timeout: seconds to wait for it.
         """
         self._leases, self._holder, self._device, self._spans = leases, holder, device, spans
-        self._drain, self._wake, self._leave, self._timeout = drain, wake, leave, timeout
+        self._drain, self._wake, self._timeout = drain, wake, timeout
+        self._arrive, self._leave = arrive, leave
         self._epoch: int | None = None
         self._claim: Future[int | None] | None = None
         self._claimed = 0.0
@@ -172,6 +185,8 @@ class SharedDevice(OwnDevice):
             self._epoch = claim.result()
             self._over, self._left = self._over or self._epoch is None, False
             self._spans.add("lease", self._claimed, time.time())
+            if self._epoch is not None:
+                self._arrive()
         if self._epoch is None:
             return
         if self._look is not None and self._look.done():
@@ -207,12 +222,42 @@ def sampler_device(
     spans: SpanRecorder,
     *,
     wake: Callable[[], None],
+    arrive: Callable[[], None],
     leave: Callable[[], None],
 ) -> OwnDevice:
     """What sampler `rank` computes on, as the run's placement says; for the rest see `SharedDevice`."""
     if rank >= spec.shared_samplers:
         return OwnDevice()
-    drain = spec.placement.hand_over == "drain"
     return SharedDevice(
-        leases, f"sampler {rank}", device_of(rank), spans, drain=drain, wake=wake, leave=leave
+        leases,
+        f"sampler {rank}",
+        device_of(rank),
+        spans,
+        drain=spec.placement.hand_over == "drain",
+        wake=wake,
+        arrive=arrive,
+        leave=leave,
     )
+
+
+def swaps(spec: RunSpec, gpus: bool) -> bool:
+    """Whether who leaves a shared device moves its tensors out: `placement.residency`, where auto is keep on CPUs, whose
+    memory is one, and swap on GPUs, of whose memory a sampler takes all that it finds."""
+    residency = spec.placement.residency
+    return spec.shared_samplers > 0 and (residency == "swap" or (residency == "auto" and gpus))
+
+
+@contextmanager
+def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
+    """Within the block sampler `rank`, whose loop has not begun, has the device that it shares; waits for it.
+
+    Raises as `answer` does; DeadlineExceeded names who has it.
+    """
+    holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
+    call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS)
+    epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)
+    try:
+        yield
+    finally:
+        if epoch is not None:
+            answer(leases.give_back.remote(holder, epoch), "buffer", "giving a device back", ANSWER_SECONDS)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ from rl_trainer.buffer.groups import Handed, Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
-from rl_trainer.flow.turns import sampler_device
+from rl_trainer.flow.turns import device_for_loading, sampler_device, swaps
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
@@ -110,11 +111,15 @@ class SamplerActor:
                     endpoint=EndpointOptions.of(spec),
                 )
 
+            self._swaps = rank < spec.shared_samplers and swaps(spec, bool(ray.get_gpu_ids()))
             if other_pods:
                 name = f"sampler {rank}"
                 self.engine = open_over_pods(name, other_pods, model, slots, dtype, options, open_here)
             else:
-                self.engine = open_here(options)
+                with device_for_loading(buffer.actor, rank) if self._swaps else nullcontext():
+                    self.engine = open_here(options)
+                    if self._swaps:
+                        self.engine.offload()
         self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
         sampler = spec.sampler
         self.params = SamplingParams(
@@ -131,7 +136,13 @@ class SamplerActor:
         self._held: deque[Acquired] = deque()
         self._puts: list[Future[Any]] = []
         self._device = sampler_device(
-            spec, rank, buffer.actor, self.spans, wake=self._wake.set, leave=self._leave_device
+            spec,
+            rank,
+            buffer.actor,
+            self.spans,
+            wake=self._wake.set,
+            arrive=self._take_device,
+            leave=self._leave_device,
         )
         self._hands_over = hands_over(spec) and rank < spec.shared_samplers
         self._sampling = False
@@ -246,11 +257,22 @@ class SamplerActor:
             self._wake.clear()
             self._check_puts()
 
+    def _take_device(self) -> None:
+        """The device is this sampler's now."""
+        if self._swaps:
+            with self.spans.span("onload") as said:
+                said["bytes"] = self.engine.onload()
+
     def _leave_device(self) -> None:
         """Learners get the device now: what is begun here goes on elsewhere, if the run has it so."""
         self._close_span()
-        if not self._hands_over or self._leaving.is_set():
-            return
+        if self._hands_over and not self._leaving.is_set():
+            self._hand_over()
+        if self._swaps:
+            with self.spans.span("offload") as said:
+                said["bytes"] = self.engine.offload()
+
+    def _hand_over(self) -> None:
         started = time.time()
         groups = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
         begun = [

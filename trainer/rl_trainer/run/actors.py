@@ -16,7 +16,7 @@ from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.flow.leases import device_of
 from rl_trainer.flow.pulse import Pulse, Watch
-from rl_trainer.flow.turns import Turn
+from rl_trainer.flow.turns import Turn, swaps
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -85,11 +85,19 @@ class Actors:
         )
         watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
+        shared = [device_of(rank) for rank in range(spec.shared_samplers)]
+        swapped = bool(shared) and swaps(spec, placement.sampler(0)["num_gpus"] != 0)
+        if swapped:  # before samplers are there, which find the devices free and take their memory
+            learners.start(folder)
+            learners.offload()
         samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
         begun(samplers)
-        if shared := [device_of(rank) for rank in range(spec.shared_samplers)]:
+        if shared:
             learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans)
-        learners.start(folder)
+            if swapped:
+                learners.turn.move(learners.onload, learners.offload)
+        if not swapped:
+            learners.start(folder)
         samplers.wait_ready()
         broadcasts = Broadcasts(spec, learners, samplers, warn)
         return cls(spec, buffer, learners, samplers, broadcasts, spans)
