@@ -1,13 +1,63 @@
-"""The buffer as the planner sees it: which groups may start, and when learners have a part. Pure.
+"""Buffer and leases as the planner sees them: which groups may start, when learners have a part, who has a device. Pure.
 
-`Admission` is the rule alone, so that the operator, which has no trainer, can simulate as well. The trainer drives its own
-buffer through the same protocol (`rl_trainer.buffer.simulated`), and a test holds the two against each other.
+`Admission` and `Turns` are the rules alone, so that the operator, which has no trainer, can simulate as well. The trainer's
+own buffer goes through the same protocol (`rl_trainer.buffer.simulated`), and a test holds the two against each other.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+LEARNERS: Final = "learners"
+"""All learner ranks together are one holder."""
+
+
+class Leases(Protocol):
+    """What a simulation asks of leases."""
+
+    def claim(self, holder: str, devices: Iterable[str], priority: int = 0) -> object:
+        """`holder` wants all of `devices` together."""
+
+    def has(self, holder: str) -> bool:
+        """Whether it has what it claimed."""
+
+    def give_back(self, holder: str) -> None:
+        """It has nothing any more, and claims nothing."""
+
+
+class Turns:
+    """A claim is granted when nobody has a device of it: learners' before samplers', else the first that came."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, frozenset[str]] = {}
+        self.claims: list[tuple[int, str, frozenset[str]]] = []
+
+    def claim(self, holder: str, devices: Iterable[str], priority: int = 0) -> None:
+        """See `Leases`."""
+        self.claims.append((-priority, holder, frozenset(devices)))
+        self.claims.sort(key=lambda one: one[0])
+        self._grant()
+
+    def has(self, holder: str) -> bool:
+        """See `Leases`."""
+        return holder in self.held
+
+    def give_back(self, holder: str) -> None:
+        """See `Leases`."""
+        self.held.pop(holder, None)
+        self.claims = [one for one in self.claims if one[1] != holder]
+        self._grant()
+
+    def _grant(self) -> None:
+        taken = frozenset().union(*self.held.values())
+        for claim in list(self.claims):
+            _, holder, devices = claim
+            if not devices & taken:
+                self.held[holder] = devices
+                self.claims.remove(claim)
+            taken |= devices
 
 
 class Queue(Protocol):
@@ -41,9 +91,9 @@ class Queue(Protocol):
 class Admission:
     """A group may start while those not trained on are fewer than (version + 1 + maxStaleness - steps begun) x groups.
 
-    Under staleness 0 a group's sampler is its number modulo samplers, and parts come in the order of groups' numbers,
-    whichever is ready first, as in the buffer. Other systems' take the parts that are ready first, and give each sampler no
-    more than its share.
+    As in the buffer, under staleness 0 a group's sampler is its number modulo samplers, and parts come in the order of
+    groups' numbers, whichever is ready first; else a part waits for groups that would be too old for the next one. Other
+    systems' parts are the groups that are ready first, and each sampler has no more than its share.
     """
 
     def __init__(
@@ -54,6 +104,7 @@ class Admission:
         self.homes = staleness == 0
         self.in_order = self.homes if in_order is None else in_order
         self.shares = in_order is False
+        self.versions: dict[int, int] = {}
         self.version = self.steps = self.cursor = 0
         self.taken = 0
         self.running: dict[int, int] = {}
@@ -87,6 +138,7 @@ class Admission:
         for group in mine:
             del self.pending[bisect.bisect_left(self.pending, group)]
             self.running[group] = sampler
+            self.versions[group] = self.version
         return mine
 
     def _home(self, group: int) -> int:
@@ -119,9 +171,31 @@ class Admission:
             unfinished = min((*self.running, *self.pending), default=self.cursor)
             if self.ready[groups - 1] > unfinished:
                 return None
-        part, self.ready = self.ready[:groups], self.ready[groups:]
+        due = self._due(groups)
+        if due is None:
+            return None
+        part = (due + [group for group in self.ready if group not in due])[:groups]
+        self.ready = [group for group in self.ready if group not in part]
         self.taken += groups
         return part
+
+    def _due(self, groups: int) -> list[int] | None:
+        """Groups that would be too old for the part after this one; None: it waits for one of them."""
+        if self.homes or self.shares:
+            return []
+        due: list[int] = []
+        outstanding = sorted(self.versions[group] for group in (*self.ready, *self.running))
+        for position, version in enumerate(outstanding, start=1):
+            if position < len(outstanding) and outstanding[position] == version:
+                continue
+            later = (version + 1 + self.staleness - self.steps) * self.groups - self.taken - groups
+            missing = position - int(later) - len(due)
+            if missing > 0:
+                urgent = [one for one in self.ready if self.versions[one] <= version and one not in due]
+                if len(urgent) < missing:
+                    return None
+                due += urgent[:missing]
+        return due
 
     def commit(self) -> None:
         """See `Queue`."""

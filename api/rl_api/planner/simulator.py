@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rl_api.planner.admission import Admission, Queue
+from rl_api.planner.admission import LEARNERS, Admission, Leases, Queue, Turns
 from rl_api.planner.cost import Turn, learn_seconds, turn, update_seconds
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
@@ -90,16 +90,17 @@ def simulate(
     *,
     steps: int = 3,
     queue: Queue | None = None,
+    leases: Leases | None = None,
     outages: Sequence[Outage] = (),
     seed: int = 0,
     fewer: int = 1,
 ) -> Simulated:
-    """`steps` training steps of a run; `queue`: the buffer that admits, None: the planner's own; `fewer`: how much larger is
-    the run that this one stands for (`in_proportion`).
+    """`steps` training steps of a run; `queue`, `leases`: the buffer, and who has a device, None: the planner's own;
+    `fewer`: how much larger is the run that this one stands for (`in_proportion`).
 
     The same arguments give the same result.
     """
-    return _Run(profile, placement, queue, outages, seed, fewer).run(steps)
+    return _Run(profile, placement, queue, leases, outages, seed, fewer).run(steps)
 
 
 def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile, Placement, int]:
@@ -175,6 +176,7 @@ class _Run:
         profile: RunProfile,
         placement: Placement,
         queue: Queue | None,
+        leases: Leases | None,
         outages: Sequence[Outage],
         seed: int,
         fewer: int,
@@ -183,6 +185,7 @@ class _Run:
         self.profile, self.placement, self.seed = profile, placement, seed
         self.groups, self.size = profile.prompts_per_step, profile.group_size
         self.queue: Queue = queue or Admission(self.groups, placement.samplers, profile.max_staleness)
+        self.leases: Leases = leases or Turns()
         self.turn: Turn = turn(profile, placement.swap)
         self.samplers = [
             _Sampler(
@@ -213,6 +216,7 @@ class _Run:
     def run(self, steps: int) -> Simulated:
         for sampler in self.samplers:
             self.queue.register(sampler.index)
+            self._claims(sampler)
         for number, outage in enumerate(self.outages):
             self._at(outage.at, "lost", number)
             self._at(outage.at + outage.seconds, "back", number)
@@ -377,6 +381,18 @@ class _Run:
 
     # -- devices -------------------------------------------------------------------------------------------------
 
+    def _claims(self, sampler: _Sampler) -> None:
+        """It decodes only while nobody else wants its device, so it has it at once."""
+        if sampler.shared:
+            self.leases.claim(f"sampler {sampler.index}", [sampler.row])
+            if not self.leases.has(f"sampler {sampler.index}"):
+                raise AssertionError(f"sampler {sampler.index} decodes on {sampler.row}, which another has")
+        sampler.has_devices = True
+
+    def _leaves(self, sampler: _Sampler) -> None:
+        sampler.has_devices = False
+        self.leases.give_back(f"sampler {sampler.index}")
+
     def _interrupted(self, sampler: _Sampler) -> list[_Member]:
         """What it has begun, with the tokens that are there; it has nothing any more."""
         self._advance(sampler)
@@ -400,7 +416,7 @@ class _Run:
                     left.setdefault(member.group, []).append(member)
                 self.begun.update(left)
                 self.queue.leave(sampler.index, sorted(left))
-                sampler.has_devices = False
+                self._leaves(sampler)
         self._fill_all()
 
     def _wanted(self) -> None:
@@ -417,14 +433,14 @@ class _Run:
         """Between two tokens; it keeps its sequences, and where tensors leave the device it reads them again later."""
         self._advance(sampler)
         self._rests(sampler)
-        sampler.has_devices = False
+        self._leaves(sampler)
         sampler.epoch += 1
 
     def _left(self, sampler: _Sampler) -> None:
         """One that is draining has nothing left."""
         if sampler.shared and self.part is not None and not self.learning and sampler.has_devices:
             self._rests(sampler)
-            sampler.has_devices = False
+            self._leaves(sampler)
             self._begin()
 
     def _gets_devices(self, sampler: _Sampler) -> None:
@@ -434,7 +450,7 @@ class _Run:
             seconds += sampler.cached / rate
         self._span(sampler.row, "switch", self.now, self.now + seconds)
         sampler.at = self.now + seconds
-        sampler.has_devices = True
+        self._claims(sampler)
 
     # -- learners ------------------------------------------------------------------------------------------------
 
@@ -453,13 +469,16 @@ class _Run:
         self.part = self.queue.take(self.placement.part_groups, self.now)
         if self.part is None:
             return
+        if not self.holding:
+            shared = [sampler.row for sampler in self.samplers if sampler.shared]
+            self.leases.claim(LEARNERS, shared, priority=1)
         self._wanted()
         self._begin()
 
     def _begin(self) -> None:
         if self.part is None or self.learning:
             return
-        if any(sampler.shared and sampler.has_devices and sampler.alive for sampler in self.samplers):
+        if not self.holding and not self.leases.has(LEARNERS):
             return
         self.learning = True
         begin = self.now
@@ -493,8 +512,12 @@ class _Run:
         self.learning = False
         self._offer()
         if not self.learning and self.placement.mode == "collocated":
-            self.holding = False
+            self._gives_back()
             self._fill_all()
+
+    def _gives_back(self) -> None:
+        self.holding = self.placement.shared == 0
+        self.leases.give_back(LEARNERS)
 
     def _published(self, _: int) -> None:
         self.queue.commit()
@@ -508,7 +531,7 @@ class _Run:
             if sampler.handed_over:
                 sampler.handed_over = False
                 self.queue.register(sampler.index)
-        self.holding = self.placement.shared == 0
+        self._gives_back()
         self._fill_all()
         self._offer()
 
@@ -522,7 +545,9 @@ class _Run:
             self.members.pop(member.group, None)
         for group in [group for group, holder in self.scoring.items() if holder == sampler.index]:
             del self.scoring[group]
-        sampler.alive, sampler.has_devices = False, not sampler.shared
+        sampler.alive = False
+        if sampler.shared:
+            self._leaves(sampler)
         self.queue.release(sampler.index)
         self._fill_all()
         self._begin()

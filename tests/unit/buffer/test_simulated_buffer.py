@@ -1,0 +1,64 @@
+"""The planner's idea of the buffer against the buffer: runs in virtual time, each with both."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rl_api.planner.placement import Placement
+from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
+from rl_api.planner.simulator import Outage, Simulated, simulate
+from rl_trainer.buffer.simulated import SimulatedBuffer
+
+RNG = random.Random(4)
+PROFILE = RunProfile(
+    group_size=3,
+    prompts_per_step=12,
+    decode=DecodeProfile(base=0.01, per_active=0.002, per_cached_token=1e-6, slots=8),
+    prefill_tokens_per_second=5000.0,
+    prompt_tokens=20.0,
+    lengths=tuple(min(400, max(2, int(RNG.lognormvariate(4, 0.9)))) for _ in range(300)),
+    limit=400,
+    learner=LearnerProfile(alpha=0.02, beta=2e-4, all_reduce=0.05),
+    publish_seconds=0.05,
+)
+
+PLACEMENTS = (
+    Placement(1, 2, 0, 12),
+    Placement(1, 2, 0, 3),
+    Placement(2, 2, 2, 12),
+    Placement(2, 2, 2, 4),
+    Placement(2, 2, 2, 12, interrupt=False),
+    Placement(2, 4, 2, 3),
+    Placement(2, 4, 2, 3, 0.5),
+)
+
+
+def _both(
+    profile: RunProfile, placement: Placement, steps: int, *outages: Outage
+) -> tuple[Simulated, Simulated, SimulatedBuffer]:
+    buffer = SimulatedBuffer(profile, placement.samplers)
+    real = simulate(profile, placement, steps=steps, queue=buffer, outages=outages)
+    return simulate(profile, placement, steps=steps, outages=outages), real, buffer
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda one: one.words(12))
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_planners_buffer_does_what_the_buffer_does(placement: Placement, staleness: int) -> None:
+    profile = PROFILE.model_copy(update={"max_staleness": staleness})
+    ours, real, buffer = _both(profile, placement, 6)
+    assert real.published == pytest.approx(ours.published)
+    assert sorted(real.trained) == sorted(ours.trained)
+    assert buffer.state.max_staleness_seen <= staleness
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_with_samplers_that_are_lost_no_prompt_is(staleness: int) -> None:
+    profile = PROFILE.model_copy(update={"max_staleness": staleness})
+    for placement in PLACEMENTS:
+        lost = [Outage(0, 1.0, 2.0), Outage(1, 4.0, 1.0)]
+        _, real, buffer = _both(profile, placement, 5, *lost)
+        assert len(set(real.trained)) == len(real.trained) == 5 * profile.prompts_per_step
+        assert buffer.state.max_staleness_seen <= staleness
+        assert not buffer.state.drops

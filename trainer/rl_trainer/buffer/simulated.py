@@ -1,0 +1,83 @@
+"""The real buffer in virtual time: `BufferState` as `rl_api.planner.simulator` asks for groups. Pure.
+
+A simulation with it shows what the trainer's own admission, order and parts do to a step, not what the planner takes them
+to do.
+"""
+
+from __future__ import annotations
+
+from rl_api.planner.profile import RunProfile
+from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.state import BufferState
+from rl_trainer.trajectory import Group
+
+
+class SimulatedBuffer:
+    """A `rl_api.planner.admission.Queue`. Groups have no tokens: nothing looks at them here."""
+
+    def __init__(self, profile: RunProfile, samplers: int, capacity: int | None = None) -> None:
+        """`capacity`: groups held at most; None: as many as staleness lets be there."""
+        steps = profile.max_staleness + 2
+        self.state = BufferState(
+            BufferConfig(
+                groups_per_step=profile.prompts_per_step,
+                capacity=capacity or steps * profile.prompts_per_step,
+                max_staleness=profile.max_staleness,
+                samplers=samplers,
+            )
+        )
+        self.size = profile.group_size
+        self.now = 0.0
+        self.taken = 0
+
+    def register(self, sampler: int) -> None:
+        """It is there, or back."""
+        self.state.register(sampler)
+
+    def release(self, sampler: int) -> None:
+        """It is gone: others get its unfinished groups."""
+        self.state.release(sampler)
+
+    def leave(self, sampler: int, groups: list[int]) -> None:
+        """As `release`: of groups that it still scores the buffer takes whichever result comes first."""
+        del groups
+        self.state.release(sampler)
+
+    def acquire(self, sampler: int, most: int) -> list[int]:
+        """Groups that it may start."""
+        if sampler not in self.state.registered:
+            return []
+        return [ticket.group_id for ticket in self.state.acquire(sampler, most)]
+
+    def put(self, sampler: int, group: int, now: float) -> None:
+        """A group is scored."""
+        _, version = self.state.running.get(group, (sampler, self.state.version))
+        size = self.size
+        found = Group(
+            group_id=group,
+            rewards=[float(index) for index in range(size)],
+            lengths=[1] * size,
+            total_lengths=[1] * size,
+            truncated=[False] * size,
+            min_version=version,
+        )
+        self.state.put(sampler, found, now)
+
+    def take(self, groups: int, now: float) -> list[int] | None:
+        """The next part of the step."""
+        whole = min(self.taken + groups, self.state.config.groups_per_step)
+        batch = self.state.take(now, whole)
+        if batch is None or whole == self.taken:
+            return None
+        part = [group.group_id for group in batch[self.taken :]]
+        self.taken = whole
+        return part
+
+    def commit(self) -> None:
+        """The step is over."""
+        self.state.commit()
+        self.taken = 0
+
+    def publish(self, version: int) -> None:
+        """Samplers have these weights."""
+        self.state.publish(version)
