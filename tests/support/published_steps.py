@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 from rl_api.planner.admission import Admission
@@ -105,8 +106,8 @@ def simulated(profile: RunProfile, placement: Placement, staleness: float = 0.0,
 
 
 def reasoning_7b(reference: float = 20.7) -> RunProfile:
-    """verl's 7B on 64 cards: 4,096 answers of 10,426 tokens; 317 s of rollout, 73 of training, 21.6 and `reference` of passes
-    for log-probabilities."""
+    """verl's 7B on 64 cards: 4,096 answers of 10,426 tokens; 317 s of rollout, 73 of training, 21.6 and `reference` of
+    passes for log-probabilities."""
     profile = profile_of(10_426, 27_648, 8, 512, learning=21.6 + reference + 73.0, ranks=64)
     return calibrated(profile, 64, 317.0)
 
@@ -185,9 +186,10 @@ def scaling_rows() -> Iterator[Row]:
         yield Row(source, f"on {count}, s", published, seconds, calibrates=count == 32)
 
 
-def all_rows() -> list[Row]:
+@cache
+def all_rows() -> tuple[Row, ...]:
     """All figures that are replayed."""
-    return [*rlinf_rows(), *fully_async_rows(), *one_step_off_rows(), *scaling_rows()]
+    return (*rlinf_rows(), *fully_async_rows(), *one_step_off_rows(), *scaling_rows())
 
 
 def spatial_over_temporal(

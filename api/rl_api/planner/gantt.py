@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 from typing import Final
 
 from rl_api.planner.simulator import Span
@@ -22,6 +23,8 @@ WORDS: Final = {
 """What spans are for people."""
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP, _TOP = 960, 110, 24, 20, 5, 56
+_TITLE: Final = 105
+"""Characters of a line."""
 
 
 def rows_of(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
@@ -72,15 +75,17 @@ def as_svg(spans: Sequence[Span], seconds: float, title: str) -> str:
     """A picture of `seconds` of time, which spans lie in; `title` is what it shows."""
     rows = rows_of(spans)
     inner = _WIDTH - _LEFT - _RIGHT
-    body = [_text(_LEFT, 22, title, size=14, weight="600")]
+    lines = wrap(title, _TITLE)
+    body = [_text(_LEFT, 22 + 18 * index, line, size=14, weight="600") for index, line in enumerate(lines)]
+    top = _TOP + 18 * (len(lines) - 1)
     x = float(_LEFT)
     used = {span.what for span in spans}
     for what, colour in _COLOURS.items():
         if what in used:
-            body.append(f'<rect x="{x:.0f}" y="32" width="12" height="12" fill="{colour}"/>')
-            body.append(_text(x + 17, 42.5, WORDS[what], size=12))
+            body.append(f'<rect x="{x:.0f}" y="{top - 24}" width="12" height="12" fill="{colour}"/>')
+            body.append(_text(x + 17, top - 13.5, WORDS[what], size=12))
             x += 30 + 7 * len(WORDS[what])
-    y = _TOP
+    y = top
     for name, own in rows:
         body.append(_text(_LEFT - 8, y + 14, name, size=12, anchor="end"))
         body.append(f'<rect x="{_LEFT}" y="{y}" width="{inner}" height="{_ROW}" fill="#eceef1"/>')
@@ -95,7 +100,7 @@ def as_svg(spans: Sequence[Span], seconds: float, title: str) -> str:
     for tick in range(5):
         at = _LEFT + inner * tick / 4
         body.append(
-            f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{y}" stroke="#9498a0" stroke-width="0.5"/>'
+            f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{y}" stroke="#9498a0" stroke-width="0.5"/>'
         )
         anchor = {0: "start", 4: "end"}.get(tick, "middle")
         body.append(_text(at, y + 14, f"{seconds * tick / 4:.4g} s", size=12, anchor=anchor))

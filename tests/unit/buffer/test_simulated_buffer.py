@@ -1,4 +1,4 @@
-"""The planner's idea of the buffer against the buffer: runs in virtual time, each with both."""
+"""The planner's idea of buffer and leases against these: runs in virtual time, each with both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
 from rl_api.planner.simulator import Outage, Simulated, simulate
-from rl_trainer.buffer.simulated import SimulatedBuffer
+from rl_trainer.buffer.simulated import SimulatedBuffer, SimulatedLeases
 
 RNG = random.Random(4)
 PROFILE = RunProfile(
@@ -38,8 +38,9 @@ PLACEMENTS = (
 def _both(
     profile: RunProfile, placement: Placement, steps: int, *outages: Outage
 ) -> tuple[Simulated, Simulated, SimulatedBuffer]:
-    buffer = SimulatedBuffer(profile, placement.samplers)
-    real = simulate(profile, placement, steps=steps, queue=buffer, outages=outages)
+    buffer, leases = SimulatedBuffer(profile, placement.samplers), SimulatedLeases()
+    real = simulate(profile, placement, steps=steps, queue=buffer, leases=leases, outages=outages)
+    assert (leases.granted >= 2 * steps) == (placement.shared > 0)
     return simulate(profile, placement, steps=steps, outages=outages), real, buffer
 
 

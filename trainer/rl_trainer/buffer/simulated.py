@@ -1,14 +1,17 @@
-"""The real buffer in virtual time: `BufferState` as `rl_api.planner.simulator` asks for groups. Pure.
+"""The real buffer and leases in virtual time: `BufferState` and `LeaseTable` as `rl_api.planner.simulator` asks them. Pure.
 
-A simulation with it shows what the trainer's own admission, order and parts do to a step, not what the planner takes them
-to do.
+A simulation with them shows what the trainer's own admission, order, parts and leases do to a step, not what the planner
+takes them to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rl_api.planner.profile import RunProfile
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.state import BufferState
+from rl_trainer.flow.leases import LeaseTable
 from rl_trainer.trajectory import Group
 
 
@@ -81,3 +84,26 @@ class SimulatedBuffer:
     def publish(self, version: int) -> None:
         """Samplers have these weights."""
         self.state.publish(version)
+
+
+class SimulatedLeases:
+    """A `rl_api.planner.admission.Leases`."""
+
+    def __init__(self) -> None:
+        self.table = LeaseTable()
+        self.granted = 0
+
+    def claim(self, holder: str, devices: Iterable[str], priority: int = 0) -> None:
+        """`holder` wants all of `devices` together."""
+        self.granted += len(self.table.claim(holder, devices, priority))
+
+    def has(self, holder: str) -> bool:
+        """Whether it has what it claimed."""
+        return any(lease.holder == holder for lease in self.table.leases)
+
+    def give_back(self, holder: str) -> None:
+        """It has nothing any more, and claims nothing."""
+        epoch = next((lease.epoch for lease in self.table.leases if lease.holder == holder), None)
+        self.granted += len(
+            self.table.withdraw(holder) if epoch is None else self.table.release(holder, epoch)
+        )
