@@ -169,6 +169,26 @@ def test_while_learners_have_the_devices_samplers_that_share_them_begin_nothing(
     assert ids(state.acquire(0, 1)) == [0]
 
 
+def test_on_policy_others_sample_what_was_to_be_sampled_on_devices_that_learners_have():
+    """Learners may keep them until it is there."""
+    state = make(samplers=2, groups_per_step=4, capacity=4, shared_samplers=1, all_move=True, max_refills=1)
+    assert ids(state.acquire(1, 9)) == [1, 3]
+    state.learning = True
+    state.recall()
+    assert state.acquire(0, 9) == []
+    assert ids(state.acquire(1, 1)) == [0]
+    state.put(1, flat(0))
+    assert ids(state.acquire(1, 9)) == [2, 4], "one more in its place"
+    state.learning = False
+    assert state.acquire(0, 9) == []
+    for group_id in (1, 2, 3, 4):
+        state.put(1, group(group_id))
+    assert batch_ids(state) == [1, 2, 3, 4]
+    state.commit()
+    state.publish(1)
+    assert ids(state.acquire(0, 9)) == [6, 8], "its share again"
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_came_to_a_sampler_after_learners_had_its_device_is_for_others(staleness):
     config = {"groups_per_step": 4, "capacity": 4, "shared_samplers": 1}

@@ -53,7 +53,7 @@ class BufferState:
         self.learning = False  # learners have the devices that samplers share, or wait for them
         self.begun: dict[int, Handed] = {}  # what there is of pending and running ones that were handed over
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
-        self._homes_helped = False
+        self._homes_alone = False
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
         self.leased: list[Group] = []  # groups of one batch; not all of them while it is taken in parts
         self.released: set[int] = set()
@@ -169,14 +169,16 @@ class BufferState:
 
     def _homes(self) -> dict[int, list[int]]:
         """Pending ids by the sampler that gets them in strict mode; a dead one's share goes round the living."""
-        if self._by_home is None or self._homes_helped != self.helped:
-            self._by_home, self._homes_helped = {}, self.helped
+        # While samplers that share devices get nothing, others have their share as well: a part may need one of it.
+        alone = self.learning or self.helped
+        if self._by_home is None or self._homes_alone != alone:
+            self._by_home, self._homes_alone = {}, alone
             living = sorted(self.registered)
             for group_id in self.pending:
                 home = self.shares[group_id % len(self.shares)]
                 if home in self.released and living:
                     home = living[group_id % len(living)]
-                if (group_id in self.begun or self.helped) and self.shares_device(home):
+                if (group_id in self.begun or alone) and self.shares_device(home):
                     own = [other for other in living if not self.shares_device(other)]
                     home = own[group_id % len(own)]
                 self._by_home.setdefault(home, []).append(group_id)

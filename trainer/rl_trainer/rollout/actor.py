@@ -318,7 +318,7 @@ class SamplerActor:
     def _groups_wanted(self) -> int:
         if self._held or self._jobs or self._evaluation is not None or self._device.is_waited_for:
             return 0
-        if self.spec.buffer.max_staleness == 0:
+        if self.spec.buffer.max_staleness == 0 and not hands_over(self.spec):
             # All of the step's share at once: then the engine's batches, and so the results, are the same in every run.
             return self.spec.algorithm.prompts_per_step if self.rollouts.groups == 0 else 0
         free = self.engine.slots - self.rollouts.members_in_engine - self.rollouts.waiting_for_tools
