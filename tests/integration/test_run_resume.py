@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from pathlib import Path
 
 import pytest
 from training_runs import GROUP, PROMPTS, RunFiles, ray_here
 
+from rl_api import load_run
+from rl_api.planner.plan import Alternative
 from rl_trainer.checkpoint.inspection import inspect_folder
 from rl_trainer.checkpoint.store import CheckpointStore
+from rl_trainer.run import planning
+from rl_trainer.run.replan import Forecast
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -47,6 +53,39 @@ def test_the_same_run_twice_is_the_same_bit_by_bit(uninterrupted: RunFiles, tmp_
     assert len({r.reward_mean for r in again.steps}) > 1, "a run without any change proves nothing"
     assert again.weights != (again.out / "initial" / "model.safetensors").read_bytes()
     assert {r.staleness_max for r in again.steps} == {0}
+
+
+def test_a_placement_that_changes_under_way_changes_nothing_else(
+    uninterrupted: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One of two samplers moves to the learner's device, in the same command; the run is the same bit by bit."""
+    hybrid = Alternative(
+        mode="hybrid",
+        samplers=2,
+        shared=1,
+        learners=1,
+        part_groups=PROMPTS,
+        hand_over="drain",
+        predicted_step_seconds=0.5,
+        generating=0.25,
+        learning=0.25,
+    )
+    forecasts = itertools.chain([None], itertools.repeat(Forecast(1.0, hybrid)))
+    monkeypatch.setattr(planning, "forecast", lambda *_: next(forecasts))
+    monkeypatch.setattr(planning, "EVERY_STEPS", 1)
+    monkeypatch.setattr(planning, "SHARE", math.inf)
+    moved = two_samplers(tmp_path, placement={"replan": {"steps": 2}})
+    said = moved.run("--profile", str(uninterrupted.out)).assert_well().out
+    assert said.count("the run goes on with it from its next checkpoint") == 1
+    attempts = [json.loads(line) for line in (moved.out / "attempts.jsonl").read_text().splitlines()]
+    ended = [one["reason"] for one in attempts if one["event"] == "ended"]
+    assert ended == ["PlacementChanged", "done"]
+    assert load_run(moved.out / "run.yaml").spec.shared_samplers == 1
+    assert curves(moved) == curves(uninterrupted)
+    assert moved.weights == uninterrupted.weights
+    # What was forecast is held against the steps that it was made for.
+    assert {r.predicted_seconds for r in moved.steps if not math.isnan(r.predicted_seconds)} == {1.0}
+    assert "Planned were" in (moved.out / "report.html").read_text()
 
 
 def test_another_seed_is_another_run(uninterrupted: RunFiles, tmp_path: Path):
