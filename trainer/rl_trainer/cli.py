@@ -180,11 +180,11 @@ def train_run(
     resume: bool = False,
     overwrite: bool = False,
     profile: RunProfile | None = None,
-    debug: bool = False,
-    dashboard: bool = False,
+    **options: bool,
 ) -> None:
     """Trains in the run folder `out`, with progress on the terminal; signals are heard. `search`: where the run's own
-    modules and files are; `profile`: what its placement is planned by, with mode auto; None: it stays as the file has it.
+    modules and files are; `profile`: what its placement is planned by, with mode auto; None: it stays as the file has it;
+    `options`: see `Session`.
 
     Raises as `RunFolder` and `rl_trainer.driver.train` do.
     """
@@ -216,8 +216,7 @@ def train_run(
         try:
             while True:
                 try:
-                    replan = profile is not None
-                    train(run, folder, console, stop, debug=debug, dashboard=dashboard, replan=replan)
+                    train(run, folder, console, stop, replan=profile is not None, **options)
                     break
                 except PlacementChanged as change:
                     run, folder.resume = change.run, True

@@ -23,19 +23,16 @@ def train(
     folder: RunFolder,
     console: Console,
     stop: StopRequest,
-    *,
-    debug: bool = False,
-    dashboard: bool = False,
-    replan: bool = False,
+    **options: bool,
 ) -> dict[str, Any]:
-    """Trains until `spec.stop` is reached; returns the summary.
+    """Trains until `spec.stop` is reached; returns the summary. `options`: see `Session`.
 
     Raises:
-        PlacementChanged: with `replan`, a checkpoint was written to go on from with another placement.
+        PlacementChanged: a checkpoint was written to go on from with another placement.
         Interrupted: `stop` was requested; a checkpoint was written.
         RLTrainError: anything else that ends the run; what was checkpointed can be resumed.
     """
-    with Session(run, folder, console, debug=debug, dashboard=dashboard, replan=replan) as session:
+    with Session(run, folder, console, **options) as session:
         if not session.resumed:
             warm_start(session)
             session.begin()

@@ -81,6 +81,14 @@ def test_what_all_actors_tell_becomes_the_profile_of_the_run():
     assert (found.memory.learner.weights, found.memory.learner.moments) == (400, 1200)
 
 
+def test_switches_that_were_tried_alone_are_the_profiles():
+    measurements = Measurements(SPEC)
+    measurements.step(GROUPS, [decoded(), *STEP[-2:]])
+    measurements.switched([Span("learner", "offload", 0.0, 0.5), Span("learner", "onload", 0.5, 0.75)])
+    found = measurements.profile().switch
+    assert (found.learner.offload, found.learner.onload, found.sampler.turn) == (0.5, 0.25, 0.0)
+
+
 def test_a_step_in_parts_takes_as_long_as_its_parts_together():
     parts = [
         *STEP[:-2],

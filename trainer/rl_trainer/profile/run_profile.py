@@ -97,6 +97,11 @@ class Measurements:
         self._means["tool"].add(0.0, len(lengths))
         self._learned(learners, tokens)
 
+    def switched(self, spans: Iterable[Span]) -> None:
+        """What it takes to change who has the devices, where that was tried; of several numbers the mean."""
+        for span in spans:
+            self._took(span.actor.split(" ")[0], span)
+
     def profile(self) -> RunProfile | None:
         """What was measured; None: not enough of it, as with an engine that tells nothing of its steps."""
         coefficients, trained = self._decode.fit(), self._means["passes"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_api import RunSpec
@@ -29,6 +30,16 @@ class Profiler:
         self.measurements.step(groups, spans)
         if self.measurements.steps >= self._written + EVERY_STEPS:
             self.write()
+
+    def try_switches(self, offload: Callable[[], object], onload: Callable[[], object]) -> None:
+        """Learners give their devices' memory back and take it up again, once, to know what that takes."""
+        spans = []
+        for name, call in (("offload", offload), ("onload", onload)):
+            start, began = time.time(), time.perf_counter()
+            call()
+            spans.append(Span("learner", name, start, start + time.perf_counter() - began))
+        self.measurements.switched(spans)
+        self._written = 0
 
     def write(self) -> RunProfile | None:
         """Writes what is known, whole or not at all; returns it. None: not enough is, and no file is written.

@@ -60,9 +60,22 @@ class Session(Attempt):
         debug: bool = False,
         dashboard: bool = False,
         replan: bool = False,
+        try_switches: bool = False,
     ):
+        """An attempt, which begins with the block that it is opened for.
+
+        Args:
+            run: what to train.
+            folder: its folder.
+            console: tells how it goes.
+            debug: Ray's own lines are shown.
+            dashboard: Ray has its dashboard.
+            replan: with mode auto another placement may take over at a checkpoint.
+            try_switches: the profile says too what it takes learners to leave devices and to come back.
+        """
         super().__init__(run, folder, console)
         self.debug, self.dashboard, self.replan = debug, dashboard, replan
+        self.try_switches = try_switches
         self.resumed = False
         self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
@@ -331,6 +344,9 @@ class Session(Attempt):
         if self.spec.task.evaluation is not None and self.counters.heldout_step != self.counters.step:
             self._evaluate()
             self.recorder.metrics.event("evaluation", step=self.counters.step, score=self.counters.heldout)
+        if self.try_switches and not self.spec.shared_samplers:  # else they are measured all the time
+            learners = self.actors.learners
+            self.profiler.try_switches(learners.offload, learners.onload)
         self.actors.buffer.stop()
         self._export(self.folder.final)
         self.recorder.timeline.write(self.actors.drain_spans())
