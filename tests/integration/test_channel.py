@@ -13,6 +13,8 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.flow.channel import Channel, ChannelClosed
 from rl_trainer.flow.chunks import decode, pack, split, unpack
 from rl_trainer.flow.liveness import Progress
+from rl_trainer.flow.worker import Worker
+from rl_trainer.flow.worker_group import WorkerGroup
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
@@ -315,3 +317,34 @@ def test_a_killed_channel_is_named():
         for _ in range(3):
             channel.put(1, timeout=10)
             channel.flush(10)
+
+
+@ray.remote(num_cpus=0)
+class Hand(Worker):
+    """Sends and takes, and remembers what it has taken."""
+
+    def make(self, count):
+        return self.send(np.arange(count, dtype=np.float64))
+
+    def total(self, parcel):
+        return float(self.recv(parcel, 30.0).sum())
+
+    def fail(self):
+        raise RLTrainError("the second hand has nothing")
+
+    def pid(self):
+        return os.getpid()
+
+
+def test_workers_of_a_group_hand_values_to_each_other():
+    group = WorkerGroup("hand", [Hand.remote(f"hand {rank}") for rank in range(2)])
+    small, large = (group.one(0, "make", count).wait("making", 60)[0] for count in (10, 100_000))
+    assert (small.way, large.way) == ("inline", "reference")
+    assert group.each("total", [(small,), (large,)]).wait("adding", 60) == [45.0, 100_000 * 99_999 / 2]
+    assert group.offload().wait("moving tensors out", 60) == [0, 0]
+    with pytest.raises(RLTrainError, match=r"^the second hand has nothing$"):
+        group.one(1, "fail").wait("failing", 60)
+    lost = group.one(0, "make", 100_000).wait("making", 60)[0]
+    os.kill(group.one(0, "pid").wait("asking", 60)[0], signal.SIGKILL)
+    with pytest.raises(ActorDied, match=r"^hand 0 (died|was cut off) while "):
+        group.one(1, "total", lost).wait("adding", 60)

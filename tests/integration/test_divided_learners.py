@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from divided_learners import Case, Outcome, Ranks, pieces, run
 from library_models import made_once
 from small_families import save_small
 from transformers import AutoModelForCausalLM
 
+from rl_api.errors import DeadlineExceeded
 from rl_trainer.checkpoint.shards import shards_of
+from rl_trainer.flow.worker import Worker
 from rl_trainer.model.folder import read_shapes
 from rl_trainer.model.weight_files import weight_files
 
@@ -81,6 +85,42 @@ def test_ranks_whose_tensors_were_away_between_steps_have_the_same_bits(
             np.testing.assert_array_equal(found.weights[key], value, err_msg=key)
         for array, other in zip(found.estimates, expected.estimates, strict=True):
             np.testing.assert_array_equal(array, other)
+
+
+def hand_over(_: None, rank: int, ranks: int) -> tuple[list[str], float]:
+    """Rank 0 sends to the other one: small, large, large again, and large by reference of another's choosing is refused."""
+    worker = Worker(f"learner {rank}")
+    if rank == 0:
+        values = [
+            torch.arange(10.0),
+            {"a": torch.arange(50_000.0), "none": torch.empty(0, 3)},
+            torch.full((60_000,), 2.0, dtype=torch.bfloat16),
+        ]
+        parcels = [worker.send(value, to=1) for value in values]
+        dist.broadcast_object_list(parcels, 0)
+        with pytest.raises(
+            ValueError, match=r"^learner 0: found a str for rank 1; point to point go a tensor"
+        ):
+            worker.send("x" * 100_000, to=1, way="collective")
+        dist.barrier()
+        return [parcel.way for parcel in parcels], 0.0
+    parcels = [None] * 3
+    dist.broadcast_object_list(parcels, 0)
+    small, both, half = (worker.recv(parcel, 60.0) for parcel in parcels)
+    assert both["none"].shape == (0, 3)
+    assert half.dtype is torch.bfloat16
+    with pytest.raises(DeadlineExceeded, match=r"^learner 1: nothing came of learner 0 within 0 s"):
+        worker.recv(replace(parcels[1], tag=99), 0.2)
+    dist.barrier()
+    spans = [(span.name, dict(span.args)) for span in worker.spans.drain()]
+    assert spans[1] == ("recv", {"way": "collective", "bytes": 200_000, "source": "learner 0"})
+    return [parcel.way for parcel in parcels], float(small.sum() + both["a"].sum() + half.sum())
+
+
+def test_workers_of_one_process_group_hand_tensors_over_point_to_point(ranks):
+    (ways, _), (same, total) = ranks(None, 2, hand_over)
+    assert ways == same == ["inline", "collective", "collective"]
+    assert total == 45.0 + 50_000 * 49_999 / 2 + 120_000
 
 
 @pytest.mark.parametrize(("name", "count", "size", "learner", "algorithm", "busy"), CASES)

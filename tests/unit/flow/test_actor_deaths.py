@@ -17,7 +17,8 @@ from ray.exceptions import (
 )
 
 from rl_api.errors import ActorDied, ModelError, RLTrainError
-from rl_trainer.flow.calls import answer, answers
+from rl_trainer.flow.calls import answer
+from rl_trainer.flow.worker_group import Handle
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_the_constructors_of_several_raised(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda calls, **_: (list(calls)[:1], list(calls)[1:]))
     with pytest.raises(ModelError, match=r"^no model: none at all$"):
-        answers(["first", "second"], "learner", "starting", 5.0)  # type: ignore[list-item]
+        Handle("learner", {0: "first", 1: "second"}).wait("starting", 5.0)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("lost", [LOST, RayTaskError("update", "...", LOST, proctitle="ray", ip="10.0.0.1")])
@@ -93,7 +94,7 @@ def test_who_was_cut_off_because_another_died_is_not_the_reason(
         ray, "wait", lambda calls, num_returns=1, timeout=None: (calls[:num_returns], calls[num_returns:])
     )
     with pytest.raises(ActorDied, match=r"^learner 2 died while updating: the node ran out of memory; "):
-        answers(list(said), "learner", "updating", 5.0)  # type: ignore[arg-type]
+        Handle("learner", dict(enumerate(said))).wait("updating", 5.0)  # type: ignore[arg-type]
 
 
 def not_begun(raised: Exception) -> ActorDiedError:

@@ -14,8 +14,9 @@ from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answers
+from rl_trainer.flow.calls import MEANWHILE_SECONDS
 from rl_trainer.flow.pulse import Pulse, Watch
+from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner.group import Learners
 
 LIMIT = 60.0
@@ -99,7 +100,7 @@ def test_the_rank_that_stands_still_is_named_and_not_the_one_that_waits_for_it(
         DeadlineExceeded,
         match=r"^learner 1: no sign of life for 60 s \(retry.livenessTimeout\) while training",
     ):
-        answers(["zero", "one"], "learner", "training", 5.0, watch)  # type: ignore[list-item, arg-type]
+        Handle("learner", {0: "zero", 1: "one"}, watch).wait("training", 5.0)  # type: ignore[dict-item, arg-type]
 
 
 def test_a_learner_that_stands_still_is_named_also_where_it_alone_is_asked(
@@ -121,7 +122,7 @@ def test_where_nobody_is_silent_all_who_do_not_answer_are_named(monkeypatch: pyt
     monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(DeadlineExceeded, match=r"^learner 0, learner 1: no answer after"):
-        answers(["zero", "one"], "learner", "training", 0.0)  # type: ignore[list-item]
+        Handle("learner", {0: "zero", 1: "one"}).wait("training", 0.0)  # type: ignore[dict-item]
 
 
 def test_a_sampler_that_was_given_up_is_not_silent_while_another_loads():
@@ -163,6 +164,7 @@ def test_something_else_is_seen_to_while_calls_are_awaited(monkeypatch: pytest.M
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda call, timeout: call)
-    assert answers(["zero"], "learner", "training", 90.0, meanwhile=lambda: next(looks)) == ["zero"]  # type: ignore[list-item]
+    handle = Handle("learner", {0: "zero"})  # type: ignore[dict-item]
+    assert handle.wait("training", 90.0, lambda: next(looks)) == ["zero"]
     assert waits[:2] == [MEANWHILE_SECONDS] * 2
     assert min(waits[2:]) > 60.0, "nothing is left to look for"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -11,6 +10,7 @@ import pytest
 
 from rl_api import RunSpec
 from rl_trainer.checkpoint.state import SavedLearners
+from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.shared_folder import SharedFolder
 
@@ -26,11 +26,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Phases and seconds that the driver has waited for at most."""
     found: list[tuple[str, float]] = []
 
-    def answers(calls: Sequence[Any], actors: str, phase: str, timeout: float, *more: object) -> list[Any]:
+    def wait(handle: Handle, phase: str, timeout: float, *more: object) -> list[Any]:
         found.append((phase, timeout))
-        return [([], [])] * len(calls)
+        return [([], [])] * len(handle.calls)
 
-    monkeypatch.setattr("rl_trainer.learner.group.answers", answers)
+    monkeypatch.setattr(Handle, "wait", wait)
     return found
 
 

@@ -16,6 +16,7 @@ from rl_trainer.checkpoint.remote import complete, fetch, steps, sweep
 from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.checkpoint.tensor_file import FileHead, ShardWriter, file_head
+from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner import actor, group
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners, LearnersWriting
@@ -75,13 +76,13 @@ class Call:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    def answers(calls: Sequence[Any], *_: object) -> list[Any]:
-        for found in calls:
+    def wait(handle: Handle, *_: object) -> list[Any]:
+        for found in handle.calls.values():
             if isinstance(found, Exception):
                 raise found
-        return list(calls)
+        return list(handle.calls.values())
 
-    monkeypatch.setattr(group, "answers", answers)
+    monkeypatch.setattr(Handle, "wait", wait)
     monkeypatch.setattr(actor, "Save", OneFile)
     return [Here(0), Here(1)]
 
@@ -171,7 +172,7 @@ def test_learners_that_cannot_be_asked_have_told(
     sent = learners.write(tmp_path, PARTS, background=True)
     assert sent.finished() is not None, "there is nothing that they write after it was sent"
     monkeypatch.undo()
-    monkeypatch.setattr(group, "answers", lambda calls, *_: list(calls))
+    monkeypatch.setattr(Handle, "wait", lambda handle, *_: list(handle.calls.values()))
     monkeypatch.setattr(actor, "Save", OneFile)
     writing = learners.write(tmp_path, PARTS, background=True)
     for one in ranks:

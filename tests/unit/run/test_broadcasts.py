@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from rl_api import RunSpec
+from rl_trainer.flow.worker_group import WorkerGroup
 from rl_trainer.rollout.fleet import Samplers as Fleet
 from rl_trainer.run import broadcasts as module
 from rl_trainer.run.broadcasts import MOST_FAILURES, Broadcasts
@@ -62,6 +63,10 @@ class Samplers:
     @property
     def ready(self) -> list[int]:
         return [*self.actors]
+
+    @property
+    def workers(self) -> WorkerGroup:
+        return WorkerGroup("sampler", self.actors)
 
 
 class Ray:
@@ -192,12 +197,13 @@ def test_what_fails_on_the_side_of_the_learner_is_said_first():
 def test_a_sampler_that_is_still_loading_is_not_invited():
     world = World("collective")
     fleet: Any = Fleet.__new__(Fleet)
+    fleet._watch = None
     loading, there = Sampler(), Sampler()
     fleet._samplers = {
         0: SimpleNamespace(actor=loading, ready=Call(), died=None),
         1: SimpleNamespace(actor=there, ready=None, died=None),
     }
-    world.samplers.actors = fleet.actors
+    world.samplers.actors = fleet.workers.actors
     assert world.spread(0) == "collective"
     assert (loading.members, there.members) == ([], [1])
     assert world.learners.sent[0].size == 2

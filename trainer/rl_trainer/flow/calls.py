@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -19,7 +18,7 @@ from ray.exceptions import (
 from rl_api import errors
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.pulse import BUFFER, Watch, silence
+from rl_trainer.flow.pulse import Watch, silence
 
 # What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
@@ -59,56 +58,13 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
         raise _lost(error, actor, phase) from error
 
 
-def answers(
-    calls: Sequence[ray.ObjectRef[Any]],
-    actors: str,
-    phase: str,
-    timeout: float,
-    watch: Watch | None = None,
-    meanwhile: Callable[[], bool] = lambda: False,
-) -> list[Any]:
-    """Results of `calls`, in order; as soon as all are there, or one has failed. Call i is of actor `{actors} {i}`.
-
-    One failure must be seen although the other actors go on waiting for the failed one in a collective; so must one that
-    stands still, which `watch` knows. `meanwhile` is called at once, and every `MEANWHILE_SECONDS` for as long as it asks
-    for that. Raises as `answer` does, and what `meanwhile` raises.
-    """
-    deadline = time.monotonic() + timeout
-    names = {call: f"{actors} {rank}" for rank, call in enumerate(calls)}
-    pending, again = list(calls), True
-    while pending:
-        again = again and meanwhile()
-        patience = max(0.0, deadline - time.monotonic())
-        if watch is not None:
-            patience = min(patience, watch.pulse.every)
-        done, pending = ray.wait(pending, timeout=min(patience, MEANWHILE_SECONDS) if again else patience)
-        if not done and time.monotonic() < deadline:
-            if watch is not None:
-                check_alive(watch, {BUFFER, *names.values()}, phase)
-            continue
-        call = done[0] if done else pending[0]
-        try:
-            # Where several wait for each other, nobody knows which of them is the reason.
-            answer(call, names[call] if done else _all_of(pending, names), phase, 60.0 if done else 0.0)
-        except RLTrainError as error:
-            # Its own death is the reason; of a failure, or of something it lost, another's may be.
-            if not (isinstance(error, ActorDied) and isinstance(error.__cause__, DEATHS)):
-                _raise_death(pending, names, phase)
-            raise
-    return [answer(call, names[call], phase, 60.0) for call in calls]
-
-
 def check_alive(watch: Watch, actors: Collection[str], phase: str) -> None:
     """Raises DeadlineExceeded where one of `actors` gives no sign of life."""
     for actor in sorted(watch.look() & set(actors)):
         raise DeadlineExceeded(silence(actor, phase, watch.pulse.limit))
 
 
-def _all_of(pending: Sequence[ray.ObjectRef[Any]], names: Mapping[ray.ObjectRef[Any], str]) -> str:
-    return ", ".join(names[call] for call in pending)
-
-
-def _raise_death(
+def raise_death(
     pending: Sequence[ray.ObjectRef[Any]], names: Mapping[ray.ObjectRef[Any], str], phase: str
 ) -> None:
     """One actor has failed: perhaps because another died, which Ray may notice a moment later. That is the reason then."""

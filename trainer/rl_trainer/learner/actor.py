@@ -24,6 +24,7 @@ from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearner
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
+from rl_trainer.flow.worker import Worker
 from rl_trainer.learner.host_memory import give_back_freed_memory
 from rl_trainer.learner.measuring import LearnerWork
 from rl_trainer.learner.objective import load_objective
@@ -34,7 +35,7 @@ from rl_trainer.learner.share import Share
 from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
-from rl_trainer.observe.timeline import Span, SpanRecorder
+from rl_trainer.observe.timeline import Span
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.trajectory import Trajectory, unpack
@@ -50,17 +51,17 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _UPLOAD_SECONDS, _PROBE_SECONDS = 240.0, 60.0
 
 
-class LearnerActor:
+class LearnerActor(Worker):
     """One rank in its own process."""
 
     def __init__(
         self, rank: int, ranks: int, spec: RunSpec, search: Path | None = None, pulse: Pulse | None = None
     ):
+        super().__init__(f"learner {rank}")
         torch.set_num_threads(spec.learner.threads)
         self.rank, self.ranks, self.spec, self.search, self._pulse = rank, ranks, spec, search, pulse
         if pulse is not None:
-            pulse.begin(f"learner {rank}")  # while it loads, too
-        self.spans = SpanRecorder(f"learner {rank}")
+            pulse.begin(self.name)  # while it loads, too
         self.learner: Learner
         self._store_of_weights = RayStore()
         self.publisher = create_publisher(spec.weight_sync.transport, self._store_of_weights, rank=rank)
@@ -83,7 +84,7 @@ class LearnerActor:
 
     def start(self, folder: SharedFolder, address: tuple[str, int] | None) -> None:
         """Loads the model and joins the other ranks."""
-        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        device = self.device = "cuda" if ray.get_gpu_ids() else "cpu"
         with self.spans.span("load model"):
             if address is not None:
                 backend = "nccl" if device == "cuda" else "gloo"

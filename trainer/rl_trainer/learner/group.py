@@ -23,11 +23,11 @@ from rl_trainer.checkpoint.shards import SHARD_BYTES
 from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
 from rl_trainer.checkpoint.tensor_file import ShardWriter
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import answers
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.flow.turns import Turn
+from rl_trainer.flow.worker_group import WorkerGroup
 from rl_trainer.learner.packing import split_groups
 from rl_trainer.learner.plan import Member, plan_groups
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
@@ -78,13 +78,18 @@ class Learners:
         ]
         return cls(actors, spec, watch=watch)
 
+    @property
+    def workers(self) -> WorkerGroup:
+        """All ranks."""
+        return WorkerGroup("learner", self.actors, self.watch)
+
     def start(self, folder: SharedFolder) -> None:
         """Loads the model on every rank and joins them."""
         self.size = folder.size
         timeout = START_TIMEOUT + folder.size / READ_RATE
         address = None
         if len(self.actors) > 1:
-            address = self._first(self.actors[0].rendezvous.remote(), "starting", START_TIMEOUT)
+            address = self._first("rendezvous", "starting", START_TIMEOUT)
         self._all("start", [(folder, address)] * len(self.actors), "loading the model", timeout)
 
     def start_reinforcement(self) -> None:
@@ -127,7 +132,7 @@ class Learners:
     ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """One training step on all members of `groups`; `advantages` in their order.
 
-        The new weights come along as `version`, unless that is None. `meanwhile`: see `answers`.
+        The new weights come along as `version`, unless that is None. `meanwhile`: see `Handle.wait`.
         """
         critic = self.spec.algorithm.value_model
         train_policy = critic is None or step >= critic.warmup_steps
@@ -206,22 +211,20 @@ class Learners:
 
     def offload(self) -> int:
         """See `LearnerActor.offload`; bytes of all ranks."""
-        return sum(self._all("offload", [()] * len(self.actors), "moving learners' tensors out"))
+        return sum(self.workers.offload().wait("moving tensors out", self.timeout))
 
     def onload(self) -> int:
         """See `LearnerActor.onload`; bytes of all ranks."""
-        return sum(self._all("onload", [()] * len(self.actors), "moving learners' tensors in"))
+        return sum(self.workers.onload().wait("moving tensors in", self.timeout))
 
     def meeting_point(self) -> tuple[str, int]:
         """See `LearnerActor.meeting_point`."""
-        address: tuple[str, int] = self._first(
-            self.actors[0].meeting_point.remote(), "opening a meeting point", START_TIMEOUT
-        )
+        address: tuple[str, int] = self._first("meeting_point", "opening a meeting point", START_TIMEOUT)
         return address
 
     def broadcast(self, published: Publication, invitation: Invitation) -> None:
         """See `LearnerActor.broadcast`; nobody waits for it."""
-        self.actors[0].broadcast.remote(published, invitation)
+        self.workers.one(0, "broadcast", published, invitation)
 
     def reach(self, folder: Path) -> bool:
         """Whether all of them see a folder that was just made; see `LearnerActor.reaches`."""
@@ -229,9 +232,7 @@ class Learners:
 
     def broadcast_failure(self) -> str | None:
         """See `LearnerActor.broadcast_failure`."""
-        found: str | None = self._first(
-            self.actors[0].broadcast_failure.remote(), "looking at a broadcast", START_TIMEOUT
-        )
+        found: str | None = self._first("broadcast_failure", "looking at a broadcast", START_TIMEOUT)
         return found
 
     def state(self) -> LearnerState:
@@ -261,7 +262,7 @@ class Learners:
             background: on return all is copied, and learners may go on while they write it; else it is written then.
             upload: a folder in an object store in which nothing counts yet; None: there is none.
 
-        Raises as `answers` does; CheckpointError: a file cannot be written.
+        Raises as `Handle.wait` does; CheckpointError: a file cannot be written.
         """
         self._saves += 1
         number, phase, ranks = self._saves, f"writing {', '.join(parts)}", len(self.actors)
@@ -312,16 +313,15 @@ class Learners:
         return going
 
     def _drop_save(self, number: int) -> None:
-        for actor in self.actors:  # nobody waits: after an error one of them may be gone
-            actor.drop_save.remote(number)
+        self.workers.all("drop_save", number)  # nobody waits: after an error one of them may be gone
 
     def _turn(self, phase: str, keep: bool = False) -> AbstractContextManager[str]:
         """Around all calls that compute, or move what is on the devices; see `Turn.taken`. Gives `phase`."""
         return nullcontext(phase) if self.turn is None else self.turn.taken(phase, keep)
 
-    def _first(self, call: Any, phase: str, timeout: float | None = None) -> Any:
+    def _first(self, method: str, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
-        return answers([call], "learner", phase, timeout or self.timeout, self.watch)[0]
+        return self.workers.one(0, method).wait(phase, timeout or self.timeout)[0]
 
     def _all(
         self,
@@ -331,10 +331,7 @@ class Learners:
         timeout: float | None = None,
         meanwhile: Callable[[], bool] = lambda: False,
     ) -> list[Any]:
-        calls = [
-            getattr(actor, method).remote(*args) for actor, args in zip(self.actors, arguments, strict=True)
-        ]
-        return answers(calls, "learner", phase, timeout or self.timeout, self.watch, meanwhile)
+        return self.workers.each(method, arguments).wait(phase, timeout or self.timeout, meanwhile)
 
 
 class LearnersWriting:

@@ -32,10 +32,10 @@ from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
 from rl_trainer.flow.turns import device_for_loading, sampler_device, swaps
+from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
-from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.engines.base import Engine, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
@@ -69,7 +69,7 @@ MOST_TOO_LONG = 1000
 TOO_LONG = "prompt_too_long"
 
 
-class SamplerActor:
+class SamplerActor(Worker):
     """One sampler. Threads: `run` (the loop) and one for calls from the driver."""
 
     def __init__(
@@ -83,6 +83,7 @@ class SamplerActor:
         other_pods: Sequence[int] = (),
     ):
         """`other_pods`: bundles of its placement group in which the rest of its engine is."""
+        super().__init__(f"sampler {rank}")
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         pulse = Pulse(buffer.actor, spec.retry.liveness_timeout.seconds)
@@ -125,7 +126,6 @@ class SamplerActor:
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
-        self.spans = SpanRecorder(f"sampler {rank}")
         self._meter = SamplerMeter(self.engine, self.spans)
         self._wake = threading.Event()
         self._arrival = Arrival(

@@ -17,6 +17,7 @@ from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer, answers
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch, silence
+from rl_trainer.flow.worker_group import WorkerGroup
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
@@ -91,9 +92,9 @@ class Samplers:
         return sorted(rank for rank, one in self._samplers.items() if one.ready is None and one.died is None)
 
     @property
-    def actors(self) -> dict[int, Any]:
-        """Those that take part, by rank."""
-        return {rank: self._samplers[rank].actor for rank in self.ready}
+    def workers(self) -> WorkerGroup:
+        """Those that take part."""
+        return WorkerGroup("sampler", {rank: self._samplers[rank].actor for rank in self.ready}, self._watch)
 
     @property
     def nodes(self) -> int:
@@ -119,7 +120,7 @@ class Samplers:
     def begin(self) -> None:
         """Lets all samplers take tickets, once weights are published."""
         self.begun = True
-        calls = {rank: (one := self._samplers[rank], self._let_begin(one)) for rank in self.ready}
+        calls = {rank: (self._samplers[rank], self._let_begin(rank)) for rank in self.ready}
         for rank, (one, call) in calls.items():
             try:
                 self.wait_for(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
@@ -187,13 +188,15 @@ class Samplers:
         """
 
         def ask(rank: int, part: Sequence[Prompt]) -> ray.ObjectRef[list[Answer]]:
-            return self._samplers[rank].actor.evaluate.remote(
+            return self.workers.one(
+                rank,
+                "evaluate",
                 list(part),
                 published,
                 greedy=greedy,
                 max_new_tokens=max_new_tokens,
                 timeout=EVALUATION_TIMEOUT,
-            )
+            ).call
 
         ranks = self._wait_for_one()
         found: list[Answer | None] = [None] * len(prompts)
@@ -263,8 +266,8 @@ class Samplers:
         not answer is not waited for."""
         if self._spec.sampler.engine != "endpoint":
             return
-        if calls := [one.actor.close.remote() for one in self._samplers.values() if one.died is None]:
-            ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
+        there = {rank: one.actor for rank, one in self._samplers.items() if one.died is None}
+        WorkerGroup("sampler", there).all("close").settle(CLOSE_SECONDS)
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -275,8 +278,9 @@ class Samplers:
         )
         others = self._placement.other_pods(rank)
         actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data, others)
-        ready = actor.ready.remote()
-        return SamplerHandle(actor, actor.run.remote(), ready, node or "lost meanwhile", time.monotonic())
+        worker = WorkerGroup("sampler", {rank: actor})
+        ready, run = worker.one(rank, "ready").call, worker.one(rank, "run").call
+        return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic())
 
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
@@ -315,12 +319,12 @@ class Samplers:
         self._samplers[rank] = self._launch(rank, node, share_folder(self._model))
         if self.begun and self._elasticity is None:
             # It is asked at once, and takes tickets when it has loaded everything; until then `_join` holds its deadline.
-            self._let_begin(self._samplers[rank])
+            self._let_begin(rank)
 
-    def _let_begin(self, one: SamplerHandle) -> ray.ObjectRef[None]:
+    def _let_begin(self, rank: int) -> ray.ObjectRef[None]:
+        one = self._samplers[rank]
         one.begun = True
-        call: ray.ObjectRef[None] = one.actor.begin.remote()
-        return call
+        return WorkerGroup("sampler", {rank: one.actor}).one(rank, "begin").call
 
     def _end(self, rank: int) -> int:
         """Forgets a sampler and gives its groups to others; how many these are."""
@@ -387,7 +391,7 @@ class Samplers:
         one.ready = None
         self._failures.pop(rank, None)
         if self.begun and not one.begun:
-            self._let_begin(one)
+            self._let_begin(rank)
         if self._elasticity is None:
             return  # it was replaced, which was said
         count = len(self.ready)

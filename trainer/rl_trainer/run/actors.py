@@ -134,7 +134,7 @@ class Actors:
         meanwhile: Callable[[], bool] = lambda: False,
     ) -> UpdateResult:
         """Training step number `step`, counted from 0. The weights come along if it is their turn. `meanwhile`: see
-        `answers`."""
+        `Handle.wait`."""
         version = self._version_after(step)
         return self._updated(*self.learners.update(batch.groups, advantages, step, version, meanwhile))
 
@@ -145,7 +145,7 @@ class Actors:
         step: int,
         meanwhile: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A part of training step number `step`, which `apply` ends. `meanwhile`: see `answers`."""
+        """A part of training step number `step`, which `apply` ends. `meanwhile`: see `Handle.wait`."""
         self._theirs.extend(self.learners.accumulate(part.groups, advantages, step, meanwhile))
 
     def apply(self, step: int, meanwhile: Callable[[], bool] = lambda: False) -> UpdateResult:

@@ -43,7 +43,8 @@ class Broadcasts:
         """Begins to broadcast what was published, where that is its way; returns at once, with its way in it."""
         if published.way != "objectStore" or self._way() != "collective":
             return published
-        members = list(self.samplers.actors.values())
+        workers = self.samplers.workers
+        members = list(workers.actors.values())
         if not members:
             return published
         self._look()
@@ -62,7 +63,8 @@ class Broadcasts:
             "nccl" if self.samplers.accelerated else "gloo",
         )
         self.learners.broadcast(published, invitation)
-        self._joining = [actor.join.remote(invitation, 1 + index) for index, actor in enumerate(members)]
+        joining = workers.each("join", [(invitation, 1 + index) for index in range(len(members))])
+        self._joining = list(joining.calls.values())
         return replace(published, way="collective")
 
     def _way(self) -> Way:

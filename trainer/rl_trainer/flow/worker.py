@@ -1,0 +1,38 @@
+"""What an actor that computes is to its group; `worker_group.py` has the driver's side, which imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_trainer.flow.parcels import SEND_SECONDS, Desk, Parcel, Way
+from rl_trainer.observe.timeline import SpanRecorder
+
+
+class Worker:
+    """What an actor that computes is to its group, beside its own methods. `name`: such as learner 0."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.spans = SpanRecorder(name)
+        self.device = "cpu"  # of what comes point to point
+        self._desk = Desk(name)
+
+    def offload(self) -> int:
+        """Gives the memory of what its device holds back, until `onload`; how many bytes. A second call does nothing."""
+        return 0
+
+    def onload(self) -> int:
+        """Takes all of it up again, with the same bits; how many bytes. A second call does nothing."""
+        return 0
+
+    def send(self, value: Any, to: int | None = None, way: Way | None = None) -> Parcel:
+        """A parcel with `value`, for `recv` of another worker; see `Desk.send`."""
+        with self.spans.span("send") as said:
+            parcel = self._desk.send(value, to, way)
+            said |= {"way": parcel.way, "bytes": parcel.size}
+        return parcel
+
+    def recv(self, parcel: Parcel, timeout: float = SEND_SECONDS) -> Any:
+        """What another worker has sent; see `Desk.receive`."""
+        with self.spans.span("recv", way=parcel.way, bytes=parcel.size, source=parcel.source):
+            return self._desk.receive(parcel, timeout, self.device)
