@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import ray
 
-from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.flow.channel import Channel, ChannelClosed
 from rl_trainer.flow.chunks import decode, pack, split, unpack
 from rl_trainer.flow.liveness import Progress
@@ -348,3 +348,23 @@ def test_workers_of_a_group_hand_values_to_each_other():
     os.kill(group.one(0, "pid").wait("asking", 60)[0], signal.SIGKILL)
     with pytest.raises(ActorDied, match=r"^hand 0 (died|was cut off) while "):
         group.one(1, "total", lost).wait("adding", 60)
+
+
+def least_urgent_first(waiting):
+    if waiting[0].priority < 0:
+        raise ValueError("a negative one")
+    return min(range(len(waiting)), key=lambda index: waiting[index].priority)
+
+
+def test_what_leaves_next_is_for_a_policy_of_the_users():
+    channel = Channel.create("chosen", order=least_urgent_first)
+    for priority in (2.0, 1.0, 3.0):
+        channel.put(priority, priority)
+        channel.flush()
+    assert [channel.get() for _ in range(3)] == [1.0, 2.0, 3.0]
+    channel.put("x", -1.0)
+    channel.flush()
+    with pytest.raises(RLTrainError, match=r"least_urgent_first raised ValueError: a negative one$"):
+        channel.get(20)
+    with pytest.raises(InvalidConfig, match="found lifo, allowed: fifo, priority, a function"):
+        Channel.create("other", order="lifo")

@@ -1,6 +1,7 @@
 import pytest
 
-from rl_trainer.flow.policies import Entry, OrderedStore, on_arrival
+from rl_api.errors import InvalidConfig, RLTrainError
+from rl_trainer.flow.policies import Entry, OrderedStore, Waiting, chosen, load_policy, on_arrival
 
 
 def taken(store):
@@ -124,3 +125,46 @@ def test_full_policies(on_full, filled, weight, expected):
 
 def test_an_arrival_weighs_one():
     assert on_arrival("block", 9, 10) == "accept"
+
+
+def last(waiting):
+    """The newest first, as a user may want it."""
+    return len(waiting) - 1
+
+
+def test_a_choice_of_the_users_is_made_anew_for_each_entry():
+    store = filled(last)
+    assert keys(store) == ["d", "c", "b", "a"]
+    assert filled(lambda entries: max(range(len(entries)), key=lambda i: entries[i].value)).peek().key == "d"
+    assert OrderedStore(last).peek() is None
+
+
+def test_a_policy_is_one_of_ours_a_function_or_its_name():
+    assert (load_policy("fifo"), load_policy("priority"), load_policy(last)) == ("fifo", "priority", last)
+    assert load_policy("os.path:basename").__name__ == "basename"
+    for wrong, sentence in (
+        ("lifo", "found lifo, allowed: fifo, priority, a function, or its name as module:function"),
+        ("no_such_module:f", "no_such_module:f cannot be imported"),
+        ("os.path:no_such_function", "os.path:no_such_function cannot be imported"),
+        ("os.path:sep", "os.path:sep is a str, not a function"),
+    ):
+        with pytest.raises(InvalidConfig, match=f"^order of a channel: {sentence}"):
+            load_policy(wrong)
+
+
+@pytest.mark.parametrize("said", [-1, 2, 0.0, True, None])
+def test_a_policy_that_says_no_index_is_named(said):
+    waiting = [Waiting("a", 1, 0.0, 0), Waiting("b", 1, 0.0, 1)]
+
+    def policy(waiting):
+        return said
+
+    with pytest.raises(
+        RLTrainError, match=rf"policy returned {said!r}, allowed: an index of what waits, 0 to 1$"
+    ):
+        chosen(policy, waiting)
+
+
+def test_a_policy_that_raises_is_named():
+    with pytest.raises(RLTrainError, match=r"^order of a channel: .*<lambda> raised ZeroDivisionError: "):
+        chosen(lambda waiting: 1 // 0, [Waiting("a", 1, 0.0, 0)])

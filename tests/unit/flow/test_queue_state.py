@@ -31,6 +31,24 @@ def test_items_are_leased_in_order_and_in_parts():
     assert lease(state, 9) == []
 
 
+def test_a_policy_of_the_users_sees_what_waits_and_says_what_leaves():
+    seen = []
+
+    def policy(waiting):
+        """The producer with the fewest items first."""
+        seen.append([(one.producer, one.items, one.priority, one.arrival) for one in waiting])
+        return min(range(len(waiting)), key=lambda index: waiting[index].items)
+
+    state = queue(order=policy)
+    offer(state, b"a", 4, producer="slow")
+    offer(state, b"b", 2, priority=0.5, producer="quick")
+    assert lease(state, 1) == [(b"b", 0, 1)]
+    assert seen == [[("slow", 4, 0.0, 0), ("quick", 2, 0.5, 1)]]
+    assert lease(state, 2) == [(b"b", 1, 2), (b"a", 0, 1)]
+    assert state.reclaim("c", 0, 0.0) == 3
+    assert lease(state, 9, "other")[0] == (b"a", 0, 1), "what comes back is chosen from again"
+
+
 def test_no_more_bytes_by_value_than_fit_an_answer():
     state = queue()
     offer(state, b"x" * 60, 2)

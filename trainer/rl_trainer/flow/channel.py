@@ -35,7 +35,7 @@ from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.chunks import cut, pack, unpack
 from rl_trainer.flow.liveness import Probe, look_at
-from rl_trainer.flow.policies import OnFull, Order
+from rl_trainer.flow.policies import OnFull, Policy, load_policy
 from rl_trainer.flow.queue_state import Chunk, Part, QueueState
 from rl_trainer.flow.receiver import CALL_SECONDS, ChannelClosed, Receiver
 from rl_trainer.flow.sender import Sender
@@ -50,9 +50,11 @@ REMOTE_WATCH_SECONDS = 5.0
 class ChannelActor:
     """The actor: moves chunks it never looks into. Every method runs on one event loop."""
 
-    def __init__(self, name: str, capacity: int, order: Order, on_full: OnFull, alarm_seconds: float) -> None:
+    def __init__(
+        self, name: str, capacity: int, order: str | Policy, on_full: OnFull, alarm_seconds: float
+    ) -> None:
         self._name = name
-        self._state = QueueState(capacity, order, on_full, alarm_seconds)
+        self._state = QueueState(capacity, load_policy(order), on_full, alarm_seconds)
         self._turns: Counter[str] = Counter()  # the number of the chunk whose turn it is, by producer
         self._consumers: dict[str, tuple[str, str, Probe | None]] = {}  # id -> (path, node, local probe)
         self._lost: Counter[str] = Counter()
@@ -217,11 +219,17 @@ class Channel:
         name: str,
         capacity: int = 4096,
         on_full: OnFull = "block",
-        order: Order = "fifo",
+        order: str | Policy = "fifo",
         alarm_seconds: float = 60.0,
         **options: Any,
     ) -> Channel:
-        """Start a channel for `capacity` items; `options` are Ray's for its actor."""
+        """Start a channel for `capacity` items; `options` are Ray's for its actor.
+
+        `order`: fifo, priority, or a policy of the user's, which says what leaves next: a function of `policies.Waiting`s,
+        or its name as module:function. It looks at all that waits for each piece that leaves. Raises InvalidConfig when it
+        cannot be found; what is wrong with it later is what `get` raises.
+        """
+        load_policy(order)
         actor = ray.remote(ChannelActor).options(**{"num_cpus": 0, **options})
         return cls(actor.remote(name, capacity, order, on_full, alarm_seconds), name, capacity)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from importlib import import_module
+from typing import Any, Generic, Literal, TypeVar
+
+from rl_api.errors import InvalidConfig, RLTrainError
 
 Order = Literal["fifo", "priority"]
 OnFull = Literal["block", "dropOldest", "reject"]
@@ -31,14 +34,18 @@ class Entry(Generic[K, V]):
     offset: int = 0
 
 
+Choose = Callable[[Sequence[Entry[Any, Any]]], int]
+"""Which of the entries of a store, in arrival order and at least one, is the next: its index."""
+
+
 class OrderedStore(Generic[K, V]):
-    """Keyed entries handed out by order policy: `fifo` by arrival, `priority` by highest first, then arrival.
+    """Keyed entries handed out by order policy: `fifo` by arrival, `priority` by highest first, then arrival, or by choice.
 
     `weight` is the sum of the entries' weights. Operations are O(1) (`fifo`) or O(log n) (`priority`), except
-    `give_back`.
+    `give_back`, and `peek` by choice, which looks at all.
     """
 
-    def __init__(self, order: Order = "fifo") -> None:
+    def __init__(self, order: Order | Choose = "fifo") -> None:
         self.order = order
         self.weight = 0
         # Not a dict, which is slow at its begin, where entries are removed.
@@ -81,6 +88,9 @@ class OrderedStore(Generic[K, V]):
         """The next entry by order policy, or None."""
         if self.order == "fifo":
             return self.oldest()
+        if callable(self.order):
+            entries = list(self._entries.values())
+            return entries[self.order(entries)] if entries else None
         while self._heap:
             _, arrival, offset, key = self._heap[0]
             entry = self._entries.get(key)
@@ -120,3 +130,56 @@ def on_arrival(
     if on_full == "block":
         return "wait"
     return "drop" if on_full == "dropOldest" else "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a user's policy knows of what waits in a channel: some items that a producer has sent together.
+
+    `producer`: who sent them, the same text for each; `items`: how many they are; `priority`: what they were put with;
+    `arrival`: counts what came, from 0 on.
+    """
+
+    producer: str
+    items: int
+    priority: float
+    arrival: int
+
+
+Policy = Callable[[Sequence[Waiting]], int]
+"""A user's dequeue policy: which of what waits (at least one, in arrival order) is the next to leave, its index."""
+
+
+def load_policy(order: str | Policy) -> Order | Policy:
+    """The order that is meant: `fifo`, `priority`, a function, or the name of one as module:function.
+
+    Raises InvalidConfig when it is none of these.
+    """
+    if order == "fifo" or order == "priority" or callable(order):
+        return order
+    module, _, name = str(order).partition(":")
+    if not name:
+        raise InvalidConfig(
+            f"order of a channel: found {order}, allowed: fifo, priority, a function, or its name as module:function"
+        )
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfig(f"order of a channel: {order} cannot be imported ({error})") from error
+    if not callable(found):
+        raise InvalidConfig(f"order of a channel: {order} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def chosen(policy: Policy, waiting: Sequence[Waiting]) -> int:
+    """What the user's policy says. Raises RLTrainError when it raises, or says no index of `waiting`."""
+    name = getattr(policy, "__qualname__", type(policy).__name__)
+    try:
+        index = policy(waiting)
+    except Exception as error:
+        raise RLTrainError(f"order of a channel: {name} raised {type(error).__name__}: {error}") from error
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(waiting):
+        raise RLTrainError(
+            f"order of a channel: {name} returned {index!r}, allowed: an index of what waits, 0 to {len(waiting) - 1}"
+        )
+    return index

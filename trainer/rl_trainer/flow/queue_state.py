@@ -10,11 +10,22 @@ chunk.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rl_trainer.flow.metering import FillAlarm, RateMeter, WaitMeter
-from rl_trainer.flow.policies import Entry, OnFull, Order, OrderedStore, on_arrival
+from rl_trainer.flow.policies import (
+    Entry,
+    OnFull,
+    Order,
+    OrderedStore,
+    Policy,
+    Waiting,
+    chosen,
+    on_arrival,
+)
 
 
 @dataclass
@@ -52,10 +63,16 @@ class QueueState:
     """All decisions of a channel. Methods take the time as `now` (seconds); none of them waits."""
 
     def __init__(
-        self, capacity: int, order: Order = "fifo", on_full: OnFull = "block", alarm_seconds: float = 60.0
+        self,
+        capacity: int,
+        order: Order | Policy = "fifo",
+        on_full: OnFull = "block",
+        alarm_seconds: float = 60.0,
     ):
         self.capacity, self.on_full = capacity, on_full
-        self.store: OrderedStore[int, Part] = OrderedStore(order)
+        self.store: OrderedStore[int, Part] = OrderedStore(
+            partial(_choose, order) if callable(order) else order
+        )
         self.consumers: dict[str, Consumer] = {}
         self.closed = False
         self.drops: Counter[str] = Counter()
@@ -211,3 +228,11 @@ class QueueState:
             "drops": dict(self.drops),
             "alarms": self.alarm.sentences(now, f"channel {name}"),
         }
+
+
+def _choose(policy: Policy, entries: Sequence[Entry[int, Part]]) -> int:
+    waiting = [
+        Waiting(entry.value.chunk.producer, len(entry.value), entry.priority, entry.arrival)
+        for entry in entries
+    ]
+    return chosen(policy, waiting)

@@ -14,10 +14,10 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.actor import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer, answers
+from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch, silence
-from rl_trainer.flow.worker_group import WorkerGroup
+from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
 from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
@@ -112,8 +112,8 @@ class Samplers:
 
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""
-        calls = [self._samplers[rank].ready for rank in range(len(self._samplers))]
-        answers(calls, "sampler", "loading model and task", self._start_timeout, self._watch)
+        calls = {rank: one.ready for rank, one in sorted(self._samplers.items()) if one.ready is not None}
+        Handle("sampler", calls, self._watch).wait("loading model and task", self._start_timeout)
         for one in self._samplers.values():
             one.ready = None
 
