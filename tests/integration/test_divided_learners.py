@@ -109,12 +109,12 @@ def hand_over(_: None, rank: int, ranks: int) -> tuple[list[str], float]:
     small, both, half = (worker.recv(parcel, 60.0) for parcel in parcels)
     assert both["none"].shape == (0, 3)
     assert half.dtype is torch.bfloat16
+    dist.barrier()
     with pytest.raises(DeadlineExceeded, match=r"^learner 1: nothing came of learner 0 within 0 s"):
         worker.recv(replace(parcels[1], tag=99), 0.2)
-    dist.barrier()
     spans = [(span.name, dict(span.args)) for span in worker.spans.drain()]
     assert spans[1] == ("recv", {"way": "collective", "bytes": 200_000, "source": "learner 0"})
-    return [parcel.way for parcel in parcels], float(small.sum() + both["a"].sum() + half.sum())
+    return [parcel.way for parcel in parcels], float(sum(one.double().sum() for one in (small, both["a"], half)))
 
 
 def test_workers_of_one_process_group_hand_tensors_over_point_to_point(ranks):

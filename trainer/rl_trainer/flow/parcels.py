@@ -8,6 +8,7 @@ torch.distributed go to that rank directly (gloo, NCCL), without a copy in the s
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,6 +29,9 @@ Way = Literal["inline", "reference", "collective"]
 
 INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
 SEND_SECONDS = 600.0
+# Parcels to one rank, point to point, that nobody may have opened yet: gloo does not say of a send that it is over, unless
+# it is waited for.
+MOST_UNDER_WAY = 4
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,10 @@ class Desk:
 
     owner: str
     _tags: Any = field(default_factory=itertools.count)
-    # What was sent point to point last, by rank: tensors must stay as they are until they have arrived.
-    _sent: dict[int, list[tuple[Any, Tensor]]] = field(default_factory=dict)
+    # What was sent point to point, by rank, the oldest first: tensors must stay as they are until they have arrived.
+    _sent: defaultdict[int, deque[list[tuple[Any, Tensor]]]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
 
     def send(self, value: Any, to: int | None = None, way: Way | None = None) -> Parcel:
         """A parcel with `value`.
@@ -72,7 +78,7 @@ class Desk:
 
         Raises:
             ValueError: point to point, but not to a rank, or not a tensor or a mapping of names to tensors.
-            DeadlineExceeded: what was sent to that rank before has not arrived.
+            DeadlineExceeded: `MOST_UNDER_WAY` parcels to that rank are under way, and the oldest is not opened.
         """
         tensors = _tensors(value)
         size = size_of(value)
@@ -86,10 +92,13 @@ class Desk:
                 f"{self.owner}: found a {type(value).__name__} for rank {to}; point to point go a tensor or a mapping of "
                 "names to tensors, to a rank of the process group"
             )
-        self._settle(to)
+        if len(self._sent[to]) >= MOST_UNDER_WAY:
+            for call, _ in self._sent[to][0]:
+                _awaited(call, SEND_SECONDS, f"{self.owner}: rank {to} has not taken what was sent to it")
+            self._sent[to].popleft()
         tag, rank = next(self._tags), dist.get_rank()
         parts = [tensor.detach().contiguous() for tensor in tensors.values()]
-        self._sent[to] = [(dist.isend(part, to, tag=tag), part) for part in parts if part.numel()]
+        self._sent[to].append([(dist.isend(part, to, tag=tag), part) for part in parts if part.numel()])
         looks = {name: (tuple(part.shape), part.dtype) for name, part in zip(tensors, parts, strict=True)}
         return Parcel(self.owner, chosen, size, looks, rank, tag)
 
@@ -112,10 +121,6 @@ class Desk:
                 call = dist.irecv(part, parcel.rank, tag=parcel.tag)
                 _awaited(call, timeout, f"{self.owner}: nothing came of {parcel.source}")
         return made.get("", made)
-
-    def _settle(self, to: int) -> None:
-        for call, _ in self._sent.pop(to, []):
-            _awaited(call, SEND_SECONDS, f"{self.owner}: rank {to} has not taken what was sent to it")
 
 
 def choose_way(size: int, tensors: bool, together: bool) -> Way:

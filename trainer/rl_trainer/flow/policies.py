@@ -155,9 +155,11 @@ def load_policy(order: str | Policy) -> Order | Policy:
 
     Raises InvalidConfig when it is none of these.
     """
-    if order == "fifo" or order == "priority" or callable(order):
+    if callable(order):
         return order
-    module, _, name = str(order).partition(":")
+    if order in ("fifo", "priority"):
+        return "fifo" if order == "fifo" else "priority"
+    module, _, name = order.partition(":")
     if not name:
         raise InvalidConfig(
             f"order of a channel: found {order}, allowed: fifo, priority, a function, or its name as module:function"
