@@ -114,7 +114,9 @@ def hand_over(_: None, rank: int, ranks: int) -> tuple[list[str], float]:
         worker.recv(replace(parcels[1], tag=99), 0.2)
     spans = [(span.name, dict(span.args)) for span in worker.spans.drain()]
     assert spans[1] == ("recv", {"way": "collective", "bytes": 200_000, "source": "learner 0"})
-    return [parcel.way for parcel in parcels], float(sum(one.double().sum() for one in (small, both["a"], half)))
+    return [parcel.way for parcel in parcels], float(
+        sum(one.double().sum() for one in (small, both["a"], half))
+    )
 
 
 def test_workers_of_one_process_group_hand_tensors_over_point_to_point(ranks):
