@@ -260,8 +260,7 @@ class SamplerActor(Worker):
     def _take_device(self) -> None:
         """The device is this sampler's now."""
         if self._swaps:
-            with self.spans.span("onload") as said:
-                said["bytes"] = self.engine.onload()
+            self.onload()
 
     def _leave_device(self) -> None:
         """Learners get the device now: what is begun here goes on elsewhere, if the run has it so."""
@@ -269,8 +268,19 @@ class SamplerActor(Worker):
         if self._hands_over and not self._leaving.is_set():
             self._hand_over()
         if self._swaps:
-            with self.spans.span("offload") as said:
-                said["bytes"] = self.engine.offload()
+            self.offload()
+
+    def offload(self) -> int:
+        """See `Engine.offload`; for the thread of `run` alone, which does it as leases say."""
+        with self.spans.span("offload") as said:
+            said["bytes"] = self.engine.offload()
+        return int(said["bytes"])
+
+    def onload(self) -> int:
+        """See `Engine.onload`; for the thread of `run` alone."""
+        with self.spans.span("onload") as said:
+            said["bytes"] = self.engine.onload()
+        return int(said["bytes"])
 
     def _hand_over(self) -> None:
         started = time.time()
