@@ -554,6 +554,8 @@ class _Run:
 
     def _back(self, number: int) -> None:
         sampler = self.samplers[self.outages[number].sampler]
+        if sampler.alive:  # another outage, in the middle of which this one began, is over
+            return
         sampler.alive, sampler.at = True, self.now
         if not sampler.handed_over:
             self.queue.register(sampler.index)
