@@ -105,6 +105,8 @@ class Admission:
         self.in_order = self.homes if in_order is None else in_order
         self.shares = in_order is False
         self.versions: dict[int, int] = {}
+        self.moved: set[int] = set()  # groups that were handed over, which those who did get no more
+        self.movers: set[int] = set()
         self.version = self.steps = self.cursor = 0
         self.taken = 0
         self.running: dict[int, int] = {}
@@ -118,10 +120,18 @@ class Admission:
 
     def release(self, sampler: int) -> None:
         """See `Queue`."""
-        self.leave(sampler, [group for group, holder in self.running.items() if holder == sampler])
+        lost = [group for group, holder in self.running.items() if holder == sampler]
+        self._give_up(sampler, lost)
+        for group in lost:  # nothing is left of it
+            del self.versions[group]
 
     def leave(self, sampler: int, groups: list[int]) -> None:
         """See `Queue`."""
+        self.moved |= set(groups)
+        self.movers.add(sampler)
+        self._give_up(sampler, groups)
+
+    def _give_up(self, sampler: int, groups: list[int]) -> None:
         for group in groups:
             del self.running[group]
             bisect.insort(self.pending, group)
@@ -132,14 +142,19 @@ class Admission:
         if self.shares and not self.homes:
             held = sum(holder == sampler for holder in self.running.values())
             most = min(most, -(-int((1 + self.staleness) * self.groups) // len(self.there)) - held)
-        self._admit(self.groups if self.homes else max(0, most - len(self.pending)))
-        own = [one for one in self.pending if self._home(one) == sampler] if self.homes else self.pending
+        self._admit(self.groups if self.homes else max(0, most - len(self._open_to(sampler))))
+        own = [one for one in self._open_to(sampler) if not self.homes or self._home(one) == sampler]
         mine = own[: max(0, most)]
         for group in mine:
             del self.pending[bisect.bisect_left(self.pending, group)]
             self.running[group] = sampler
-            self.versions[group] = self.version
+            self.versions.setdefault(group, self.version)
         return mine
+
+    def _open_to(self, sampler: int) -> list[int]:
+        if sampler not in self.movers or not self.there - self.movers:
+            return self.pending
+        return [group for group in self.pending if group not in self.moved]
 
     def _home(self, group: int) -> int:
         home = group % self.samplers
@@ -159,6 +174,7 @@ class Admission:
     def put(self, sampler: int, group: int, now: float) -> None:
         """See `Queue`."""
         del self.running[group]
+        self.moved.discard(group)
         self.ready.append(group)
 
     def take(self, groups: int, now: float) -> list[int] | None:
@@ -184,7 +200,8 @@ class Admission:
         if self.homes or self.shares:
             return []
         due: list[int] = []
-        outstanding = sorted(self.versions[group] for group in (*self.ready, *self.running))
+        handed = [group for group in self.pending if group in self.versions]
+        outstanding = sorted(self.versions[group] for group in (*self.ready, *self.running, *handed))
         for position, version in enumerate(outstanding, start=1):
             if position < len(outstanding) and outstanding[position] == version:
                 continue

@@ -38,7 +38,7 @@ PLACEMENTS = (
 def _both(
     profile: RunProfile, placement: Placement, steps: int, *outages: Outage
 ) -> tuple[Simulated, Simulated, SimulatedBuffer]:
-    buffer, leases = SimulatedBuffer(profile, placement.samplers), SimulatedLeases()
+    buffer, leases = SimulatedBuffer(profile, placement.samplers, placement.shared), SimulatedLeases()
     real = simulate(profile, placement, steps=steps, queue=buffer, leases=leases, outages=outages)
     assert (leases.granted >= 2 * steps) == (placement.shared > 0)
     return simulate(profile, placement, steps=steps, outages=outages), real, buffer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rl_api.planner.profile import RunProfile
-from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.groups import BufferConfig, Handed
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.flow.leases import LeaseTable
 from rl_trainer.trajectory import Group
@@ -18,8 +18,10 @@ from rl_trainer.trajectory import Group
 class SimulatedBuffer:
     """A `rl_api.planner.admission.Queue`. Groups have no tokens: nothing looks at them here."""
 
-    def __init__(self, profile: RunProfile, samplers: int, capacity: int | None = None) -> None:
-        """`capacity`: groups held at most; None: as many as staleness lets be there."""
+    def __init__(
+        self, profile: RunProfile, samplers: int, shared: int = 0, capacity: int | None = None
+    ) -> None:
+        """`shared`: samplers on learners' devices. `capacity`: groups at most; None: as many as staleness lets be there."""
         steps = profile.max_staleness + 2
         self.state = BufferState(
             BufferConfig(
@@ -27,6 +29,7 @@ class SimulatedBuffer:
                 capacity=capacity or steps * profile.prompts_per_step,
                 max_staleness=profile.max_staleness,
                 samplers=samplers,
+                shared_samplers=shared,
             )
         )
         self.size = profile.group_size
@@ -34,17 +37,18 @@ class SimulatedBuffer:
         self.taken = 0
 
     def register(self, sampler: int) -> None:
-        """It is there, or back."""
-        self.state.register(sampler)
+        """It is there, or back; one that has only left its devices never was away."""
+        if sampler not in self.state.registered:
+            self.state.register(sampler)
 
     def release(self, sampler: int) -> None:
         """It is gone: others get its unfinished groups."""
         self.state.release(sampler)
 
     def leave(self, sampler: int, groups: list[int]) -> None:
-        """As `release`: of groups that it still scores the buffer takes whichever result comes first."""
-        del groups
-        self.state.release(sampler)
+        """It has left its devices until the next weights: others go on with these groups."""
+        self.state.learning = True
+        self.state.hand_over(sampler, [Handed(group, self.state.running[group][1]) for group in groups])
 
     def acquire(self, sampler: int, most: int) -> list[int]:
         """Groups that it may start."""
@@ -82,7 +86,8 @@ class SimulatedBuffer:
         self.taken = 0
 
     def publish(self, version: int) -> None:
-        """Samplers have these weights."""
+        """Samplers have these weights, and devices again."""
+        self.state.learning = False
         self.state.publish(version)
 
 
