@@ -40,7 +40,7 @@ def _both(
 ) -> tuple[Simulated, Simulated, SimulatedBuffer]:
     buffer, leases = SimulatedBuffer(profile, placement.samplers, placement.shared), SimulatedLeases()
     real = simulate(profile, placement, steps=steps, queue=buffer, leases=leases, outages=outages)
-    assert (leases.granted >= 2 * steps) == (placement.shared > 0)
+    assert (leases.granted > steps) == (placement.shared > 0)
     return simulate(profile, placement, steps=steps, outages=outages), real, buffer
 
 
@@ -63,3 +63,29 @@ def test_with_samplers_that_are_lost_no_prompt_is(staleness: int) -> None:
         assert len(set(real.trained)) == len(real.trained) == 5 * profile.prompts_per_step
         assert buffer.state.max_staleness_seen <= staleness
         assert not buffer.state.drops
+
+
+def test_random_runs_come_to_their_end_and_are_the_same_with_both() -> None:
+    for seed in range(80):
+        rng = random.Random(seed)
+        profile = PROFILE.model_copy(
+            update={
+                "group_size": rng.choice((1, 2, 5)),
+                "prompts_per_step": rng.choice((1, 3, 4, 8)),
+                "max_staleness": rng.choice((0, 0, 1, 2, 5)),
+                "score_seconds": rng.choice((0.0, 0.2)),
+                "decode": PROFILE.decode.model_copy(update={"slots": rng.choice((1, 2, 8, 64))}),
+            }
+        )
+        learners = rng.randint(1, 4)
+        shared = rng.randint(0, learners)
+        placement = Placement(
+            learners,
+            shared + rng.randint(0 if shared else 1, 3),
+            shared,
+            rng.randint(1, profile.prompts_per_step),
+            rng.choice((None, 0.3, 1.0)),
+            rng.random() < 0.7,
+        )
+        ours, real, _ = _both(profile, placement, 4)
+        assert real.published == pytest.approx(ours.published), (seed, placement)
