@@ -33,6 +33,7 @@ from rl_api.place_rules import ONE_SOURCE
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
+from rl_api.task_rules import NAMED
 
 MUTABLE: Final = (
     *("suspend", "sampler.replicas", "stop", "cleanup"),
@@ -244,25 +245,26 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
             ".file",
             "missing, required with task.environment prompts: a file of prompts, or task.dataset",
         ),
-        cel_rule(
-            "self.environment != 'reasoning-gym' || !has(self.file)",
-            ".file",
-            "found '{self.file}', allowed: null with task.environment reasoning-gym, which makes prompts",
+        *(
+            cel_rule(
+                f"!(self.environment in ['reasoning-gym', 'gymnasium']) || !has(self.{name})",
+                f".{name}",
+                f"found {found}, allowed: null with task.environment {{self.environment}}, which makes prompts",
+            )
+            for name, found in (("file", "'{self.file}'"), ("dataset", "an object"))
+        ),
+        *(
+            cel_rule(
+                f"self.environment != '{environment}' || has(self.name)",
+                ".name",
+                f"missing, required with task.environment {environment}: {example}",
+            )
+            for environment, example in NAMED.items()
         ),
         cel_rule(
-            "self.environment != 'reasoning-gym' || !has(self.dataset)",
-            ".dataset",
-            "found an object, allowed: null with task.environment reasoning-gym, which makes prompts",
-        ),
-        cel_rule(
-            "self.environment != 'reasoning-gym' || has(self.name)",
-            ".name",
-            "missing, required with task.environment reasoning-gym: the generator, such as chain_sum",
-        ),
-        cel_rule(
-            "self.environment != 'tool-use' || has(self.name)",
-            ".name",
-            "missing, required with task.environment tool-use: such as calculator",
+            "!has(self.simulators) || self.environment in ['tool-use', 'gymnasium']",
+            ".simulators",
+            "found an object, allowed: null with task.environment {self.environment}, which has nothing to simulate",
         ),
         cel_rule(
             "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",

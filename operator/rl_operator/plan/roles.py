@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
 from rl_api.sizes.memory import PROCESS_OVERHEAD
-from rl_api.task import CodeResourcesSpec
+from rl_api.task import CodeResourcesSpec, SimulatorsSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
@@ -95,9 +96,10 @@ def make_roles(
     task = spec.given_task
     code = task.resources or CodeResourcesSpec() if task is not None and task.isolation == "strict" else None
     maker = RoleMaker(profile, pools, settings, spec.image)
-    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
+    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one. And those of workers that live there.
     heavy = bool(spec.trainer.pools)
-    yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
+    beside = list(task.workers.values()) if task is not None else []
+    yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy, beside=beside)
     shared = spec.shared_samplers
     if LEARNER in pools:
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
@@ -168,9 +170,10 @@ class RoleMaker:
         *,
         code: CodeResourcesSpec | None = None,
         large_head: bool = False,
+        beside: Sequence[SimulatorsSpec] = (),
     ) -> Role:
         """A role; `accelerators` of a pod in a pool that has some, where nobody says. A head computes little, unless it is
-        `large_head`."""
+        `large_head`, or has workers `beside` it."""
         asked, pool = asked or ResourcesSpec(), self.pools[name][0]
         settings, images = self.settings, self.profile.images
         if pool.accelerator is None:
@@ -182,6 +185,12 @@ class RoleMaker:
         if name == HEAD:
             cpu = settings.head_cpu
             memory = memory if large_head else settings.head_memory
+        if beside:
+            more = sum(one.replicas * Decimal(str(one.cpu)) for one in beside)
+            cpu = f"{math.ceil((amount(cpu) + more) * 1000)}m"
+            threads += math.ceil(more)
+            total = amount(memory) + sum(one.replicas * amount(one.memory) for one in beside)
+            memory = f"{math.ceil(total / 2**20)}Mi"
         cores = max(threads, math.ceil(asked.cpu or 0))
         return Role(
             name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -305,3 +306,77 @@ def test_abort_forgets_what_is_unwanted():
     assert (flow.groups, flow.members_in_engine) == (1, 2)
     (group,) = flow.advance()
     assert group.key == "b"
+
+
+class Later(Dialogue):
+    """Answers when the test says so."""
+
+    def step(self, completion: str) -> Future[StepResult]:
+        self.task.asked.append(Future())
+        return self.task.asked[-1]
+
+
+@dataclass
+class LaterTask(FakeTask):
+    asked: list[Future[StepResult]] = field(default_factory=list)
+
+    def environment(self, prompt: Prompt, member: int = 0) -> Dialogue | None:
+        return Later(self, prompt)
+
+
+def test_an_answer_that_comes_later_stops_nobody_and_wakes():
+    engine, task, woken = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]}), LaterTask(), []
+    flow = rollouts(engine, task, max_turns=4, wake=lambda: woken.append(True))
+    flow.start("t", prompt(), 2, PARAMS, seed=0)
+    assert flow.advance() == []
+    assert (flow.waiting_for_tools, flow.members_in_engine, flow.reply_is_due) == (2, 0, False)
+    task.asked[1].set_result(StepResult("=4"))
+    assert woken == [True]
+    assert flow.reply_is_due
+    assert flow.advance() == []
+    assert (flow.waiting_for_tools, len(task.asked)) == (2, 3)
+    for answer in (task.asked[0], task.asked[2]):
+        answer.set_result(StepResult(done=True, score=Score(1.0, True)))
+    (group,) = flow.advance()
+    assert [member.score.reward for member in group.members] == [1.0, 1.0]
+    assert [len(trajectory.tokens) for trajectory in group.trajectories()] == [5, 9]
+
+
+def test_a_delay_of_a_later_answer_begins_when_it_is_there():
+    now = [0.0]
+    engine, task = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]}), LaterTask()
+    flow = rollouts(engine, task, max_turns=4, clock=lambda: now[0])
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    flow.advance()
+    now[0] = 5.0
+    task.asked[0].set_result(StepResult("=4", delay_seconds=2.0))
+    flow.advance()
+    assert flow.seconds_to_next_reply() == 2.0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_later_answer_that_fails_is_the_end_of_its_group(late: bool):
+    engine, task = ScriptedEngine({"q": ["2+2"], "p": ["1"]}), LaterTask()
+    flow = rollouts(engine, task, max_turns=4)
+    flow.start("bad", prompt(), 2, PARAMS, seed=0)
+    flow.start("good", prompt(8, "p"), 1, PARAMS, seed=0)
+    flow.advance()
+    task.asked[0].set_exception(RewardError("it hung"))
+    if late:  # than the failure
+        task.asked[1].set_result(StepResult("=4"))
+    task.asked[2].set_result(StepResult(done=True, score=Score(1.0, True)))
+    failure, group = flow.advance()
+    assert isinstance(failure, GroupFailure)
+    assert (failure.key, str(failure.error)) == ("bad", "it hung")
+    assert group.key == "good"
+    assert (flow.groups, flow.waiting_for_tools) == (0, 0)
+
+
+def test_a_group_that_is_not_wanted_any_more_waits_for_nothing():
+    engine, task = ScriptedEngine({"q": ["2+2"]}), LaterTask()
+    flow = rollouts(engine, task, max_turns=4)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    flow.advance()
+    flow.abort(lambda key: True)
+    task.asked[0].set_result(StepResult("=4"))
+    assert (flow.advance(), flow.waiting_for_tools) == ([], 0)

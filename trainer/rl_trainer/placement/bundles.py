@@ -87,12 +87,22 @@ def bundles(
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.
         Bundle("buffer", 0.01, role=mark("head")),
+        *_beside(spec, mark("head")),
         *map(learner, range(learners)),
         *(
             Bundle(name, sampler_cpus(sampler_gpus), sampler_gpus, mark("sampler"), share)
             for rank in range(shared, samplers)
             for name in (f"sampler {rank}", *(f"{pod_of(rank)}{pod}" for pod in range(1, pods)))
         ),
+    ]
+
+
+def _beside(spec: RunSpec, mark: str | None) -> list[Bundle]:
+    """Workers for the task: on a cluster in the head's pod."""
+    return [
+        Bundle(f"{kind} {rank}", workers.cpu, role=mark)
+        for kind, workers in spec.task.workers.items()
+        for rank in range(workers.replicas)
     ]
 
 

@@ -48,6 +48,7 @@ from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.measuring import SamplerMeter
 from rl_trainer.rollout.pods import open_over_pods
+from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
@@ -81,15 +82,24 @@ class SamplerActor(Worker):
         search: Path | None,
         data: PromptData | None,
         other_pods: Sequence[int] = (),
+        workers: TaskWorkers = TaskWorkers(),  # noqa: B008 - frozen
     ):
-        """`other_pods`: bundles of its placement group in which the rest of its engine is."""
+        """`other_pods`: bundles of its placement group in which the rest of its engine is; `workers`: of the task."""
         super().__init__(f"sampler {rank}")
         torch.set_num_threads(spec.sampler.threads)
         self.rank, self.spec, self.buffer = rank, spec, buffer
         pulse = Pulse(buffer.actor, spec.retry.liveness_timeout.seconds)
         pulse.begin(f"sampler {rank}")  # while it loads, too
         heldout = heldout_count(spec)
-        self.task = load_task(spec.task, spec.seed, search=search, heldout=heldout, data=data)
+        self.task = load_task(
+            spec.task,
+            spec.seed,
+            search=search,
+            heldout=heldout,
+            data=data,
+            simulators=workers.targets(spec),
+            caller=rank,
+        )
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
         self._store = RayStore()
         self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place)
@@ -121,13 +131,15 @@ class SamplerActor(Worker):
                     self.engine = open_here(options)
                     if self._swaps:
                         self.engine.offload()
-        self.rollouts = Rollouts(self.engine, chat, self.task, max_turns=spec.task.max_turns)
+        self._wake = threading.Event()
+        self.rollouts = Rollouts(
+            self.engine, chat, self.task, max_turns=spec.task.max_turns, wake=self._wake.set
+        )
         sampler = spec.sampler
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self._meter = SamplerMeter(self.engine, self.spans)
-        self._wake = threading.Event()
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
         )

@@ -24,6 +24,7 @@ from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.answers import scored
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
+from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -51,6 +52,7 @@ class Samplers:
         tell: Callable[[str], None],
         warn: Callable[[str], None],
         watch: Watch | None = None,
+        workers: TaskWorkers = TaskWorkers(),  # noqa: B008 - frozen
     ):
         """Starts the processes; returns at once.
 
@@ -65,7 +67,9 @@ class Samplers:
             tell: told, in a sentence, of every sampler that joins.
             warn: told, in a sentence, of every sampler that was lost.
             watch: knows who stands still.
+            workers: of the task.
         """
+        self._workers = workers
         self._watch = watch
         self._spec, self._model, self._buffer = spec, model.path, buffer
         self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
@@ -277,7 +281,9 @@ class Samplers:
             max_concurrency=5, **self._placement.sampler(rank)
         )
         others = self._placement.other_pods(rank)
-        actor = remote.remote(rank, self._spec, model, self._buffer, self._search, self._data, others)
+        actor = remote.remote(
+            rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
+        )
         worker = WorkerGroup("sampler", {rank: actor})
         ready, run = worker.one(rank, "ready").call, worker.one(rank, "run").call
         return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic())

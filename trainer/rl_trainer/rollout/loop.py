@@ -11,6 +11,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -27,7 +28,7 @@ from rl_trainer.rollout.engines.base import (
     GenerationResult,
     SamplingParams,
 )
-from rl_trainer.tasks import Prompt, Score, Task
+from rl_trainer.tasks import Prompt, Score, StepResult, Task
 from rl_trainer.tasks.environments.episode import Episode
 from rl_trainer.trajectory import Trajectory
 
@@ -106,6 +107,7 @@ class Rollouts:
 
     Attributes:
         clock: monotonic seconds; tool replies wait on it without stopping the other members.
+        wake: called, on any thread, when an environment that answers later has done so.
     """
 
     engine: Engine
@@ -113,9 +115,11 @@ class Rollouts:
     task: Task
     max_turns: int = 1
     clock: Callable[[], float] = time.monotonic
+    wake: Callable[[], None] = lambda: None
     _groups: dict[int, GroupRollout] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _due: list[tuple[float, int, int, str]] = field(default_factory=list)
+    _awaited: list[tuple[int, int, Future[StepResult]]] = field(default_factory=list)
     _complete: list[GroupRollout | GroupFailure] = field(default_factory=list)
 
     @property
@@ -131,7 +135,7 @@ class Rollouts:
     @property
     def waiting_for_tools(self) -> int:
         """Members whose environment has not answered yet."""
-        return len(self._due)
+        return len(self._due) + len(self._awaited)
 
     def start(
         self,
@@ -186,10 +190,12 @@ class Rollouts:
     @property
     def reply_is_due(self) -> bool:
         """Whether a tool's answer, or a group that failed as it began, can be handed on now."""
-        return bool(self._complete) or (bool(self._due) and self._due[0][0] <= self.clock())
+        if self._complete or any(answer.done() for _, _, answer in self._awaited):
+            return True
+        return bool(self._due) and self._due[0][0] <= self.clock()
 
     def seconds_to_next_reply(self) -> float | None:
-        """How long until a tool answers, if any member waits for one."""
+        """How long until a tool answers, if any member waits for one and knows; see `wake`."""
         return max(0.0, self._due[0][0] - self.clock()) if self._due else None
 
     def hand_over(self, wanted: Callable[[object], bool]) -> list[GroupRollout]:
@@ -274,6 +280,17 @@ class Rollouts:
             self._finish(number, member, self.task.score(group.prompt, text))
             return
         reply = member.environment.step(text)
+        if isinstance(reply, Future):
+            self._awaited.append((number, m, reply))
+            reply.add_done_callback(lambda _: self.wake())
+        else:
+            self._replied(number, m, reply)
+
+    def _replied(self, number: int, m: int, reply: StepResult) -> None:
+        """What an environment has answered to the member's turn."""
+        group = self._groups[number]
+        member = group.members[m]
+        assert member.environment is not None
         room = group.params.max_new_tokens - len(member.versions)
         if reply.done or member.turns >= self.max_turns or room < 1 or member.truncated:
             self._finish(number, member, reply.score or member.environment.final_score())
@@ -282,7 +299,13 @@ class Rollouts:
             heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
 
     def _deliver_replies(self) -> None:
-        """Hands observations whose delay is over to their members and queues the next turn."""
+        """Hands observations that are there, and whose delay is over, to their members and queues the next turn."""
+        for entry in [entry for entry in self._awaited if entry[2].done()]:
+            if entry in self._awaited:  # else its group was forgotten in this very loop
+                self._awaited.remove(entry)
+                number, m, answer = entry
+                with self._alone(number):
+                    self._replied(number, m, answer.result())
         now = self.clock()
         while self._due and self._due[0][0] <= now:
             _, number, m, observation = heapq.heappop(self._due)
@@ -316,6 +339,7 @@ class Rollouts:
         self.engine.abort([(number, m) for m in range(len(group.members))])
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
+        self._awaited = [entry for entry in self._awaited if entry[0] != number]
 
 
 def _key(prompt: Prompt, m: int, seed: int) -> int:

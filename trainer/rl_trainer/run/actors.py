@@ -23,6 +23,7 @@ from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
@@ -90,7 +91,10 @@ class Actors:
         if swapped:  # before samplers are there, which find the devices free and take their memory
             learners.start(folder)
             learners.offload()
-        samplers = Samplers(spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch)
+        workers = TaskWorkers.launch(spec, placement.reservation, search)
+        samplers = Samplers(
+            spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch, workers=workers
+        )
         begun(samplers)
         if shared:
             learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans)
@@ -98,6 +102,7 @@ class Actors:
                 learners.turn.move(learners.onload, learners.offload)
         if not swapped:
             learners.start(folder)
+        workers.wait_ready()
         samplers.wait_ready()
         broadcasts = Broadcasts(spec, learners, samplers, warn)
         return cls(spec, buffer, learners, samplers, broadcasts, spans)

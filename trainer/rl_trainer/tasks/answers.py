@@ -32,6 +32,13 @@ class CallError(Exception):
         self.text = text
 
 
+class LostError(CallError):
+    """The process that held the object has been replaced: what the call was about is to be made again there."""
+
+    def __init__(self) -> None:
+        super().__init__("has lost its process")
+
+
 _ERRORS: Final[Mapping[str, type[CallError] | type[RLTrainError]]] = {
     one.__name__: one for one in (CallError, TaskError, RewardError)
 }

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from rl_api.task import SOCKET_VARIABLE
 from rl_trainer.tasks.answers import MOST_BYTES, CallError, Failure, decode
@@ -147,8 +147,17 @@ class RemoteTarget:
             return self._process.ask(seconds, (self._number, method, args), self._file)
 
 
-Target = LocalTarget | RemoteTarget
-"""An object whose methods may hang."""
+class Target(Protocol):
+    """An object whose methods may hang: here, in a process beside this one, or in a worker elsewhere."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows when the object was lost and its state with it."""
+        ...
+
+    def call(self, seconds: float, method: str, *args: Any) -> Any:
+        """See `RemoteTarget.call`."""
+        ...
 
 
 def called(target: Any, method: str, args: tuple[Any, ...]) -> Any:

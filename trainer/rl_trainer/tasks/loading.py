@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 from rl_api.errors import TaskError
 from rl_api.task import SOCKET_VARIABLE, TaskSpec
-from rl_trainer.tasks.answers import CallError
-from rl_trainer.tasks.environments import BUILT_IN
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
-from rl_trainer.tasks.killable import KillableProcess, LocalTarget, Target
+from rl_trainer.tasks.environments.simulated import Lane, SimulatedEpisode
+from rl_trainer.tasks.environments.targets import environment_target
+from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.prompt_set import PromptSet
 from rl_trainer.tasks.prompts import read_prompt
 from rl_trainer.tasks.reasoning_gym import ReasoningGym
@@ -24,7 +23,10 @@ from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, Split, derive_seed
 from rl_trainer.tasks.templates import Template
 from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment
-from rl_trainer.tasks.user_code import Environments, as_number
+from rl_trainer.tasks.user_code import as_number
+
+MOST_DIALOGUES = 2**40
+"""Of one process that asks simulators: the numbers of its dialogues begin at a multiple of it."""
 
 
 class PromptMaker:
@@ -66,6 +68,7 @@ class Task:
         heldout: number of held-out prompts.
         rewards: the parts of the reward.
         maker: the environment's class, None for single turns.
+        lanes: to the workers in which dialogues are stepped; none: where `maker` is.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class Task:
         heldout: int,
         rewards: Rewards,
         maker: EnvironmentMaker | None = None,
+        lanes: Sequence[Lane] = (),
     ) -> None:
+        self._lanes = lanes
         self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
         self._rewards, self._maker = rewards, maker
         self._name = spec.name or spec.file or (spec.dataset.name if spec.dataset else spec.environment)
@@ -134,7 +139,13 @@ class Task:
         if self._maker is None:
             return None
         seed = derive_seed(self._seed, "latency", prompt.index, member)
-        return Episode(self._maker, prompt, self._spec.max_turns, self._latency, seed, self._scored)
+        noise = None
+        if self._spec.environment == "gymnasium":
+            noise = derive_seed(self._seed, "noise", prompt.index, member)
+        about = (prompt, self._spec.max_turns, self._latency, seed, self._scored, noise)
+        if self._lanes:
+            return SimulatedEpisode(self._lanes[(prompt.index + member) % len(self._lanes)], *about)
+        return Episode(self._maker, *about)
 
     def _dialogue(self, maker: EnvironmentMaker, prompt: Prompt) -> list[Segment]:
         where = f"prompt {prompt.index}"
@@ -148,7 +159,7 @@ class Task:
         segments: list[Segment] = []
         for number, turn in enumerate(turns):
             segments.append(Segment(turn))
-            result = environment.step(turn)
+            result = environment.take(turn)
             if result.done != (number == len(turns) - 1):
                 raise TaskError(
                     f"environment {maker.name}: its own solution ends after turn {number + 1} of {len(turns)}"
@@ -181,6 +192,8 @@ def load_task(
     search: Path | None = None,
     heldout: int | None = None,
     data: PromptData | None = None,
+    simulators: Sequence[Target] = (),
+    caller: int = 0,
 ) -> Task:
     """The task that `spec` describes.
 
@@ -191,6 +204,8 @@ def load_task(
         heldout: number of prompts kept out of training; None: `evaluation.samples`, or none without
             evaluation. Every process of a run must give the same.
         data: what the task's file or data set holds, where it has been read: one process of a run reads it for all.
+        simulators: workers in which dialogues are stepped, each as `environment_target` makes one; none: here.
+        caller: who of those that ask the simulators this is.
 
     Raises:
         TaskError: the task, its file, its arguments or a reward cannot be used.
@@ -211,8 +226,10 @@ def load_task(
         case "prompts":
             assert data is not None, "environment prompts has a file or a data set"
             return _load_file(spec, seed, search, heldout, process, data)
-        case "tool-use":
-            return _load_environment(spec, seed, search, heldout, process, data)
+        case "tool-use" | "gymnasium":
+            maker = _maker(spec, environment_target(spec, search, process))
+            lanes = [Lane(_maker(spec, one, caller * MOST_DIALOGUES)) for one in simulators]
+            return _load_environment(spec, seed, search, heldout, process, data, maker, lanes)
 
 
 def _load_generator(
@@ -266,9 +283,10 @@ def _load_environment(
     heldout: int,
     process: KillableProcess,
     data: PromptData | None,
+    maker: EnvironmentMaker,
+    lanes: Sequence[Lane],
 ) -> Task:
     name = spec.name or ""
-    maker = EnvironmentMaker(name, _environments(name, search, process), dict(spec.args))
     prompts = PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, _no_score, process)
 
@@ -279,7 +297,7 @@ def _load_environment(
     if data is not None:
         made = PromptSet(data.rows, lambda row: make(row.fields, f"item at {row.where}"))
         split = FiniteSplit(made, seed, heldout, _source(spec), data.split)
-        return Task(spec, seed, split, heldout, rewards, maker)
+        return Task(spec, seed, split, heldout, rewards, maker, lanes)
 
     if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
@@ -291,26 +309,12 @@ def _load_environment(
         return make(maker.generate(derive_seed(stream, position), where), where)
 
     endless = EndlessSplit(draw, seed, heldout, f"task: environment {name} with these arguments")
-    return Task(spec, seed, endless, heldout, rewards, maker)
+    return Task(spec, seed, endless, heldout, rewards, maker, lanes)
 
 
-def _environments(name: str, search: Path | None, process: KillableProcess) -> Target:
-    """Our own classes return in any case; a user's live in the process."""
-    if ":" not in name:
-        if name in BUILT_IN:
-            return LocalTarget(Environments(BUILT_IN[name]))
-        close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise TaskError(
-            f"task.name: found {name!r}, allowed: {', '.join(sorted(BUILT_IN))}, "
-            f"or a class of yours as module:Class{hint}"
-        )
-    environments = process.target(Environments, (name, search))
-    try:
-        environments.make()
-    except CallError as error:
-        raise TaskError(f"task.name: {name} {error.text} while it is loaded") from None
-    return environments
+def _maker(spec: TaskSpec, target: Target, first: int = 0) -> EnvironmentMaker:
+    seconds = None if spec.simulators is None else spec.simulators.timeout.seconds
+    return EnvironmentMaker(spec.name or "", target, dict(spec.args), seconds, first)
 
 
 def _text_or_none(item: Mapping[str, Any], key: str) -> str | None:

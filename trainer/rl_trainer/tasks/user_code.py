@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from rl_api.errors import TaskError
-from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.answers import CallError, Failure
 from rl_trainer.tasks.environments.base import EnvironmentClass
 from rl_trainer.tasks.functions import file_of, load_class, load_function
+from rl_trainer.tasks.killable import called
 from rl_trainer.tasks.types import StepResult
 
 
@@ -83,12 +84,24 @@ class Environments:
     ) -> None:
         """Makes dialogue `number`; those that have ended are forgotten."""
         for one in ended:
-            self._open.pop(one, None)
+            close = getattr(self._open.pop(one, None), "close", None)
+            if callable(close):
+                close()
         self._open[number] = self._cls(item, args)
 
     def reset(self, number: int) -> Any:
         """What the class's `reset` returns."""
         return self._open[number].reset()
+
+    def steps(self, turns: Sequence[tuple[int, str]]) -> list[StepResult | Failure]:
+        """The answers to one turn each of several dialogues, or why there is none."""
+        found: list[StepResult | Failure] = []
+        for number, completion in turns:
+            try:
+                found.append(called(self, "step", (number, completion)))
+            except (CallError, TaskError) as error:
+                found.append(Failure(error))
+        return found
 
     def step(self, number: int, completion: str) -> StepResult:
         """The answer to one turn, in plain values. CallError: it is none."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rl_api.errors import RewardError, TaskError
-from rl_trainer.tasks.answers import CallError
+from rl_trainer.tasks.answers import CallError, Failure, LostError
 from rl_trainer.tasks.killable import Target
 from rl_trainer.tasks.prompts import check_messages
 from rl_trainer.tasks.split import derive_seed
 from rl_trainer.tasks.types import Message, Prompt, Score, StepResult
+
+NOISE: Final = "noise"
+"""Field of an item with the seed of what happens by chance within one dialogue: members of a group differ in it."""
 
 STEP_SECONDS = 60.0
 """Deadline of one call of an environment."""
@@ -30,13 +35,22 @@ class EnvironmentMaker:
         name: as the user wrote it, for errors.
         target: the class and its dialogues (`user_code.Environments`), where they live.
         args: `task.args`.
+        seconds: deadline of one call; None: `STEP_SECONDS`.
+        first: number of its first dialogue: others may call the same target.
     """
 
-    def __init__(self, name: str, target: Target, args: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        args: dict[str, Any],
+        seconds: float | None = None,
+        first: int = 0,
+    ) -> None:
         self.name, self.args = name, args
-        self._target = target
-        self._numbers = itertools.count()
-        self._ended: list[int] = []
+        self._target, self._seconds = target, STEP_SECONDS if seconds is None else seconds
+        self._numbers = itertools.count(first)
+        self._ended: deque[int] = deque()
 
     @property
     def epoch(self) -> int:
@@ -51,20 +65,27 @@ class EnvironmentMaker:
         Args:
             method: its name.
             where: the prompt, in words.
-            error: what to raise; a TaskError that the class raises itself is passed on.
+            error: what to raise; a TaskError that the class raises itself is passed on, as is a LostError.
             *args: with what.
             what: the name of the class's own method that it calls, if that is another one.
         """
         try:
-            return self._target.call(STEP_SECONDS, method, *args)
+            return self._target.call(self._seconds, method, *args)
+        except LostError:
+            raise
         except CallError as failed:
-            raise error(f"environment {self.name}: {what or method} {failed.text}, at {where}") from failed
+            raise error(self.sentence(what or method, failed, where)) from failed
+
+    def sentence(self, method: str, failed: CallError, where: str) -> str:
+        """What is said of a call that has failed."""
+        return f"environment {self.name}: {method} {failed.text}, at {where}"
 
     def begin(
         self, owner: object, item: Mapping[str, Any], where: str, error: type[RewardError] | type[TaskError]
     ) -> tuple[int, Any]:
         """A new dialogue, forgotten when `owner` is: its number, and what the class's `reset` returns."""
-        number, ended, self._ended[:] = next(self._numbers), self._ended.copy(), []
+        # Dialogues end on any thread.
+        number, ended = next(self._numbers), [self._ended.popleft() for _ in range(len(self._ended))]
         self.call("begin", where, error, number, item, self.args, ended, what="__init__")
         weakref.finalize(owner, self._ended.append, number)
         return number, self.call("reset", where, error, number)
@@ -108,6 +129,15 @@ class EnvironmentMaker:
             )
         return result
 
+    def steps(self, turns: Sequence[tuple[int, str]]) -> list[StepResult | Failure]:
+        """The answers to one turn each of several dialogues. CallError: there are none, of any of them."""
+        found = self._target.call(self._seconds, "steps", list(turns))
+        if not isinstance(found, list) or len(found) != len(turns):
+            raise CallError(
+                f"returned {found!r:.60}, allowed: a StepResult for each of {len(turns)} dialogues"
+            )
+        return found
+
 
 class Episode:
     """One dialogue of several turns, as `Task.environment` hands it out.
@@ -119,6 +149,7 @@ class Episode:
         latency: mean of the simulated tool latency in seconds, 0 for none.
         seed: of the latency.
         score: scores the finished dialogue.
+        noise: seed of what happens by chance in it, for a class that wants one in its item; None: for none.
     """
 
     def __init__(
@@ -129,10 +160,12 @@ class Episode:
         latency: float,
         seed: int,
         score: ScoreDialogue,
+        noise: int | None = None,
     ) -> None:
+        self._item = prompt.item if noise is None else {**prompt.item, NOISE: noise}
         self._maker, self._prompt, self._score = maker, prompt, score
         self._max_turns, self._latency, self._seed = max_turns, latency, seed
-        self._where = f"prompt {prompt.index}"
+        self.where = f"prompt {prompt.index}"
         self._number: int | None = None
         self._epoch = maker.epoch
         self._turns: list[str] = []
@@ -144,13 +177,26 @@ class Episode:
         self._turns, self._results = [], []
         return self._prompt.content
 
-    def step(self, completion: str) -> StepResult:
+    def step(self, completion: str) -> StepResult | Future[StepResult]:
         """Takes one turn of the model. RewardError: the environment or a reward raised, hung or gave no number."""
+        return self.take(completion)
+
+    def take(self, completion: str) -> StepResult:
+        """The same, at once."""
+        return self.took(completion, self._step(self.stand(), completion, len(self._turns) + 1))
+
+    def stand(self) -> int:
+        """The dialogue's number, once it is where its turns have led it: it may have to begin, or be played again. Raises as
+        `step` does, or LostError."""
         if self._number is None:
-            self.reset()
+            self._begin()
         elif self._epoch != self._maker.epoch:
             self._play_again()
-        result = self._step(completion, len(self._turns) + 1)
+        assert self._number is not None
+        return self._number
+
+    def took(self, completion: str, result: StepResult) -> StepResult:
+        """The answer to a turn, as `step` gives it."""
         self._turns.append(completion)
         self._results.append(result)
         turn = len(self._turns)
@@ -171,19 +217,19 @@ class Episode:
         return self._score(self._prompt, answer, self._turns, sum(result.reward for result in self._results))
 
     def _begin(self) -> None:
-        self._number, _ = self._maker.begin(self, self._prompt.item, self._where, RewardError)
+        self._number, _ = self._maker.begin(self, self._item, self.where, RewardError)
         self._epoch = self._maker.epoch
 
-    def _step(self, completion: str, turn: int) -> StepResult:
-        assert self._number is not None, "it has begun"
-        return self._maker.step(self._number, completion, f"turn {turn} of {self._where}")
+    def _step(self, number: int, completion: str, turn: int) -> StepResult:
+        return self._maker.step(number, completion, f"turn {turn} of {self.where}")
 
     def _play_again(self) -> None:
         """The process was replaced, since another dialogue hung in it: this one is led to where it was."""
         self._begin()
+        assert self._number is not None
         for turn, (completion, result) in enumerate(zip(self._turns, self._results, strict=True), 1):
-            if self._step(completion, turn) != result:
+            if self._step(self._number, completion, turn) != result:
                 raise RewardError(
                     f"environment {self._maker.name}: its process was replaced, and played again, step gave another "
-                    f"answer, at turn {turn} of {self._where}; let it follow from item, args and the turns alone"
+                    f"answer, at turn {turn} of {self.where}; let it follow from item, args and the turns alone"
                 )

@@ -1,0 +1,139 @@
+"""Workers for what is not decoding: simulators of environments, as actors with a number and a place of their own.
+
+A sampler asks them through a `WorkerTarget` for each, on a thread for each (`tasks/environments/simulated.py`): it decodes
+meanwhile. A worker that hangs or dies is replaced, and what was under way there is played again (`LostError`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rl_api import RunSpec
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_api.task import TaskSpec
+from rl_trainer.flow.calls import answer
+from rl_trainer.placement.groups import Reservation
+from rl_trainer.tasks.answers import CallError, LostError
+from rl_trainer.tasks.environments.targets import environment_target
+from rl_trainer.tasks.killable import KillableProcess, Target
+from rl_trainer.tasks.process import START_SECONDS
+
+# For a worker to import what it is to run.
+READY_SECONDS = 600.0
+
+
+class SimulatorActor:
+    """One simulator: the dialogues of all samplers that are dealt to it, in a process that can be killed."""
+
+    def __init__(self, task: TaskSpec, search: Path | None) -> None:
+        self._target: Target = environment_target(task, search, KillableProcess())
+        self._born = secrets.token_hex(8)
+
+    def ready(self) -> None:
+        """Answers once the class is loaded."""
+
+    def call(
+        self, seconds: float, method: str, args: Sequence[Any], life: str | None
+    ) -> tuple[str, Any, str]:
+        """Calls a method of `Environments`.
+
+        Args:
+            seconds: its deadline.
+            method: its name.
+            args: with what.
+            life: the one in which the dialogues that it is about were begun; None: it is about none.
+
+        Returns:
+            `value`, `lost`, `call` or `error`; what it returned or raised; this life of the dialogues.
+        """
+        if life is not None and life != self._life:
+            return "lost", None, self._life
+        try:
+            return "value", self._target.call(seconds, method, *args), self._life
+        except CallError as error:
+            return "call", error.text, self._life
+        except RLTrainError as error:
+            return "error", error, self._life
+
+    @property
+    def _life(self) -> str:
+        return f"{self._born} {self._target.epoch}"
+
+
+class WorkerTarget:
+    """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before."""
+
+    def __init__(self, actor: Any, name: str, patience: float) -> None:
+        self._actor, self._name, self._patience = actor, name, patience
+        self._life: str | None = None
+        self.epoch = 0
+
+    def call(self, seconds: float, method: str, *args: Any) -> Any:
+        """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again."""
+        life = self._life if method in ("reset", "step", "steps") else None
+        call = self._actor.call.remote(seconds, method, args, life)
+        limit = seconds + self._patience + START_SECONDS
+        try:
+            kind, value, now = answer(call, self._name, f"calling {method}", limit)
+        except ActorDied:  # Ray starts it again
+            self._begin_life(None)
+            raise LostError from None
+        except DeadlineExceeded:
+            ray.kill(self._actor, no_restart=False)
+            self._begin_life(None)
+            raise CallError(
+                f"has not been answered by {self._name} after {limit:g} s, which is replaced"
+            ) from None
+        self._begin_life(now)
+        if kind == "value":
+            return value
+        if kind == "lost":
+            raise LostError
+        raise CallError(value) if kind == "call" else value
+
+    def _begin_life(self, life: str | None) -> None:
+        if life != self._life:
+            self._life = life
+            self.epoch += 1
+
+
+@dataclass(frozen=True)
+class TaskWorkers:
+    """The workers of a run. Whoever has this can ask them; they end with the run's driver."""
+
+    simulators: tuple[Any, ...] = ()
+
+    @classmethod
+    def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None) -> TaskWorkers:
+        """Starts them in their bundles; returns at once."""
+        count = 0 if spec.task.simulators is None else spec.task.simulators.replicas
+        remote = ray.remote(SimulatorActor)
+        return cls(
+            tuple(
+                remote.options(max_restarts=-1, **reservation.options(f"simulator {rank}")).remote(
+                    spec.task, search
+                )
+                for rank in range(count)
+            )
+        )
+
+    def wait_ready(self) -> None:
+        """Returns when they have loaded what they run. Raises as `answer` does."""
+        for rank, actor in enumerate(self.simulators):
+            answer(actor.ready.remote(), f"simulator {rank}", "loading its environment", READY_SECONDS)
+
+    def targets(self, spec: RunSpec) -> list[Target]:
+        """The simulators, as one sampler calls them."""
+        simulators = spec.task.simulators
+        if simulators is None:
+            return []
+        patience = simulators.timeout.seconds * spec.sampler.replicas
+        return [
+            WorkerTarget(actor, f"simulator {rank}", patience) for rank, actor in enumerate(self.simulators)
+        ]
