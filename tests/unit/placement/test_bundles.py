@@ -30,6 +30,13 @@ def test_every_actor_has_a_bundle_of_its_own():
     ]
 
 
+def test_simulators_are_with_the_head():
+    task = {"environment": "tool-use", "name": "calculator", "simulators": {"replicas": 2, "cpu": 1.5}}
+    for marked in ((), ("head", "learner", "sampler")):
+        found = bundles(spec(task=task), marked=marked)
+        assert found[1:3] == [Bundle(f"simulator {n}", 1.5, role="head" if marked else None) for n in (0, 1)]
+
+
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_placement_says_whether_learners_have_gpus(gpus: int):
     reservation: Any = SimpleNamespace(bundles=bundles(spec(), gpus=gpus))

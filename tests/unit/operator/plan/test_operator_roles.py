@@ -13,6 +13,7 @@ PROFILE = make_profile(default=True, pools=GPU_POOLS)
 PROGRAM = {"kind": "command", "command": ["python", "train.py"]}
 
 
+GAME = {"environment": "tool-use", "name": "calculator"}
 DIVIDED = {"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2}
 
 
@@ -33,6 +34,12 @@ def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
         ),
         ({"trainer": PROGRAM | {"resources": {"cpu": 0.5, "memory": "3Gi"}}}, "head", ("500m", 1, "3Gi", 0)),
         ({"trainer": PROGRAM | {"resources": {"cpu": 2.5}}}, "head", ("2500m", 3, "2Gi", 0)),
+        ({"task": GAME | {"simulators": {}}}, "head", ("1200m", 2, "3072Mi", 0)),
+        (
+            {"task": GAME | {"simulators": {"replicas": 3, "cpu": 0.5, "memory": "512Mi"}}},
+            "head",
+            ("1700m", 3, "3584Mi", 0),
+        ),
         ({"learner": {"threads": 3}}, "learner", ("3", 3, "16Gi", 1)),
         ({"learner": {"threads": 3, "pools": ["cpu"]}}, "learner", ("200m", 3, "1536Mi", 0)),
         (

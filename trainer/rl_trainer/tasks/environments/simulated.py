@@ -94,10 +94,10 @@ class Lane:
             except RLTrainError as error:
                 _fail(turn, error)
             return
-        error = result.error if isinstance(result, Failure) else CallError(f"returned {result!r:.60}")
-        if isinstance(error, CallError):
-            error = RewardError(self.maker.sentence("step", error, turn.episode.where))
-        _fail(turn, error)
+        why = result.error if isinstance(result, Failure) else CallError(f"returned {result!r:.60}")
+        if isinstance(why, CallError):
+            why = RewardError(self.maker.sentence("step", why, turn.episode.where))
+        _fail(turn, why)
 
 
 class SimulatedEpisode(Episode):
