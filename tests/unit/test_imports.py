@@ -72,6 +72,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_serve.local": {"ray", "rl_serve.deployment"},
     },
     "an optional package": {
+        "rl_trainer.tasks.environments.gymnasium_game": {"gymnasium"},
         "rl_trainer.rollout.engines.vllm": {"vllm"},
         "rl_trainer.rollout.engines.vllm_worker": {"vllm"},
     },
