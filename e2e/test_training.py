@@ -67,3 +67,18 @@ def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
         run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
         assert run.step == 20
         assert len(run.status["attempts"]) == 1
+
+
+def test_samplers_that_take_turns_with_learners_have_no_pods_of_their_own(train: Train) -> None:
+    run = train("turns", {"placement": {"mode": "collocated"}, "checkpoint": {"everySteps": 1000}})
+    run.wait_for_step(1, START_SECONDS)
+    roles = [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()]
+    assert sorted(role for role in roles if role in ("head", "learner", "sampler")) == ["head", "learner"]
+    status = run.status
+    assert (status["placement"]["mode"], status["placement"]["shared"]) == ("collocated", 1)
+    assert (status["roles"]["learner"]["ready"], status["roles"]["sampler"]["ready"]) == (1, 1)
+    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
+    status = run.status
+    assert run.step == 20
+    assert status["placement"]["measuredStepSeconds"] > 0
+    assert len(status["attempts"]) == 1
