@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 from object_store import ObjectStore
-from training_runs import PROMPTS, RunFiles, ray_here, until
+from training_runs import PROMPTS, Outcome, RunFiles, ray_here, until
 
 from rl_api.errors import CheckpointError, TaskError
 from rl_api.task import TaskSpec
@@ -158,41 +159,53 @@ def test_files_in_parts_are_there_whole_or_not_at_all(store: ObjectStore):
     assert remote.sizes() == {}
 
 
-def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
+def test_learners_elsewhere_upload_what_they_hold_and_fetch_what_they_need(
     store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
+    """And the driver has none of it."""
     kept = store.bucket("elsewhere") / "run"
     written = {"everySteps": 2, "keep": 2, "asynchronous": "always", "storage": {"s3": "s3://elsewhere/run"}}
     changes: dict[str, object] = {
-        "algorithm": {"name": "elsewhere:loss", "kl": {"coefficient": 0.01}},
+        "algorithm": {"kl": {"coefficient": 0.01}},
         "learner": {"replicas": 2, "parallelism": "fsdp2"},
         "checkpoint": written,
     }
-    for number, steps in enumerate((4, 6)):
-        files = small_run(tmp_path / str(number), "", **changes, stop={"maxSteps": steps})
-        (files.folder / "elsewhere.py").write_text(ELSEWHERE.format(environment=store.environment))
-        with files.start("--resume", **ray_here()) as process:
-            process.finish().assert_well()
-        assert files.summary["resumed_from"] == (4 if number else None)
-        assert checkpoints(files.out / "checkpoints") == ([4] if number else []), (
-            "but for what it went on from"
-        )
-        assert checkpoints(kept) == [steps - 2, steps]
+    (tmp_path / "sitecustomize.py").write_text(ELSEWHERE)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+    def attempt(steps: int) -> tuple[RunFiles, Outcome]:
+        files = small_run(tmp_path / str(steps), "", **changes, stop={"maxSteps": steps})
+        with files.start("--resume", PYTHONPATH=path) as process:
+            outcome = process.finish()
+        outcome.assert_well()
         assert not (files.out / "final").exists()
-        last = f"step-{steps:08d}"
-        exported, saved = read_tensors(kept / "final"), read_tensors(kept / last / "model")
-        assert exported.keys() == saved.keys()
-        assert all(bool((exported[name] == saved[name]).all()) for name in saved)
-        begun = {path.name: path.read_bytes() for path in (kept / "initial").iterdir()}
-        assert begun == {path.name: path.read_bytes() for path in (kept / last / "initial").iterdir()}
-        if number == 0:
-            assert not (files.out / "initial").exists(), "a resumed run has it from its checkpoint"
-            first = begun
-        assert begun == first, "the policy that the first attempt began with"
+        assert not (files.out / "initial").exists()
+        assert checkpoints(files.out / "checkpoints") == []
+        assert steps == 4 or [*files.out.rglob("*.safetensors")] == [], (
+            "of the model that it began with, no more"
+        )
         assert (
             fetch(CheckpointStore(files.out / "checkpoints"), RemoteFolder("s3://elsewhere/run")) is not None
         )
         files.assert_nothing_lost_or_twice()
+        last = kept / f"step-{steps:08d}"
+        exported, saved = read_tensors(kept / "final"), read_tensors(last / "model")
+        assert exported.keys() == saved.keys()
+        assert all(bool((exported[name] == saved[name]).all()) for name in saved)
+        begun = {path.name: path.read_bytes() for path in (kept / "initial").iterdir()}
+        assert begun == {path.name: path.read_bytes() for path in (last / "initial").iterdir()}
+        assert begun == first or not first, "the policy that the first attempt began with"
+        first.update(begun)
+        return files, outcome
+
+    first: dict[str, bytes] = {}
+    files, _ = attempt(4)
+    assert files.summary["resumed_from"] is None
+    assert checkpoints(kept) == [2, 4]
+
+    files, _ = attempt(6)
+    assert files.summary["resumed_from"] == 4
+    assert checkpoints(kept) == [4, 6]
     assert main(["verify", "s3://elsewhere/run/step-00000006"]) == 0
     assert "every file is as it was written" in capsys.readouterr().out
     names = sorted(
@@ -204,14 +217,22 @@ def test_learners_elsewhere_upload_what_they_hold_and_the_driver_has_none_of_it(
         for rank in (1, 2)
     ]
 
+    damaged = kept / "step-00000006" / "optimizer-00002-of-00002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    files, outcome = attempt(8)
+    assert (
+        "The copy of step 6 at s3://elsewhere/run/step-00000006 was skipped: optimizer-00002-of-00002.safetensors does "
+        "not match its checksum." in outcome.out
+    )
+    assert files.summary["resumed_from"] == 4
+    assert checkpoints(kept) == [4, 6, 8], "what the run went on from is kept for samplers that join"
+
 
 ELSEWHERE = """
 import os
-import rl_trainer.learner.actor
-os.environ |= {environment}  # a pod has it from its Secrets
-rl_trainer.learner.actor._reached = lambda folder: False  # as on a node with another disk
-def loss(inputs):
-    return -inputs.advantages * inputs.log_probs
+access = os.access
+# As on a node with another disk: learners find no folder of the driver's.
+os.access = lambda path, mode, **named: mode != os.W_OK | os.X_OK and access(path, mode, **named)
 """
 
 

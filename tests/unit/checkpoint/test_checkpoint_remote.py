@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rl_api.errors import CheckpointError, RunFolderBusy
 from rl_trainer.checkpoint.manifest import Checkpoint, DamagedError, build_manifest, verify
-from rl_trainer.checkpoint.remote import fetch, mirror
+from rl_trainer.checkpoint.remote import fetch, look_at, mirror, survey
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.storage.remote_folder import RemoteFolder
 
@@ -377,3 +377,69 @@ def test_a_link_in_a_checkpoint_is_not_followed(tmp_path: Path, link: str) -> No
     (path / link).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DamagedError, match="is a symbolic link, or in a folder that is one"):
         verify(path)
+
+
+def test_large_files_stay_where_they_are_and_are_looked_at(tmp_path: Path, uri: str) -> None:
+    remote, folder = RemoteFolder(uri), tmp_path / "small"
+    for step in (10, 20):
+        mirror(saved(tmp_path / str(step), [step]), remote)
+
+    def found(before: int | None = None, passed: str = "") -> Checkpoint | None:
+        return survey(remote, folder, lambda name: name == "weights.bin", before=before, passed=passed)
+
+    first = found()
+    assert first is not None
+    assert (first.step, first.uri, first.elsewhere) == (20, f"{uri}/step-00000020", {"weights.bin"})
+    assert sorted(path.name for path in folder.rglob("*")) == ["config.json", "hf", "manifest.json"]
+    there = {"weights.bin": first.files["weights.bin"]}
+    assert look_at(first.uri, there) == ("", "")
+    remote.write("step-00000020/weights.bin", b"?" * 2000)
+    assert look_at(first.uri, there) == ("", "weights.bin does not match its checksum")
+    remote.write("step-00000020/weights.bin", b"short")
+    assert look_at(first.uri, there) == ("", "weights.bin has 5 bytes instead of 2,000")
+    earlier = found()  # sizes are looked at, of what stays too
+    assert earlier is not None
+    assert earlier.step == 10
+    assert earlier.skipped == (
+        f"The copy of step 20 in {uri} was skipped: weights.bin has 5 bytes instead of 2,000.",
+    )
+    remote.write("step-00000010/hf/config.json", b"??")
+    with pytest.raises(CheckpointError) as refused:
+        found(before=20, passed="Step 20 was not good.")
+    assert str(refused.value) == (
+        f"No checkpoint in {uri} can be used. Step 20 was not good. The copy of step 10 in {uri} was skipped: "
+        "hf/config.json does not match its checksum."
+    )
+    remote.delete("step-00000010")
+    assert found(before=20) is None
+
+
+def test_what_the_store_itself_finds_changed_is_damaged(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As botocore says it, of the newest; the one before is taken."""
+    remote = RemoteFolder(uri)
+    for step in (10, 20):
+        mirror(saved(tmp_path / str(step), [step]), remote)
+    error = type("FlexibleChecksumError", (Exception,), {})
+    files = type(remote._files)
+    get, opened = files.get_file, files.open
+
+    def refused(work: Any) -> Any:
+        def call(self: Any, path: str, *arguments: Any, **named: Any) -> Any:
+            if path.endswith("20/weights.bin"):
+                raise error("Expected checksum a== did not match calculated checksum: b==")
+            return work(self, path, *arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(files, "get_file", refused(get))
+    monkeypatch.setattr(files, "open", refused(opened))
+    digest = {"weights.bin": (2000, "0" * 64)}
+    assert look_at(f"{uri}/step-00000020", digest) == ("", "weights.bin does not match its checksum")
+    fetched = fetch(CheckpointStore(tmp_path / "there"), remote)
+    check(fetched, 10)
+    assert fetched is not None
+    assert fetched.skipped == (
+        f"The copy of step 20 in {uri} was skipped: weights.bin does not match its checksum.",
+    )

@@ -11,9 +11,10 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import CheckpointError, RunFolderBusy, Unavailable
-from rl_trainer.checkpoint.remote import steps
+from rl_trainer.checkpoint.remote import look_at, steps
 from rl_trainer.checkpoint.state import ADAPTER, OPTIMIZER, WEIGHTS, LearnerState, RunState, SavedFiles
 from rl_trainer.observe.metrics import MetricsWriter
+from rl_trainer.run import resuming
 from rl_trainer.run.checkpoints import Checkpoints
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.remote_run import RemoteRun
@@ -120,12 +121,17 @@ def test_exports_are_uploaded_and_checkpoints_have_copies_of_them_that_never_cam
     second = RunFolder(tmp_path / "second", resume=True)
     RemoteRun(remote.uri, second).claim()
     resumed = Checkpoints(run.spec, second, RemoteRun(remote.uri, second), print)
-    found = resumed.latest(print)  # checks every byte
+    found = resumed.latest(print)
     assert found is not None
+    assert found.elsewhere == {"initial/config.json", "initial/model"}
     resumed.unpack(found)
-    assert (second.initial / "model").read_bytes() == b"x"
+    assert not second.initial.exists()
+    assert look_at(found.uri, {name: found.files[name] for name in found.elsewhere}) == ("", "")
     resumed.ask_learners(lambda folder: False)
     assert remote.names("initial") == ["config.json", "model"], "from where later checkpoints have it"
+    whole = resumed.latest(print, whole=True)
+    assert whole is not None
+    assert (whole.path / "initial" / "model").read_bytes() == b"x"
     second.close()
 
 
@@ -169,3 +175,73 @@ def test_an_attempt_that_was_replaced_stops_as_one(run: Run) -> None:
     run.remote.remote.write(".owner", b"another")
     with pytest.raises(RunFolderBusy, match=r"^checkpoint\.storage\.s3: another has taken over "):
         run.save(2)
+
+
+class Learners:
+    """Those of a resumed run: whether they see a folder, and what they say of a checkpoint's files."""
+
+    def __init__(self, *said: tuple[str, str], sees: bool = False):
+        self.said, self.sees = list(said), sees
+
+    def reach(self, folder: Path) -> bool:
+        """As `Learners.reach`."""
+        return self.sees
+
+    def check_stored(self, uri: str, files: Mapping[str, tuple[int, str]]) -> tuple[str, str]:
+        """As `Learners.check_stored`."""
+        return self.said.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("learners", "step", "stored", "warned"),
+    [
+        (Learners(("", "")), 4, True, []),
+        (
+            Learners(("", "initial/model is missing"), ("", "")),
+            2,
+            True,
+            ["The copy of step 4 at {uri}/step-00000004 was skipped: initial/model is missing."],
+        ),
+        (
+            Learners(("there is no key", "")),
+            4,
+            False,
+            ["learners do not read the checkpoint themselves, and have it from the driver: there is no key"],
+        ),
+        (Learners(sees=True), 4, False, []),
+    ],
+)
+def test_who_fetches_what_a_run_goes_on_from(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    learners: Any,
+    step: int,
+    stored: bool,
+    warned: list[str],
+) -> None:
+    run.checkpoints.export(LearnerState(0, [WEIGHTS], False, run.write), run.model, run.folder.initial)
+    for saved in (2, 4):
+        run.save(saved)
+    monkeypatch.setattr(resuming, "share_folder", lambda path: path)
+    second, said = RunFolder(tmp_path / "second", resume=True), list[str]()
+    remote = RemoteRun(run.remote.remote.uri, second)
+    remote.claim()
+    resumed = Checkpoints(run.spec, second, remote, print)
+    found = resumed.latest(said.append)
+    assert found is not None
+    assert found.step == 4
+    model = resumed.unpack(found)
+    shared: Any = resuming.share_resumed(resumed, learners, model, said.append)
+    assert resumed.resumed is not None
+    assert resumed.resumed.step == step
+    assert said == [sentence.format(uri=remote.remote.uri) for sentence in warned]
+    if stored:
+        assert shared.uri == f"{remote.remote.uri}/step-{step:08d}"
+        assert [name for _, name, _, _ in shared.stored] == ["config.json", "model"]
+        assert resumed.store.held == {step}
+        assert not second.initial.exists()
+    else:
+        assert shared == model
+        assert (second.initial / "model").exists()
+    second.close()

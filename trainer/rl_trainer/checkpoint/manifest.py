@@ -41,6 +41,8 @@ class Checkpoint:
         files: relative path of every file -> (size in bytes, SHA-256 in hex).
         digest: SHA-256 of the manifest: two checkpoints with the same digest are the same.
         skipped: sentences about newer checkpoints that were damaged and passed over on loading this one.
+        uri: of its folder in an object store, where files were left there.
+        elsewhere: names of those, of which none is in `path`.
     """
 
     step: int
@@ -49,6 +51,8 @@ class Checkpoint:
     files: Mapping[str, tuple[int, str]]
     digest: str
     skipped: tuple[str, ...] = ()
+    uri: str = ""
+    elsewhere: frozenset[str] = frozenset()
 
     def file(self, name: str) -> Path:
         """Path of a file or of a folder of files. Raises CheckpointError when there is none of this name."""

@@ -8,6 +8,7 @@ local disk.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +22,15 @@ from rl_trainer.checkpoint.manifest import (
     fsync,
     parse_manifest,
     read_manifest,
+    sha256_of,
     step_name,
     step_of,
     verify,
 )
 from rl_trainer.checkpoint.pins import RemotePins, pinned
 from rl_trainer.checkpoint.store import CheckpointStore
-from rl_trainer.storage.remote_folder import RemoteFolder
+from rl_trainer.checkpoint.tensor_file import Digests
+from rl_trainer.storage.remote_folder import ChangedError, RemoteFolder
 
 
 def mirror(store: CheckpointStore, remote: RemoteFolder, check: Callable[[], None] = lambda: None) -> str:
@@ -134,7 +137,7 @@ def _prune(store: CheckpointStore, remote: RemoteFolder, newest: int, check: Cal
     """Deletes copies beyond the store's `keep` beside the newest, and of later steps, but for those that are pinned."""
     there = steps(remote)
     kept = [newest, *(step for step in reversed(there) if step < newest)][: store.keep]
-    gone = [step for step in there if step not in kept]
+    gone = [step for step in there if step not in kept and not (step in store.held and step < newest)]
     needed = pinned(RemotePins(remote), time.time(), store.tell) if gone else frozenset()
     steps_needed = {step for step, _ in needed if step < newest}
     for step in gone:
@@ -174,6 +177,83 @@ def fetch(store: CheckpointStore, remote: RemoteFolder) -> Checkpoint | None:
     return None if found is None else replace(found, skipped=tuple(skipped))
 
 
+def survey(
+    remote: RemoteFolder,
+    folder: Path,
+    left: Callable[[str], bool],
+    *,
+    before: int | None = None,
+    passed: str = "",
+) -> Checkpoint | None:
+    """The newest checkpoint there, but for its large files, which stay: whoever needs them fetches them (`look_at`).
+
+    Args:
+        remote: where it is.
+        folder: where its other files are put, made anew; they are verified.
+        left: whether a file stays, by its name.
+        before: only earlier steps are looked at.
+        passed: a sentence on what has been passed over already.
+
+    Returns:
+        None when there is none at all. Sentences on damaged newer ones are in the checkpoint's `skipped`.
+
+    Raises:
+        CheckpointError: as `fetch`.
+    """
+    skipped: list[str] = []
+
+    def bring() -> Checkpoint | None:
+        for step in reversed(steps(remote)):
+            if before is not None and step >= before:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            try:
+                return _download(remote, step, folder, left)
+            except DamagedError as error:
+                skipped.append(f"The copy of step {step} in {remote.uri} was skipped: {error}.")
+        return None
+
+    found = remote.within(f"No checkpoint could be read from {remote.uri}", bring)
+    if found is None and (sentences := " ".join(filter(None, (passed, *skipped)))):
+        raise CheckpointError(f"No checkpoint in {remote.uri} can be used. {sentences}")
+    if found is None:
+        return None
+    uri = f"{remote.uri}/{step_name(found.step)}"
+    return replace(found, skipped=tuple(skipped), uri=uri, elsewhere=frozenset(filter(left, found.files)))
+
+
+def look_at(uri: str, files: Digests) -> tuple[str, str]:
+    """Whether files of a checkpoint there are what its manifest says; nothing of them is kept.
+
+    Args:
+        uri: of the checkpoint.
+        files: size and SHA-256 by name.
+
+    Returns:
+        Why they cannot be read, and what is wrong with one; empty: nothing.
+    """
+    remote = RemoteFolder(uri)
+
+    def look() -> str:
+        for name, (size, digest) in files.items():
+            try:
+                if (there := remote.size(name)) != size:
+                    return f"{name} has {there:,} bytes instead of {size:,}"
+                if remote.sha256(name) != digest:
+                    return f"{name} does not match its checksum"
+            except FileNotFoundError:
+                return f"{name} is missing"
+            except ChangedError as error:
+                return str(error)
+        return ""
+
+    try:
+        return "", remote.within(f"{uri} cannot be read", look)
+    except CheckpointError as error:
+        return str(error), ""
+
+
 def steps(remote: RemoteFolder) -> list[int]:
     """Steps that have a manifest, ascending."""
     found = {
@@ -190,32 +270,44 @@ def delete(remote: RemoteFolder, step: int) -> None:
 
 def _digest(remote: RemoteFolder, step: int) -> str | None:
     """Digest of a complete copy, None when there is none or its manifest is damaged."""
-    content = remote.read(_manifest(step))
     try:
+        content = remote.read(_manifest(step))
         return None if content is None else parse_manifest(content, Path()).digest
-    except DamagedError:
+    except (ChangedError, DamagedError):
         return None
 
 
-def _download(remote: RemoteFolder, step: int, folder: Path) -> Checkpoint:
-    """All files of the manifest, and the manifest itself, into a local folder, verified and on disk. Raises DamagedError."""
-    content = remote.read(_manifest(step))
+def _download(
+    remote: RemoteFolder, step: int, folder: Path, left: Callable[[str], bool] = lambda name: False
+) -> Checkpoint:
+    """All files of the manifest but those that are `left`, and the manifest itself, into a local folder, verified and on
+    disk; of those that are left sizes are looked at. Raises DamagedError."""
+    try:
+        content = remote.read(_manifest(step))
+    except ChangedError:
+        raise DamagedError(f"{MANIFEST} does not match its checksum") from None
     if content is None:
         raise DamagedError(f"{MANIFEST} is missing")
     (folder / MANIFEST).write_bytes(content)
     found = read_manifest(folder)
     if found.step != step:
         raise DamagedError(f"its manifest is not of step {step}")
-    for name, (size, _) in found.files.items():
+    for name, (size, digest) in found.files.items():
         try:
             there = remote.size(f"{step_name(step)}/{name}")
             if there != size:  # before it fills our disk
                 raise DamagedError(f"{name} has {there:,} bytes instead of {size:,}")
+            if left(name):
+                continue
             remote.download(f"{step_name(step)}/{name}", folder / name)
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
+        except ChangedError:
+            raise DamagedError(f"{name} does not match its checksum") from None
         fsync(folder / name)
-    return verify(folder)
+        if sha256_of(folder / name) != digest:
+            raise DamagedError(f"{name} does not match its checksum")
+    return found
 
 
 def _manifest(step: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -100,6 +100,8 @@ class SavedLearners:
         optimizer_steps: see `LearnerState`.
         adapter: none where all weights learn.
         critic: none where there was none.
+        uri: where these files are, instead of in `folder`; empty: they are there.
+        digests: of a checkpoint at `uri` size and SHA-256 of all its files.
     """
 
     folder: Path
@@ -107,6 +109,8 @@ class SavedLearners:
     optimizer_steps: int
     adapter: tuple[str, ...] = ()
     critic: tuple[str, ...] = ()
+    uri: str = ""
+    digests: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:

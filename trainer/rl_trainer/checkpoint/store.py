@@ -76,6 +76,7 @@ class CheckpointStore:
 
     Attributes:
         untouched: says of which checkpoint nothing is lost where one cannot be written.
+        held: steps whose copies elsewhere are kept besides.
 
     Raises:
         CheckpointError: the folder cannot be made or read.
@@ -96,6 +97,7 @@ class CheckpointStore:
         self.read_only = read_only
         self._tell, self._told = tell, set[str]()
         self.untouched: Callable[[], str] = self._untouched
+        self.held: frozenset[int] = frozenset()
         if read_only:
             return
         try:

@@ -20,7 +20,9 @@ from rl_api.errors import CheckpointError, RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.buffer.actor import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
+from rl_trainer.checkpoint.remote import look_at
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearners
+from rl_trainer.checkpoint.tensor_file import Digests
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
@@ -236,6 +238,10 @@ class LearnerActor(Worker):
         """Optimizer steps, what there is to be saved, and whether it is on a GPU."""
         learner = self.learner
         return learner.training.steps, contents(learner), learner.device.type == "cuda"
+
+    def check_stored(self, uri: str, files: Digests) -> tuple[str, str]:
+        """See `look_at`."""
+        return look_at(uri, files)
 
     def reaches(self, folder: Path) -> bool:
         """See `_reached`."""

@@ -20,8 +20,9 @@ from rl_api.handing_over import keeps_devices
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
 from rl_trainer.checkpoint.shards import SHARD_BYTES
+from rl_trainer.checkpoint.shards import deal as owners_of
 from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
-from rl_trainer.checkpoint.tensor_file import ShardWriter
+from rl_trainer.checkpoint.tensor_file import Digests, ShardWriter
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
@@ -225,6 +226,18 @@ class Learners:
     def broadcast(self, published: Publication, invitation: Invitation) -> None:
         """See `LearnerActor.broadcast`; nobody waits for it."""
         self.workers.one(0, "broadcast", published, invitation)
+
+    def check_stored(self, uri: str, files: Digests) -> tuple[str, str]:
+        """See `look_at`; every rank looks at a part of the files, before it has loaded anything."""
+        owners = owners_of({name: size for name, (size, _) in files.items()}, len(self.actors))
+        parts = [
+            (uri, {name: files[name] for name in files if owners[name] == rank})
+            for rank in range(len(self.actors))
+        ]
+        timeout = START_TIMEOUT + sum(size for size, _ in files.values()) / READ_RATE
+        found = self._all("check_stored", parts, "checking the checkpoint", timeout)
+        unreachable, damaged = zip(*found, strict=True)
+        return next(filter(None, unreachable), ""), next(filter(None, damaged), "")
 
     def reach(self, folder: Path) -> bool:
         """Whether all of them see a folder that was just made; see `LearnerActor.reaches`."""

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ import numpy.typing as npt
 import ray
 
 from rl_api.errors import ModelError
+from rl_trainer.checkpoint.manifest import sha256_of
+from rl_trainer.storage.remote_folder import RemoteFolder
 
 # What lies beside the copies for longer, and nobody has open, is of processes that were killed.
 _LEFT_SECONDS = 60.0
@@ -39,6 +41,8 @@ class SharedFolder:
 
     `key` names its copies: another one for other files. `size`: bytes of all its files. `stamps`: size and time of the last
     change (ns since 1970) of each of `files`, by which another node knows the folder where it has it too; none: it does not.
+    `uri`: where the files are, in an object store that every node reads, and not at `path`; `stored`: name there, name in
+    the folder, size and SHA-256 of each.
     """
 
     path: Path
@@ -47,15 +51,17 @@ class SharedFolder:
     files: tuple[tuple[str, tuple[ray.ObjectRef[Any], ...]], ...]
     size: int
     stamps: tuple[tuple[int, int], ...] = ()
+    uri: str = ""
+    stored: tuple[tuple[str, str, int, str], ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
         """The folder on this node: the original, also where this node has the same volume, or a copy that the first makes
         who asks, and the last removes.
 
-        Raises ModelError when the copy cannot be written.
+        Raises ModelError when the copy cannot be written, or a file is not what it was; Unavailable of an object store.
         """
-        if not self.files or ray.get_runtime_context().get_node_id() == self.node or self._is_here():
+        if not self.uri and self._is_original():
             yield self.path
             return
         copy = Path(tempfile.gettempdir()) / "rltrain-models" / self.key
@@ -76,6 +82,11 @@ class SharedFolder:
         finally:
             os.close(lock)
             _remove_unused(copy)
+
+    def _is_original(self) -> bool:
+        if not self.files or ray.get_runtime_context().get_node_id() == self.node:
+            return True
+        return self._is_here()
 
     def _is_here(self) -> bool:
         """Whether `path` holds the same files on this node. A folder of this node alone can have the same path: every file
@@ -109,6 +120,7 @@ class SharedFolder:
                 (half / name).parent.mkdir(parents=True, exist_ok=True)
                 with (half / name).open("wb") as file:
                     file.writelines(map(ray.get, pieces))  # no name for a piece: one at a time
+            self._download(half)
             os.rename(half, copy)
         except BaseException:
             if lock is not None:
@@ -116,6 +128,20 @@ class SharedFolder:
             shutil.rmtree(half, ignore_errors=True)
             raise
         return lock
+
+    def _download(self, folder: Path) -> None:
+        """The files that are in an object store, checked."""
+        remote = RemoteFolder(self.uri)
+
+        def work() -> None:
+            for there, name, size, digest in self.stored:
+                target = folder / name
+                remote.download(there, target)
+                if target.stat().st_size != size or sha256_of(target) != digest:
+                    raise ModelError(f"{self.uri}/{there} is not what it was when it was written")
+
+        if self.stored:
+            remote.within(f"{self.uri} cannot be read", work)
 
 
 @contextlib.contextmanager
@@ -172,16 +198,36 @@ def _remove_unused(path: Path) -> None:
             os.close(lock)
 
 
-def share_folder(path: Path, names: Collection[str] | None = None) -> SharedFolder:
+def share_folder(path: Path | SharedFolder, names: Collection[str] | None = None) -> SharedFolder:
     """Makes `path` open to all nodes of the Ray cluster, or of it the files `names`; on one of one node nothing is copied.
+    What every node opens by itself stays as it is.
 
     Errors: see `put_folder`.
     """
+    if isinstance(path, SharedFolder):
+        return path
     node = ray.get_runtime_context().get_node_id()
     others = [one for one in ray.nodes() if one["Alive"] and one["NodeID"] != node]
     if not others:
         return SharedFolder(path, node, "", (), sum(file.stat().st_size for _, file in _files(path, names)))
     return put_folder(path, node, names)
+
+
+def stored_folder(uri: str, files: Mapping[str, tuple[int, str]], *, within: str = "") -> SharedFolder:
+    """Files of a folder in an object store, as a folder that every node opens by itself; nothing is read now.
+
+    Args:
+        uri: of the folder.
+        files: size and SHA-256 by name.
+        within: a folder in it that all of them are in, which is then the folder.
+    """
+    stored = tuple(
+        (name, name.removeprefix(f"{within}/") if within else name, size, digest)
+        for name, (size, digest) in sorted(files.items())
+    )
+    key = hashlib.sha256("\0".join((uri, *(f"{name}\0{digest}" for _, name, _, digest in stored))).encode())
+    size = sum(size for _, _, size, _ in stored)
+    return SharedFolder(Path(uri), "", key.hexdigest()[:32], (), size, uri=uri, stored=stored)
 
 
 def put_folder(path: Path, node: str, names: Collection[str] | None = None) -> SharedFolder:

@@ -71,7 +71,8 @@ class Samplers:
         """
         self._workers = workers
         self._watch = watch
-        self._spec, self._model, self._buffer = spec, model.path, buffer
+        self._spec, self._buffer = spec, buffer
+        self._model = model if model.uri else model.path
         self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
         self._data = ray.put(data)
         self._elasticity = placement.elasticity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.turns import Turn, swaps
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
-from rl_trainer.model.shared_folder import SharedFolder, share_folder
+from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
+from rl_trainer.run.remote_run import INITIAL
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -62,10 +63,13 @@ class Actors:
         tell: Callable[[str], None],
         warn: Callable[[str], None],
         begun: Callable[[Samplers], object] = lambda samplers: None,
+        weights: Callable[[Learners], SharedFolder] | None = None,
     ) -> Actors:
-        """Starts all of them; returns when they have loaded model and task. `data`: what the task's file
-        or data set holds; `begun`: is told of the samplers before they are waited for, whatever becomes of them."""
-        folder: SharedFolder = share_folder(model)
+        """Starts all of them; returns when they have loaded model and task.
+
+        `data`: what the task's file or data set holds. `begun`: is told of the samplers before they are waited for, whatever
+        becomes of them. `weights`: finds out what is opened instead of `model`.
+        """
         limit = spec.retry.liveness_timeout.seconds
         buffer = Buffer.create(
             BufferConfig(
@@ -86,6 +90,7 @@ class Actors:
         )
         watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
+        folder = share_folder(model) if weights is None else weights(learners)
         shared = [device_of(rank) for rank in range(spec.shared_samplers)]
         swapped = bool(shared) and swaps(spec, placement.sampler(0)["num_gpus"] != 0)
         if swapped:  # before samplers are there, which find the devices free and take their memory
@@ -232,7 +237,17 @@ class Actors:
     def restore(self, state: RunState[SavedLearners], initial: Path | None) -> None:
         """The inverse of `state`; the weights came with the model folder. `initial`: see `Learner.resume`."""
         saved = state.learners
-        shared = {part: share_folder(saved.folder, names) for part, names in saved.parts.items()}
-        base = None if initial is None else share_folder(initial)
+        shared = {part: _shared(saved, names) for part, names in saved.parts.items()}
+        begun = [name for name in saved.digests if name.startswith(f"{INITIAL}/")]
+        base = None
+        if initial is not None:
+            base = _shared(saved, begun, INITIAL) if begun else share_folder(initial)
         self.learners.restore(saved, shared, base, state.random_states)
         self.buffer.restore(state.buffer, state.payloads)
+
+
+def _shared(saved: SavedLearners, names: Collection[str], within: str = "") -> SharedFolder:
+    """Some of its files, for learners to open; `within`: the folder in it whose files they are."""
+    if not saved.uri:
+        return share_folder(saved.folder, names)
+    return stored_folder(saved.uri, {name: saved.digests[name] for name in names}, within=within)

@@ -31,7 +31,7 @@ from typing import Any
 from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest
-from rl_trainer.checkpoint.remote import fetch, mirror
+from rl_trainer.checkpoint.remote import fetch, mirror, survey
 from rl_trainer.checkpoint.shards import SUFFIX, shards_of
 from rl_trainer.checkpoint.state import (
     ADAPTER,
@@ -70,6 +70,11 @@ _FILES = {
 }
 
 
+def _large(name: str) -> bool:
+    """Whether a file of a checkpoint is for those who compute."""
+    return name.endswith(SUFFIX) or name.startswith(f"{INITIAL}/")
+
+
 @dataclass
 class _Unfinished:
     """A checkpoint whose tensors learners are writing, or that is being copied to the object store (`copy`)."""
@@ -101,20 +106,34 @@ class Checkpoints:
         self._uploads: Uploads | None = None  # where learners do not see the folder
         # Of the policy that the run began with, where it lies in the object store and not on this disk.
         self._initial: Digests = {}
+        self._small = folder.path / MODEL / ".checkpoint"  # files of one whose tensors stay where they are
         self._warn, self._warned = warn, False
         self.store = CheckpointStore(place, keep=spec.checkpoint.keep if spec.checkpoint else 1, tell=warn)
 
-    def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest good checkpoint; damaged ones are passed over, with a warning each.
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """What `latest` has found, until a newer one is begun."""
+        return self._parent
+
+    def latest(
+        self, warn: Callable[[str], None], *, before: int | None = None, passed: str = "", whole: bool = False
+    ) -> Checkpoint | None:
+        """The newest good checkpoint; damaged ones are passed over, with a warning each. Unless it is to be `whole`,
+        tensors of one in the object store stay there, unchecked. `before`, `passed`: see `survey`.
 
         Raises:
             CheckpointError: none can be used.
             InvalidConfig: it belongs to another run.
         """
-        copy = fetch(self.store, self.remote.remote) if self.remote is not None else None
-        for sentence in copy.skipped if copy is not None else ():
-            warn(sentence)
-        found = self.store.load_latest()
+        found = None
+        if self.remote is not None and not whole:
+            found = survey(self.remote.remote, self._small, _large, before=before, passed=passed)
+        here = self.store.list()
+        if found is None or (here and here[-1].step >= found.step):  # it may be the same one
+            copy = fetch(self.store, self.remote.remote) if self.remote is not None else None
+            for sentence in copy.skipped if copy is not None else ():
+                warn(sentence)
+            found = self.store.load_latest()
         if found is None:
             return None
         for sentence in found.skipped:
@@ -329,7 +348,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
             ) from error
-        if self.initial is not None and not self.initial.exists():
+        elsewhere = any(name.startswith(f"{INITIAL}/") for name in checkpoint.elsewhere)
+        if self.initial is not None and not elsewhere and not self.initial.exists():
             use = (
                 "that LoRA's adapters belong to, and it is missing; bring it back"
                 if self.spec.learner.lora is not None
@@ -347,11 +367,14 @@ class Checkpoints:
             optimizer_steps=state["optimizer_steps"],
             adapter=shards_of(_FILES[ADAPTER], files),
             critic=shards_of(_FILES[CRITIC], files),
+            uri=checkpoint.uri,
+            digests=files if checkpoint.uri else {},
         )
         ranks = range(self.spec.learner.ranks)
         names = [f"rng/rank-{rank}.json" for rank in ranks]
         generators = [checkpoint.read(name) if name in files else None for name in names]
         payloads = unpack_payloads(checkpoint.read("groups.npz"))
+        shutil.rmtree(self._small, ignore_errors=True)
         return RunState(learned, generators, state["buffer"], payloads)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from rl_trainer.run.planning import Planning
 from rl_trainer.run.profiler import Profiler
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
+from rl_trainer.run.resuming import share_resumed
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.step import Step
 from rl_trainer.run.supported import check_supported, long_sequences
@@ -110,6 +112,7 @@ class Session(Attempt):
         self._progress = Progress(step=checkpoint.step if checkpoint else 0, max_steps=spec.stop.max_steps)
         self.show_phase("Starting")
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
+        checkpoint = self.checkpoints.resumed  # an earlier one, where learners have found that damaged
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
         self.profiler = Profiler(spec, self.folder.path)
         self.planning = self._stack.enter_context(
@@ -155,6 +158,11 @@ class Session(Attempt):
             self._stack.callback(placement.release)
         self.learner_gpus = placement.learner_gpus
         self.console.phase("starting actors")
+        resumed, weights = self.checkpoints.resumed, None
+        if resumed is not None and resumed.elsewhere:
+            weights = partial(
+                share_resumed, self.checkpoints, model=self.inputs.model, warn=self.console.warning
+            )
         self.actors = Actors.start(
             spec,
             self.inputs.model,
@@ -166,6 +174,7 @@ class Session(Attempt):
             warn=self.console.warning,
             # Before they are waited for: a sampler has its server while others still load, or fail to.
             begun=lambda samplers: self._stack.callback(self._give_back, samplers.close),
+            weights=weights,
         )
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)

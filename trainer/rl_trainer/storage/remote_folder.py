@@ -54,6 +54,23 @@ def advice(uri: str) -> str:
     return _AT_S3 if is_s3(uri) else "Look at the place and its rights."
 
 
+class ChangedError(Exception):
+    """What a store gives of a file does not match the checksum that it has itself of it."""
+
+
+@contextlib.contextmanager
+def _sound(name: str) -> Iterator[None]:
+    """Raises ChangedError where the library that reads the file `name` finds that."""
+    try:
+        yield
+    except Exception as error:
+        if (
+            type(error).__name__ != "FlexibleChecksumError"
+        ):  # botocore's, which is installed with rltrain[s3] only
+            raise
+        raise ChangedError(f"{name} does not match its checksum") from error
+
+
 class RemoteFolder:
     """One folder; names are relative to it, with slashes.
 
@@ -125,7 +142,8 @@ class RemoteFolder:
         try:
             if self.size(name) >= MOST_READ:
                 raise OSError(f"{name} is larger than {MOST_READ >> 20} MiB")
-            content: bytes = self._files.cat_file(self._path(name))
+            with _sound(name):
+                content: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
             return None
         return content
@@ -145,9 +163,9 @@ class RemoteFolder:
         }
 
     def sha256(self, name: str) -> str:
-        """SHA-256 of a file, in hex, without a copy of it here."""
+        """SHA-256 of a file, in hex, without a copy of it here. Raises ChangedError as `read` and `download`."""
         digest = hashlib.sha256()
-        with self._files.open(self._path(name), "rb") as file:
+        with _sound(name), self._files.open(self._path(name), "rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 self._moved = time.monotonic()
@@ -223,7 +241,8 @@ class RemoteFolder:
     def download(self, name: str, target: Path) -> None:
         """Copy a file from there. Raises FileNotFoundError when there is none."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._files.get_file(self._path(name), str(target), callback=self._callback())
+        with _sound(name):
+            self._files.get_file(self._path(name), str(target), callback=self._callback())
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that is in it; one that is not there is as good as deleted."""
