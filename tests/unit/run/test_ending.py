@@ -87,7 +87,7 @@ def test_samplers_are_known_before_they_are_waited_for(monkeypatch: pytest.Monke
     samplers.return_value.wait_ready.side_effect = DeadlineExceeded("sampler 0 does not answer")
     begun: list[object] = []
     given: list[Any] = [MagicMock() for _ in range(8)]
-    given[0].retry.liveness_timeout.seconds = 60.0
+    given[0].retry.liveness_timeout.seconds, given[0].shared_samplers = 60.0, 0
     with pytest.raises(DeadlineExceeded):
         Actors.start(*given, begun=begun.append)
     assert begun == [samplers.return_value]
