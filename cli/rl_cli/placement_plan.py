@@ -10,7 +10,7 @@ from rl_api.planner.gantt import as_svg, as_text
 from rl_api.planner.plan import Alternative, Plan, make_plan, predict, seconds_text
 from rl_api.planner.profile import RunProfile, load_profile
 from rl_api.planner.room import placement_of, room_of
-from rl_api.planner.simulator import Simulated
+from rl_api.planner.simulated import Simulated
 from rl_api.run import RunSpec
 from rl_api.sizes.step_seconds import refuse_servers
 

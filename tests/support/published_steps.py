@@ -21,9 +21,10 @@ from rl_api.planner.admission import Admission
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import predict
 from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
+from rl_api.planner.proportion import in_proportion
 from rl_api.planner.rollout import Rollout
 from rl_api.planner.search import Stage, search, words
-from rl_api.planner.simulator import in_proportion, simulate
+from rl_api.planner.simulator import simulate
 
 SIGMA = 0.7
 PER_ACTIVE = 0.008

@@ -7,7 +7,7 @@ from html import escape
 from textwrap import wrap
 from typing import Final
 
-from rl_api.planner.simulator import Span
+from rl_api.planner.simulated import Span
 
 MOST_ROWS: Final = 12
 """Devices that are drawn: of those that do the same the first."""

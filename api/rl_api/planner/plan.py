@@ -18,9 +18,11 @@ from rl_api.planner.candidates import best_estimates, candidates
 from rl_api.planner.cost import step_learn_seconds, turn
 from rl_api.planner.placement import Mode, Placement
 from rl_api.planner.profile import RunProfile
+from rl_api.planner.proportion import in_proportion
 from rl_api.planner.rollout import Rollout
 from rl_api.planner.room import Room
-from rl_api.planner.simulator import Simulated, in_proportion, simulate
+from rl_api.planner.simulated import Simulated
+from rl_api.planner.simulator import simulate
 
 MOST_SIMULATED: Final = 20
 """Candidates that run in virtual time."""

@@ -13,75 +13,16 @@ its tokens, read again as prompts are.
 from __future__ import annotations
 
 import heapq
-import math
 import random
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
 
 from rl_api.planner.admission import LEARNERS, Admission, Leases, Queue, Turns
 from rl_api.planner.cost import Turn, learn_seconds, turn, update_seconds
+from rl_api.planner.decoding import Member, VirtualSampler
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import spread
-
-MOST_ANSWERS: Final = 2048
-"""Answers of a step that are simulated, roughly: of a larger run in proportion, a quarter of them at least."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that a row of the picture does from `start` to `end`, in seconds; `what`: sample, learn, switch, publish."""
-
-    row: str
-    what: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Outage:
-    """A sampler that is lost at `at` seconds and back `seconds` later; what it had begun is lost with it."""
-
-    sampler: int
-    at: float
-    seconds: float
-
-
-@dataclass
-class Simulated:
-    """What happened.
-
-    Attributes:
-        published: seconds at which each version was there.
-        spans: what devices did, in order of their ends.
-        trained: groups that were trained on, in order.
-        generating, learning: seconds per step that samplers (their mean) and learners were at work.
-    """
-
-    published: list[float]
-    spans: list[Span]
-    trained: list[int]
-    generating: float
-    learning: float
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean of a step, the first left out where there are others."""
-        if len(self.published) == 1:
-            return self.published[0]
-        return (self.published[-1] - self.published[0]) / (len(self.published) - 1)
-
-    def last_step(self) -> list[Span]:
-        """Spans of the last step, from 0."""
-        begin = self.published[-2] if len(self.published) > 1 else 0.0
-        end = self.published[-1]
-        return [
-            replace(span, start=max(span.start, begin) - begin, end=min(span.end, end) - begin)
-            for span in self.spans
-            if span.end > begin and span.start < end
-        ]
+from rl_api.planner.simulated import Outage, Simulated, Span
 
 
 def simulate(
@@ -103,73 +44,6 @@ def simulate(
     return _Run(profile, placement, queue, leases, outages, seed, fewer).run(steps)
 
 
-def in_proportion(profile: RunProfile, placement: Placement) -> tuple[RunProfile, Placement, int]:
-    """A smaller run that takes as long, samplers, groups and what learners do in proportion; and how much smaller it is."""
-    for fewer in range(placement.samplers, 1, -1):
-        if any(
-            count % fewer
-            for count in (
-                placement.samplers,
-                placement.shared,
-                profile.prompts_per_step,
-                placement.part_groups,
-            )
-        ):
-            continue
-        if profile.answers / fewer < MOST_ANSWERS / 4:
-            continue
-        learner = profile.learner
-        small = profile.model_copy(
-            update={
-                "prompts_per_step": profile.prompts_per_step // fewer,
-                "learner": learner.model_copy(
-                    update={
-                        "beta": learner.beta * fewer,
-                        "log_prob": learner.log_prob * fewer,
-                        "value": learner.value * fewer,
-                    }
-                ),
-            }
-        )
-        placed = replace(
-            placement,
-            samplers=placement.samplers // fewer,
-            shared=placement.shared // fewer,
-            part_groups=placement.part_groups // fewer,
-        )
-        return small, placed, fewer
-    return profile, placement, 1
-
-
-@dataclass
-class _Member:
-    group: int
-    left: int
-    cached: float
-
-
-@dataclass
-class _Sampler:
-    """One sampler: sequences by the decode step at which they end."""
-
-    index: int
-    row: str
-    shared: bool
-    has_devices: bool = True
-    alive: bool = True
-    handed_over: bool = False
-    active: list[tuple[int, int, _Member, int]] = field(
-        default_factory=list
-    )  # ends at, order, member, began at
-    waiting: deque[_Member] = field(default_factory=deque)
-    steps: float = 0.0
-    cached: float = 0.0
-    at: float = 0.0
-    epoch: int = 0
-    order: int = 0
-    busy_since: float | None = None
-
-
 class _Run:
     def __init__(
         self,
@@ -188,7 +62,8 @@ class _Run:
         self.leases: Leases = leases or Turns()
         self.turn: Turn = turn(profile, placement.swap)
         self.samplers = [
-            _Sampler(
+            VirtualSampler(
+                profile.decode,
                 index,
                 f"learner {index}" if index < placement.shared else f"sampler {index}",
                 index < placement.shared,
@@ -199,7 +74,7 @@ class _Run:
         self.number = 0
         self.now = 0.0
         self.lengths: dict[int, list[int]] = {}
-        self.begun: dict[int, list[_Member]] = {}  # members of a group whose sampler has left it
+        self.begun: dict[int, list[Member]] = {}  # members of a group whose sampler has left it
         self.members: dict[int, int] = {}  # of a group, still to end
         self.scoring: dict[int, int] = {}  # groups whose answers have all ended, and who decoded them
         self.scored = 0  # of the step
@@ -264,12 +139,12 @@ class _Run:
         for sampler in self.samplers:
             self._fill(sampler)
 
-    def _fill(self, sampler: _Sampler) -> None:
+    def _fill(self, sampler: VirtualSampler) -> None:
         """Take what may be started, and go on."""
         claimed = self.holding or self.part is not None
         if not sampler.alive or sampler.handed_over or (claimed and not sampler.has_devices):
             return
-        self._advance(sampler)
+        sampler.advance(self.now)
         slots = self.profile.decode.slots
         draining = sampler.shared and self.part is not None
         while not draining and (free := slots - len(sampler.active) - len(sampler.waiting)) > 0:
@@ -280,7 +155,7 @@ class _Run:
                 members = self.begun.pop(group, None)
                 if members is None:
                     members = [
-                        _Member(group, length, self.profile.prompt_tokens) for length in self._lengths(group)
+                        Member(group, length, self.profile.prompt_tokens) for length in self._lengths(group)
                     ]
                     self.members[group] = len(members)
                 sampler.waiting.extend(members)
@@ -291,59 +166,25 @@ class _Run:
             self._gets_devices(sampler)
         rate = self.profile.prefill_tokens_per_second
         while sampler.waiting and len(sampler.active) < slots:
-            member = sampler.waiting.popleft()
-            if rate is not None:
-                sampler.at = max(sampler.at, self.now) + member.cached / rate
-            sampler.order += 1
-            begins = math.ceil(sampler.steps - 1e-9)  # with the next decode step
-            heapq.heappush(sampler.active, (begins + max(1, member.left), sampler.order, member, begins))
-            sampler.cached += member.cached
+            sampler.begin_next(self.now, rate)
         if sampler.busy_since is None:
             sampler.busy_since = self.now
         self._schedule(sampler)
 
-    def _schedule(self, sampler: _Sampler) -> None:
+    def _schedule(self, sampler: VirtualSampler) -> None:
         sampler.epoch += 1
         if sampler.active and sampler.has_devices:
             steps = max(0.0, sampler.active[0][0] - sampler.steps)
             self._at(
-                max(self.now, sampler.at) + self._seconds(sampler, steps),
+                max(self.now, sampler.at) + sampler.seconds(steps),
                 "ended",
                 sampler.index,
                 sampler.epoch,
             )
 
-    def _seconds(self, sampler: _Sampler, steps: float) -> float:
-        model, n = self.profile.decode, len(sampler.active)
-        linear = model.base + model.per_active * n + model.per_cached_token * (sampler.cached - n / 2)
-        return max(0.0, steps * linear + model.per_cached_token * n * steps * steps / 2)
-
-    def _advance(self, sampler: _Sampler) -> None:
-        """Bring its decode steps up to now: the inverse of `_seconds`."""
-        elapsed = self.now - sampler.at
-        if elapsed <= 0:
-            return
-        sampler.at = self.now
-        if not sampler.active or not sampler.has_devices:
-            return
-        model, n = self.profile.decode, len(sampler.active)
-        linear = model.base + model.per_active * n + model.per_cached_token * (sampler.cached - n / 2)
-        square = model.per_cached_token * n / 2
-        steps = (
-            elapsed / linear
-            if square * elapsed < 1e-12 * linear * linear
-            else ((linear * linear + 4 * square * elapsed) ** 0.5 - linear) / (2 * square)
-        )
-        steps = min(steps, sampler.active[0][0] - sampler.steps)
-        sampler.steps += steps
-        sampler.cached += steps * n
-
-    def _ended(self, sampler: _Sampler) -> None:
-        self._advance(sampler)
-        sampler.steps = float(sampler.active[0][0])
-        while sampler.active and sampler.active[0][0] <= sampler.steps:
-            ends, _, member, began = heapq.heappop(sampler.active)
-            sampler.cached -= member.cached + ends - began
+    def _ended(self, sampler: VirtualSampler) -> None:
+        sampler.advance(self.now)
+        for member in sampler.end_next():
             self.members[member.group] -= 1
             if self.members[member.group] == 0:
                 del self.members[member.group]
@@ -374,14 +215,14 @@ class _Run:
             self.lengths[step] = drawn
         return self.lengths[step][position * self.size : (position + 1) * self.size]
 
-    def _rests(self, sampler: _Sampler) -> None:
+    def _rests(self, sampler: VirtualSampler) -> None:
         if sampler.busy_since is not None:
             self._span(sampler.row, "sample", sampler.busy_since, self.now)
             sampler.busy_since = None
 
     # -- devices -------------------------------------------------------------------------------------------------
 
-    def _claims(self, sampler: _Sampler) -> None:
+    def _claims(self, sampler: VirtualSampler) -> None:
         """It decodes only while nobody else wants its device, so it has it at once."""
         if sampler.shared:
             self.leases.claim(f"sampler {sampler.index}", [sampler.row])
@@ -389,20 +230,12 @@ class _Run:
                 raise AssertionError(f"sampler {sampler.index} decodes on {sampler.row}, which another has")
         sampler.has_devices = True
 
-    def _leaves(self, sampler: _Sampler) -> None:
+    def _leaves(self, sampler: VirtualSampler) -> None:
         sampler.has_devices = False
         self.leases.give_back(f"sampler {sampler.index}")
 
-    def _interrupted(self, sampler: _Sampler) -> list[_Member]:
-        """What it has begun, with the tokens that are there; it has nothing any more."""
-        self._advance(sampler)
-        members = []
-        for ends, _, member, began in sampler.active:
-            there = min(max(0, int(sampler.steps) - began), member.left - 1)
-            members.append(_Member(member.group, max(1, ends - began - there), member.cached + there))
-        members += sampler.waiting
-        sampler.active, sampler.waiting, sampler.cached = [], deque(), 0.0
-        sampler.epoch += 1
+    def _interrupted(self, sampler: VirtualSampler) -> list[Member]:
+        members = sampler.interrupted(self.now)
         self._rests(sampler)
         return members
 
@@ -411,7 +244,7 @@ class _Run:
         for sampler in self.samplers:
             if sampler.shared and sampler.alive and not sampler.handed_over:
                 sampler.handed_over = True
-                left: dict[int, list[_Member]] = {}
+                left: dict[int, list[Member]] = {}
                 for member in self._interrupted(sampler):
                     left.setdefault(member.group, []).append(member)
                 self.begun.update(left)
@@ -429,21 +262,21 @@ class _Run:
             if sampler.shared and sampler.has_devices and (self.placement.interrupt or idle):
                 self._stops(sampler)
 
-    def _stops(self, sampler: _Sampler) -> None:
+    def _stops(self, sampler: VirtualSampler) -> None:
         """Between two tokens; it keeps its sequences, and where tensors leave the device it reads them again later."""
-        self._advance(sampler)
+        sampler.advance(self.now)
         self._rests(sampler)
         self._leaves(sampler)
         sampler.epoch += 1
 
-    def _left(self, sampler: _Sampler) -> None:
+    def _left(self, sampler: VirtualSampler) -> None:
         """One that is draining has nothing left."""
         if sampler.shared and self.part is not None and not self.learning and sampler.has_devices:
             self._rests(sampler)
             self._leaves(sampler)
             self._begin()
 
-    def _gets_devices(self, sampler: _Sampler) -> None:
+    def _gets_devices(self, sampler: VirtualSampler) -> None:
         seconds = self.turn.to_sampler
         rate = self.profile.prefill_tokens_per_second
         if self.placement.swap and rate is not None:

@@ -8,7 +8,8 @@ import pytest
 
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
-from rl_api.planner.simulator import Outage, Simulated, simulate
+from rl_api.planner.simulated import Outage, Simulated
+from rl_api.planner.simulator import simulate
 from rl_trainer.buffer.simulated import SimulatedBuffer, SimulatedLeases
 
 RNG = random.Random(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from rl_api.planner.gantt import MOST_ROWS, as_svg, as_text, rows_of
-from rl_api.planner.simulator import Span
+from rl_api.planner.simulated import Span
 
 SPANS = [
     Span("learner 0", "sample", 0.0, 5.0),

@@ -15,8 +15,10 @@ from rl_api.planner.profile import (
     Switches,
     SwitchProfile,
 )
+from rl_api.planner.proportion import in_proportion
 from rl_api.planner.rollout import Rollout, decode, spread
-from rl_api.planner.simulator import Outage, in_proportion, simulate
+from rl_api.planner.simulated import Outage
+from rl_api.planner.simulator import simulate
 
 PROFILE = RunProfile(
     group_size=2,
