@@ -13,8 +13,9 @@ import ray
 from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
 from rl_api import RunSpec
-from rl_trainer.buffer.actor import Buffer, fetch_payloads
+from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.model.resolve import resolve_model
 from rl_trainer.model.shared_folder import share_folder

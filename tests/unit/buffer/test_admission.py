@@ -17,6 +17,7 @@ from rl_trainer.buffer.admission import (
     select_batch,
 )
 from rl_trainer.buffer.groups import BufferConfig, Handed
+from rl_trainer.buffer.saved import restore, snapshot
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.flow.policies import Entry
 
@@ -152,7 +153,7 @@ class World:
     def dispatch(self):
         for sampler in self.rng.sample(sorted(self.there), len(self.there)):
             for ticket in self.state.acquire(sampler, self.rng.randint(0, 6)):
-                assert ticket.begun is None or not self.state.shares_device(sampler)
+                assert ticket.begun is None or not self.state.roster.shares_device(sampler)
                 self.tie += 1
                 end = self.time + min(50.0, self.rng.lognormvariate(0, 1.5))  # long-tailed, but they do end
                 heapq.heappush(self.events, (end, self.tie, sampler, self.life[sampler], ticket))
@@ -236,8 +237,8 @@ class World:
     def restart(self):
         """The run goes on from a checkpoint of this moment; all samplers are new, and nobody remembers the old ones."""
         self.events, self.ghosts, self.have = [], [], []
-        saved, payloads = self.state.snapshot()
-        self.state = BufferState.restore(self.config, json.loads(json.dumps(saved)), payloads)
+        saved, payloads = snapshot(self.state)
+        self.state = restore(self.config, json.loads(json.dumps(saved)), payloads)
         for sampler in self.there:
             self.state.register(sampler)
         self.restarts -= 1

@@ -5,6 +5,7 @@ from buffers import batch_ids, flat, group, ids, make, run_step
 
 from rl_api.errors import RLTrainError
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.saved import restore, snapshot
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.observe.timeline import Span
 from rl_trainer.trajectory import Group
@@ -14,8 +15,8 @@ def test_a_restored_buffer_knows_its_refills():
     state = make(max_refills=1, max_staleness=1)
     state.acquire(0, 9)
     state.put(0, flat(0))
-    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), []
-    new = BufferState.restore(state.config, saved, payloads)
+    saved, payloads = json.loads(json.dumps(snapshot(state)[0])), []
+    new = restore(state.config, saved, payloads)
     new.register(0)
     first, *_ = new.acquire(0, 9)
     assert first.group_id == 1
@@ -43,10 +44,10 @@ def test_snapshot_and_restore_repeat_nothing_and_skip_nothing():
     state.put(1, group(3, priority=7.0, payload=b"three"))
     state.drop(1, 5, "failed")
     state.take()  # 3 and 1 under lease: their step is not done
-    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
+    saved, payloads = json.loads(json.dumps(snapshot(state)[0])), snapshot(state)[1]
     assert payloads == [b"three", b"one"]
 
-    new = BufferState.restore(config, saved, payloads)
+    new = restore(config, saved, payloads)
     assert (new.version, new.step, new.cursor) == (1, 1, 6)
     new.register(0)
     assert ids(new.acquire(0, 9)) == [2, 6, 7, 8]
@@ -67,13 +68,13 @@ def test_a_checkpoint_of_before_is_still_read():
     ready = [{"version": 1, "meta": {**meta, "tokens": 17, "priority": 0.0, "extra": extra}}]
     state = {"format": 1, "version": 2, "steps": 2, "cursor": 6, "in_flight": [4, 5], "ready": ready}
     state |= {"counts": {"put": 4}, "drops": {}, "max_staleness_seen": 1}
-    new = BufferState.restore(BufferConfig(groups_per_step=1, max_staleness=2), state, [b"three"])
+    new = restore(BufferConfig(groups_per_step=1, max_staleness=2), state, [b"three"])
     assert (new.drops, new.refills, new.max_staleness_seen) == ({}, 0, 1)
     (taken,) = new.take()
     spans = [Span("sampler 0", "score", 1, 2, {})]
     assert taken == Group(3, [1.0, 0.0], [5, 4], [9, 8], [False, True], 1, 0.0, spans, 1, b"three")
     with pytest.raises(RLTrainError, match="buffer has format 4, allowed are 1 to 3"):
-        BufferState.restore(new.config, {**state, "format": 4}, [b"three"])
+        restore(new.config, {**state, "format": 4}, [b"three"])
 
 
 def test_on_policy_snapshot_samples_unfinished_steps_again():
@@ -82,9 +83,9 @@ def test_on_policy_snapshot_samples_unfinished_steps_again():
     state.publish(1)
     state.acquire(0, 9)
     state.put(0, group(3, version=1, payload=b"three"))
-    saved, payloads = state.snapshot()
+    saved, payloads = snapshot(state)
     assert payloads == []
-    new = BufferState.restore(state.config, saved, payloads)
+    new = restore(state.config, saved, payloads)
     assert new.step == new.version
     new.register(0)
     tickets = new.acquire(0, 9)
@@ -98,9 +99,9 @@ def test_a_batch_that_is_half_taken_counts_as_ready():
     for group_id in (2, 0, 1):
         state.put(0, group(group_id, payload=b"%d" % group_id))
     assert [one.group_id for one in state.take(groups=2)] == [2, 0]
-    saved, payloads = json.loads(json.dumps(state.snapshot()[0])), state.snapshot()[1]
+    saved, payloads = json.loads(json.dumps(snapshot(state)[0])), snapshot(state)[1]
     assert payloads == [b"2", b"0", b"1"]
-    new = BufferState.restore(state.config, saved, payloads)
+    new = restore(state.config, saved, payloads)
     assert new.step == 0
     assert batch_ids(new) == [2, 0, 1]
 
@@ -110,15 +111,15 @@ def test_restore_with_a_smaller_staleness_is_refused():
     state.acquire(0, 8)
     for group_id in range(8):
         state.put(0, group(group_id))
-    saved, payloads = state.snapshot()
+    saved, payloads = snapshot(state)
     smaller = BufferConfig(groups_per_step=2, capacity=8, max_staleness=1)
     with pytest.raises(RLTrainError, match=r"too old for buffer\.maxStaleness 1"):
-        BufferState.restore(smaller, saved, payloads)
+        restore(smaller, saved, payloads)
 
 
 def test_restore_of_something_else_is_refused():
     state = make()
     with pytest.raises(RLTrainError, match="format None"):
-        BufferState.restore(state.config, {}, [])
+        restore(state.config, {}, [])
     with pytest.raises(RLTrainError, match="lists 0 ready groups but holds 1 payloads"):
-        BufferState.restore(state.config, state.snapshot()[0], [b""])
+        restore(state.config, snapshot(state)[0], [b""])

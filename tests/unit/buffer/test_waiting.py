@@ -142,7 +142,7 @@ def test_after_any_event_nobody_waits_for_what_is_there(max_staleness, on_full, 
             state, sampler = actor._state, number % 3
             holders = sorted(state.running.items())
             group_id, (holder, version) = holders[number % len(holders)] if holders else (None, (None, None))
-            if event == "acquire" and sampler in state.registered:
+            if event == "acquire" and sampler in state.roster.registered:
                 groups = number // 3
                 calls.append(asyncio.create_task(actor.acquire(sampler, groups, 60.0, state.version)))
             elif event in ("put", "flat") and holders:

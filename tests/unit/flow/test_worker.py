@@ -12,7 +12,8 @@ import torch
 
 from rl_api.errors import ActorDied
 from rl_trainer.flow import parcels as module
-from rl_trainer.flow.parcels import INLINE_BYTES, Desk, choose_way, size_of
+from rl_trainer.flow.calls import INLINE_BYTES
+from rl_trainer.flow.parcels import Desk, choose_way, size_of
 from rl_trainer.flow.worker import Worker
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 

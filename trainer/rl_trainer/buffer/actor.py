@@ -1,9 +1,7 @@
 """The buffer between samplers and learners: one Ray actor around `state.BufferState`, and the handle to it.
 
-Payloads do not pass through the actor unless they are small: up to `INLINE_BYTES` they travel inside the call
-(one message instead of four); above, the sampler puts the bytes into the object store and the buffer adopts
-them (`adoption.py`): they are on its own node then. A `put` is answered only after that: an answered `put` is
-never lost with its sampler, nor with the sampler's node.
+How payloads travel, see `payloads.py`. A `put` is answered when its groups no longer depend on the sampler: then they are
+never lost with it, nor with its node.
 """
 
 from __future__ import annotations
@@ -12,17 +10,16 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError
 
-from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
+from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
+from rl_trainer.buffer.payloads import fetch_payloads, referred, to_send
+from rl_trainer.buffer.saved import restore, snapshot
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.buffer.waiting import Call, WaitingCalls
-from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
@@ -30,8 +27,6 @@ from rl_trainer.flow.lease_desk import LeaseDesk
 from rl_trainer.flow.leases import LEARNERS
 from rl_trainer.trajectory import Group
 
-INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
-_Sent = TypeVar("_Sent", Group, Handed)
 ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
 # Each sampler's `acquire` waits in the actor. Ray's own limit is 1,000 calls at a time: with as many samplers waiting, the
 # `put` that would give one of them work would wait as well.
@@ -59,50 +54,6 @@ class Batch:
 
     step: int
     groups: list[Group]
-
-
-def fetch_payloads(payloads: Sequence[Any], timeout: float = ANSWER_SECONDS) -> list[Any]:
-    """Payloads as bytes-like values, those by reference fetched in one call.
-
-    Raises:
-        DeadlineExceeded: not all of them arrived within `timeout` seconds.
-        ActorDied: one was lost with the process or the node that held it.
-    """
-    refs = [payload for payload in payloads if isinstance(payload, ray.ObjectRef)]
-    try:
-        fetched = iter(ray.get(refs, timeout=timeout)) if refs else iter(())
-    except GetTimeoutError:
-        raise DeadlineExceeded(
-            f"node {ray.util.get_node_ip_address()}: the groups of a batch did not arrive from the buffer's node within "
-            f"{timeout:.0f} s; look at the network between the two, then {RESUME_HINT}"
-        ) from None
-    except RayError as error:
-        raise ActorDied(f"a group of a batch was lost ({first_line(error)}); {RESUME_HINT}") from None
-    return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
-
-
-def _to_send(payloads: Iterable[bytes]) -> list[Any]:
-    """Payloads of one call, bytes or references: counted together, as Ray itself moves larger calls through the store."""
-    sent: list[Any] = []
-    inline = 0
-    for data in payloads:
-        inline += len(data)
-        if inline > INLINE_BYTES:
-            inline -= len(data)
-            sent.append(ray.put(np.frombuffer(data, np.uint8)))
-        else:
-            sent.append(data)
-    return sent
-
-
-def _referred(groups: Iterable[_Sent]) -> list[_Sent]:
-    """The same with large payloads as `[reference]`."""
-    given = list(groups)
-    payloads = _to_send(group.payload for group in given)
-    return [
-        replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
-        for group, payload in zip(given, payloads, strict=True)
-    ]
 
 
 def _reply(call: Call, acquired: Acquired) -> None:
@@ -264,12 +215,12 @@ class BufferActor:
         return self._state.metrics(time.monotonic())
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
-        """See `BufferState.snapshot`."""
-        return self._state.snapshot()
+        """See `saved.snapshot`."""
+        return snapshot(self._state)
 
     async def restore(self, state: Mapping[str, Any], payloads: Sequence[Any]) -> None:
         """Become the buffer of a checkpoint; samplers have to register again."""
-        self._state = BufferState.restore(self._config, state, payloads)
+        self._state = restore(self._config, state, payloads)
         self._published = False
         for call in self._waiting.leave_all():
             _reply(call, Acquired([], self._state.version))
@@ -379,12 +330,12 @@ class Buffer:
     def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
         """Hands in finished groups, answered when they no longer depend on this process; until then the caller keeps the
         reference. The answer has a `PutResult` for each."""
-        return self.actor.put.remote(sampler, _referred(groups))
+        return self.actor.put.remote(sampler, referred(groups))
 
     def hand_over(self, sampler: int, groups: Iterable[Handed]) -> list[int]:
         """Gives groups that this sampler has begun to others; on return they no longer depend on it. Returns the ids of
         those that were still its own."""
-        call = self.actor.hand_over.remote(sampler, _referred(groups))
+        call = self.actor.hand_over.remote(sampler, referred(groups))
         return cast(list[int], self._answer(call, "handing groups over"))
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
@@ -412,7 +363,7 @@ class Buffer:
 
     def restore(self, state: Mapping[str, Any], payloads: Sequence[bytes]) -> None:
         """Load a snapshot into this (fresh) buffer, before samplers register."""
-        self._answer(self.actor.restore.remote(state, _to_send(payloads)), "restoring the buffer")
+        self._answer(self.actor.restore.remote(state, to_send(payloads)), "restoring the buffer")
 
     def stop(self) -> None:
         """End of the run: samplers get `stop`."""

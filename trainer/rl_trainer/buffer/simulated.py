@@ -38,7 +38,7 @@ class SimulatedBuffer:
 
     def register(self, sampler: int) -> None:
         """It is there, or back; one that has only left its devices never was away."""
-        if sampler not in self.state.registered:
+        if sampler not in self.state.roster.registered:
             self.state.register(sampler)
 
     def release(self, sampler: int) -> None:
@@ -52,7 +52,7 @@ class SimulatedBuffer:
 
     def acquire(self, sampler: int, most: int) -> list[int]:
         """Groups that it may start."""
-        if sampler not in self.state.registered:
+        if sampler not in self.state.roster.registered:
             return []
         return [ticket.group_id for ticket in self.state.acquire(sampler, most)]
 

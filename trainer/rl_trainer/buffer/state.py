@@ -1,4 +1,4 @@
-"""The buffer's state machine: tickets out, groups in, batches out. Pure; the Ray actor in `buffer.py` only
+"""The buffer's state machine: tickets out, groups in, batches out. Pure; the Ray actor in `actor.py` only
 carries it.
 
 The life of a group::
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.advantages import zero_variance
 from rl_trainer.buffer.admission import Bound, first_by_prompt, keeps_bound, may_start, select_batch
 from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
-from rl_trainer.buffer.saved import SNAPSHOT_FORMAT, saved_groups
+from rl_trainer.buffer.roster import Roster
 from rl_trainer.flow.metering import FillAlarm, RateMeter
 from rl_trainer.flow.policies import OrderedStore, on_arrival
 from rl_trainer.trajectory import Group
@@ -56,9 +56,7 @@ class BufferState:
         self._homes_alone = False
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
         self.leased: list[Group] = []  # groups of one batch; not all of them while it is taken in parts
-        self.released: set[int] = set()
-        self.registered: set[int] = set()
-        self.shares = list(range(config.samplers))  # all that ever had one, in order
+        self.roster = Roster(config.samplers, config.shared_samplers)
         self.drops: Counter[str] = Counter()
         self.refills = 0  # since the last batch was taken
         self.max_staleness_seen = 0
@@ -108,10 +106,7 @@ class BufferState:
     def register(self, sampler: int) -> None:
         """A sampler (rank 0, 1, ...) is there, or back; tickets of its former life are given back."""
         self.release(sampler)
-        self.released.discard(sampler)
-        self.registered.add(sampler)
-        if sampler not in self.shares:
-            bisect.insort(self.shares, sampler)
+        self.roster.join(sampler)
 
     def release(self, sampler: int) -> list[int]:
         """A sampler is gone: its unfinished groups will be reissued under the same ids. Returns those ids."""
@@ -120,8 +115,7 @@ class BufferState:
             del self.running[group_id]
             bisect.insort(self.pending, group_id)
             self.reissue.add(group_id)
-        self.registered.discard(sampler)
-        self.released.add(sampler)
+        self.roster.leave(sampler)
         self._by_home = None
         return lost
 
@@ -162,25 +156,14 @@ class BufferState:
         share, taken = self.config.hand_over_at, 0 if self._whole else len(self.leased)
         return share is not None and taken + len(self.ready) >= share * self.config.groups_per_step
 
-    def shares_device(self, sampler: int) -> bool:
-        """Whether it takes turns with learners, while there are samplers that do not."""
-        shared = self.config.shared_samplers
-        return sampler < shared and any(other >= shared for other in self.registered)
-
     def _homes(self) -> dict[int, list[int]]:
-        """Pending ids by the sampler that gets them in strict mode; a dead one's share goes round the living."""
+        """Pending ids by the sampler that gets them in strict mode."""
         # While samplers that share devices get nothing, others have their share as well: a part may need one of it.
         alone = self.learning or self.helped
         if self._by_home is None or self._homes_alone != alone:
             self._by_home, self._homes_alone = {}, alone
-            living = sorted(self.registered)
             for group_id in self.pending:
-                home = self.shares[group_id % len(self.shares)]
-                if home in self.released and living:
-                    home = living[group_id % len(living)]
-                if (group_id in self.begun or alone) and self.shares_device(home):
-                    own = [other for other in living if not self.shares_device(other)]
-                    home = own[group_id % len(own)]
+                home = self.roster.home(group_id, moves=group_id in self.begun or alone)
                 self._by_home.setdefault(home, []).append(group_id)
         return self._by_home
 
@@ -207,14 +190,14 @@ class BufferState:
 
     def check_registered(self, sampler: int) -> None:
         """Raises RLTrainError for a sampler that is not there."""
-        if sampler not in self.registered:
+        if sampler not in self.roster.registered:
             raise RLTrainError(f"sampler {sampler} asked for work but is not registered: call register first")
 
     def acquire(self, sampler: int, max_groups: int) -> list[Ticket]:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
         shares = sampler < self.config.shared_samplers
-        if (self.learning and shares) or (self.helped and self.shares_device(sampler)):
+        if (self.learning and shares) or (self.helped and self.roster.shares_device(sampler)):
             return []  # what it took now would wait for its device, while others have theirs
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
         there = self._open_to(sampler)
@@ -235,7 +218,7 @@ class BufferState:
 
     def _open_to(self, sampler: int) -> list[int]:
         """Pending ones that this sampler may have, where they are not assigned."""
-        if not self.begun or not self.shares_device(sampler):
+        if not self.begun or not self.roster.shares_device(sampler):
             return self.pending
         return [group_id for group_id in self.pending if group_id not in self.begun]
 
@@ -371,14 +354,18 @@ class BufferState:
             )
         self.version = version
 
-    # -- looking in, and checkpoints -----------------------------------------------------------------------
+    # -- looking in ----------------------------------------------------------------------------------------
+
+    def keeps_bound(self) -> bool:
+        """Whether every group that has a version can be trained on in time."""
+        return keeps_bound(self._outstanding_versions(), self._bound())
 
     def waiting_for(self) -> str:
         """What a consumer that has no batch is waiting for, as part of a sentence."""
         missing = self.config.groups_per_step - len(self.leased)
         return (
             f"{len(self.ready)} of {missing} groups are ready, {len(self.running)} are "
-            f"running in {len(self.registered)} samplers, {len(self.pending)} wait for a sampler, "
+            f"running in {len(self.roster.registered)} samplers, {len(self.pending)} wait for a sampler, "
             f"weight version {self.version}"
         )
 
@@ -391,56 +378,6 @@ class BufferState:
             "out_rate": self.out_meter.rate(now),
             "drops": dict(self.drops),
             "max_staleness_seen": self.max_staleness_seen,
-            "samplers": sorted(self.registered),
+            "samplers": sorted(self.roster.registered),
             "alarms": self.alarm.sentences(now),
         }
-
-    def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
-        """`(state, payloads)`: the state as plain JSON-able values, and the payloads of its ready groups in
-        order.
-
-        A batch under lease, or a part of it, counts as ready: its step is not done. In strict mode unfinished and
-        ready groups alike are sampled again after a restore (with the same result), so no payload is kept: a group sampled
-        again in another batch of the engine could differ in the last bit. What was handed over is not kept either: such
-        groups are sampled again from their prompts.
-        """
-        kept = [] if self.strict else [*self.leased, *(entry.value for entry in self.ready)]
-        again = set(self.running) | set(self.pending)
-        if self.strict:
-            again |= {group.group_id for group in self.leased} | {entry.key for entry in self.ready}
-        state = {
-            "format": SNAPSHOT_FORMAT,
-            "version": self.version,
-            "steps": self.committed_steps,
-            "cursor": self.cursor,
-            "in_flight": sorted(again),
-            "ready": [group.dump() for group in kept],
-            "drops": dict(self.drops),
-            "refills": self.refills,
-            "max_staleness_seen": self.max_staleness_seen,
-        }
-        return state, [group.payload for group in kept]
-
-    @classmethod
-    def restore(cls, config: BufferConfig, state: Mapping[str, Any], payloads: Sequence[Any]) -> BufferState:
-        """The buffer as it was at the snapshot; groups that were in samplers wait to be reissued under their
-        ids.
-
-        Raises RLTrainError when the snapshot cannot go on under this configuration.
-        """
-        ready = saved_groups(state, payloads)
-        new = cls(config)
-        new.version, new.cursor, new.committed_steps = state["version"], state["cursor"], state["steps"]
-        new.pending = sorted(state["in_flight"])
-        new.reissue = set(new.pending)
-        for group in ready:
-            new.ready.push(group.group_id, group, priority=group.priority)
-        new.drops = Counter(state["drops"])
-        new.refills = state.get("refills", 0)
-        new.max_staleness_seen = state["max_staleness_seen"]
-        if not keeps_bound(new._outstanding_versions(), new._bound()):
-            raise RLTrainError(
-                "the checkpoint's ready groups are too old for buffer.maxStaleness "
-                f"{config.max_staleness}: resume with the value the run had"
-            )
-        return new

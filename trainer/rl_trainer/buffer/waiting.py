@@ -87,7 +87,7 @@ class WaitingCalls:
             if tickets:
                 self.leave(call)
                 served.append((call, tickets))
-            elif not state.strict and not state.shares_device(call.sampler):
+            elif not state.strict and not state.roster.shares_device(call.sampler):
                 break  # what the first cannot have, nobody can
         return served
 

@@ -20,6 +20,8 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.pulse import Watch, silence
 
+# What travels in a call itself; arguments above 100 KB Ray would move through the object store.
+INLINE_BYTES = 64 * 1024
 # What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
 _NODE_LOST = ("node failure", "node was terminated", "its node has died")

@@ -23,11 +23,10 @@ from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.error_text import first_line
-from rl_trainer.flow.calls import answer
+from rl_trainer.flow.calls import INLINE_BYTES, answer
 
 Way = Literal["inline", "reference", "collective"]
 
-INLINE_BYTES = 64 * 1024  # Ray itself moves call arguments above 100 KB through the object store
 SEND_SECONDS = 600.0
 # Parcels to one rank, point to point, that nobody may have opened yet: gloo does not say of a send that it is over, unless
 # it is waited for.

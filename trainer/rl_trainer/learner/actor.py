@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rl_api import RunSpec
 from rl_api.errors import CheckpointError, RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
-from rl_trainer.buffer.actor import fetch_payloads
+from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.checkpoint.random_state import capture_rng, restore_rng
 from rl_trainer.checkpoint.remote import look_at
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, SavedLearners

@@ -26,8 +26,9 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, TaskError
 from rl_api.handing_over import hands_over
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.buffer.actor import Acquired, Buffer, fetch_payloads
+from rl_trainer.buffer.actor import Acquired, Buffer
 from rl_trainer.buffer.groups import Handed, Ticket
+from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
