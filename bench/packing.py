@@ -75,7 +75,7 @@ def learner(folder: Path, tokens: int, packs: bool) -> Learner:
 
 def cuts(one: Learner, lengths: list[int], part: MiniBatch) -> tuple[int, float]:
     """Micro-batches, and places over tokens."""
-    found = one._micro_batches(part.samples)
+    found = one.cuts.of(part.samples, one.model)
     places = 0
     for cut in found:
         members = [lengths[index] for index in cut]

@@ -98,8 +98,8 @@ def test_a_learner_packs_and_learns_the_same(family: Any) -> None:
     assert learner.model.packs
     batch = samples(20, 1)
     lengths = [len(one.tokens) for one in batch]
-    assert len(learner._micro_batches(batch)) == 1 < len(micro_batches(lengths, BUDGET))
-    assert learner._micro_batches(samples(20, 1)) is learner._micro_batches(batch), "cut once"
-    assert len(learner._micro_batches(batch[:2])[0]) == 2
+    assert len(learner.cuts.of(batch, learner.model)) == 1 < len(micro_batches(lengths, BUDGET))
+    assert learner.cuts.of(samples(20, 1), learner.model) is learner.cuts.of(batch, learner.model), "cut once"
+    assert len(learner.cuts.of(batch[:2], learner.model)[0]) == 2
     learner.model.packs = False  # type: ignore[assignment]
-    assert learner._micro_batches(batch) == micro_batches(lengths, BUDGET)
+    assert learner.cuts.of(batch, learner.model) == micro_batches(lengths, BUDGET)

@@ -17,10 +17,12 @@ from rl_trainer.checkpoint.state import WEIGHTS, SavedFiles
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.checkpoint.tensor_file import FileHead, ShardWriter, file_head
 from rl_trainer.flow.worker_group import Handle
-from rl_trainer.learner import actor, group
+from rl_trainer.learner import actor
+from rl_trainer.learner import writing as writing_module
 from rl_trainer.learner.actor import LearnerActor
-from rl_trainer.learner.group import Learners, LearnersWriting
+from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import Written
+from rl_trainer.learner.writing import LearnersWriting
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder, RemoteWriter
 from rl_trainer.weights.stream import Piece
@@ -140,7 +142,7 @@ def test_a_file_that_cannot_be_opened_leaves_no_other_one_open(tmp_path: Path):
 
 
 def test_who_waits_asks_each_rank_once_a_look(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(group, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(writing_module, "LOOK_SECONDS", 0.0)
     looks = iter([[Written(0, None)], [Written(1, None)], [Written(2, {"0": (84, "x")})]])
     assert LearnersWriting(SavedFiles({}, {}, 0), ["0"], lambda: next(looks), lambda: None).wait().digests
     assert next(looks, None) is None
@@ -249,7 +251,7 @@ def test_ranks_of_different_numbers_of_rounds(
     """A rank that has given its last round is asked again until the others have, and ends its files once."""
     monkeypatch.setattr(actor, "Save", Uneven)
     monkeypatch.setattr(actor, "_reached", lambda folder: place == "disk")
-    monkeypatch.setattr(group, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(writing_module, "LOOK_SECONDS", 0.001)
     finished: list[str] = []
     finish = ShardWriter.finish
 

@@ -14,10 +14,10 @@ from rl_api.errors import CheckpointError, DeadlineExceeded
 from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.checkpoint.state import SavedFiles
 from rl_trainer.checkpoint.tensor_file import ShardWriter, file_head
-from rl_trainer.learner import group
-from rl_trainer.learner.group import LearnersWriting
+from rl_trainer.learner import writing as writing_module
 from rl_trainer.learner.results import Written
 from rl_trainer.learner.saving import Writing
+from rl_trainer.learner.writing import LearnersWriting
 from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.stream import Piece, byte_rounds
 
@@ -109,14 +109,14 @@ def test_learners_are_done_when_all_are_and_waited_for_while_something_moves(mon
 
     dropped: list[bool] = []
     names = {"sent", "b"}
-    monkeypatch.setattr(group, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(writing_module, "LOOK_SECONDS", 0.001)
     done, half = Written(9, {"b": (2, "y")}), Written(1, None)
     writing = looks([done, half], [done, Written(2, None)], [done, Written(3, {})])
     assert writing.finished() is None
     assert not dropped
     assert writing.wait() == SavedFiles({"sent": (1, "x"), "b": (2, "y")}, {"w": "sent"}, 4)
     assert dropped
-    monkeypatch.setattr(group, "ROUND_TIMEOUT", 0.01)
+    monkeypatch.setattr(writing_module, "ROUND_TIMEOUT", 0.01)
     with pytest.raises(
         DeadlineExceeded, match="nothing of a checkpoint was written for 0 s; look at the disk"
     ):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import ray
 
 from rl_api import RunSpec
-from rl_api.errors import CheckpointError, DeadlineExceeded, RLTrainError
+from rl_api.errors import RLTrainError
 from rl_api.handing_over import keeps_devices
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import Advantage, ValueTargets, value_metrics
@@ -23,7 +22,6 @@ from rl_trainer.checkpoint.shards import SHARD_BYTES
 from rl_trainer.checkpoint.shards import deal as owners_of
 from rl_trainer.checkpoint.state import LearnerState, SavedFiles, SavedLearners
 from rl_trainer.checkpoint.tensor_file import Digests, ShardWriter
-from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.store_pages import forget_store_pages
@@ -33,6 +31,7 @@ from rl_trainer.learner.packing import split_groups
 from rl_trainer.learner.plan import Member, plan_groups
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
 from rl_trainer.learner.share import Share, deal
+from rl_trainer.learner.writing import ROUND_TIMEOUT, LearnersWriting
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.groups import Reservation
@@ -45,10 +44,6 @@ from rl_trainer.weights.transports.publication import Publication
 START_TIMEOUT = 300.0
 # Bytes/s at which weights are gathered, checked and put into the object store at least.
 PUBLISH_RATE = 200e6
-# For the next bytes of what learners write: below a hung collective's own limit.
-ROUND_TIMEOUT = 300.0
-# Between two looks at what learners write in the background.
-LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -345,62 +340,6 @@ class Learners:
         meanwhile: Callable[[], bool] = lambda: False,
     ) -> list[Any]:
         return self.workers.each(method, arguments).wait(phase, timeout or self.timeout, meanwhile)
-
-
-class LearnersWriting:
-    """What learners have copied and are writing; see `state.Unfinished`, also for `refused`.
-
-    `names`: of all files that they write or send.
-    """
-
-    def __init__(
-        self,
-        files: SavedFiles,
-        names: Collection[str],
-        look: Callable[[], Sequence[Written]],
-        drop: Callable[[], None],
-        refused: str = "",
-        told: Callable[[], Sequence[Written] | None] | None = None,
-    ) -> None:
-        self._files, self._look, self._drop, self.refused = files, look, drop, refused
-        self._told = told
-        self._names = {*names, *files.weight_map.values()}
-
-    def finished(self) -> SavedFiles | None:
-        """See `state.Unfinished`. While learners update, too, where they tell when they are done."""
-        found = self._look() if self._told is None else self._told()
-        return None if found is None else self._all_of(found)
-
-    def drop(self) -> None:
-        """See `state.Unfinished`."""
-        self._drop()
-
-    def wait(self) -> SavedFiles:
-        """See `state.Unfinished`."""
-        done, moved = -1, time.monotonic()
-        while (files := self._all_of(found := self._look())) is None:
-            now = sum(one.done for one in found)
-            if now != done:
-                done, moved = now, time.monotonic()
-            elif time.monotonic() - moved > ROUND_TIMEOUT:
-                raise DeadlineExceeded(
-                    f"learners: nothing of a checkpoint was written for {ROUND_TIMEOUT:.0f} s; look at the disk or volume "
-                    f"that it goes to, then {RESUME_HINT}"
-                )
-            time.sleep(LOOK_SECONDS)
-        return files
-
-    def _all_of(self, found: Sequence[Written]) -> SavedFiles | None:
-        """All files, where every rank has written its own; None: one has not."""
-        digests = dict(self._files.digests)
-        for one in found:
-            if one.digests is None:
-                return None
-            digests |= one.digests
-        self._drop()
-        if missing := sorted(self._names - digests.keys()):
-            raise CheckpointError(f"{missing[0]}: no learner has written it")
-        return replace(self._files, digests=digests)
 
 
 def _in_order(

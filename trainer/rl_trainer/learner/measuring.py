@@ -56,7 +56,7 @@ class LearnerWork:
         """What a GPU counts: `memory`, the most bytes there were, and `activations_per_token` of the largest pass."""
         if self._learner.device.type != "cuda":
             return {}
-        most, tokens = torch.cuda.max_memory_allocated(), max(self._learner.largest_pass, 1)
+        most, tokens = torch.cuda.max_memory_allocated(), max(self._learner.cuts.largest_pass, 1)
         return {
             "memory": float(most),
             "activations_per_token": (most - torch.cuda.memory_allocated()) / tokens,

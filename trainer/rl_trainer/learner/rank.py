@@ -32,9 +32,9 @@ from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
+from rl_trainer.learner.cuts import Cuts
 from rl_trainer.learner.layout import DividedLayout, layout_of
 from rl_trainer.learner.objective import policy_loss_config
-from rl_trainer.learner.packing import micro_batches, packed_micro_batches
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.learner.training import Training, memory_of
@@ -52,10 +52,6 @@ class MiniBatch:
     samples: Sequence[Trajectory]
     denominators: LossDenominators
 
-
-# Widths of the model at which attention over a row costs as much as the products of a layer: 4 W H against 24 H^2
-# operations for each token (Kaplan et al. 2020, arXiv 2001.08361, table 1).
-ATTENTION_SCALE = 6
 
 _NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
 
@@ -89,8 +85,7 @@ class Learner:
         self.policy = self._layout.open(folder)
         self.reference: Policy | None = None
         self.critic: Critic | None = None
-        # Of what was cut last: lengths and whether rows are shared, and the micro-batches.
-        self._cuts: tuple[tuple[list[int], bool], list[list[int]]] = ([], False), []
+        self.cuts = Cuts(spec.learner.tokens_per_micro_batch)
         self._adapted: dict[str, Adapted] | None = None
         self._offloader = Offloader(f"learner {rank}")
         # Of a step that is learned in parts: this rank's metrics of each part so far, and its denominators.
@@ -104,12 +99,6 @@ class Learner:
     def model(self) -> nn.Module:
         """The policy's `Decoder` or `LibraryModel`."""
         return self.policy.model
-
-    @property
-    def largest_pass(self) -> int:
-        """Tokens of the largest micro-batch of what was cut last."""
-        (lengths, _), cuts = self._cuts
-        return max((sum(lengths[index] for index in cut) for cut in cuts), default=0)
 
     @property
     def divided(self) -> bool:
@@ -323,7 +312,7 @@ class Learner:
         algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
         kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]
-        cuts = self._micro_batches(samples)
+        cuts = self.cuts.of(samples, self.model)
         for position, batch in enumerate(self._cut(samples)):
             cut = [] if batch.idle else cuts[position]
             counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
@@ -352,26 +341,9 @@ class Learner:
         """The micro-batches of this rank, and idle ones where others have more."""
         found = [
             collate([samples[index] for index in cut], self.device, version)
-            for cut in self._micro_batches(samples)
+            for cut in self.cuts.of(samples, self.model)
         ]
         return found + [idle_batch(self.device)] * self._layout.idle_passes(len(found))
-
-    def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
-        lengths = [len(sample.tokens) for sample in samples]
-        if not samples:
-            return []
-        # The same samples are cut for their estimates and for the update: seconds of a CPU where there are thousands.
-        wanted = lengths, bool(self.model.packs)
-        if wanted != self._cuts[0]:
-            self._cuts = wanted, self._new_micro_batches(lengths)
-        return self._cuts[1]
-
-    def _new_micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        budget, model = self.spec.learner.tokens_per_micro_batch, self.model
-        if not model.packs:
-            return micro_batches(lengths, budget)
-        scale = ATTENTION_SCALE * model.hidden_size  # type: ignore[operator]
-        return packed_micro_batches(lengths, budget, attention_scale=scale, one_row=model.one_row)  # type: ignore[arg-type]
 
     def _backward(
         self, batches: Sequence[MicroBatch], loss: Callable[[MicroBatch], LossOutput]
