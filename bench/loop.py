@@ -108,8 +108,9 @@ def write_prompts(target: Path) -> None:
             file.write(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b) * 32}) + "\n")
 
 
-def write_model(folder: Path, case: Case) -> None:
-    """The benchmark's model, whose answers end after `case.mean` tokens on average, or never.
+def write_model(folder: Path, max_new_tokens: int, mean: float | None, shape: Any = None) -> None:
+    """The benchmark's model, whose answers end after `mean` tokens on average of at most `max_new_tokens`, or never.
+    `shape`: a TinyModelSpec; None: the benchmark's.
 
     One number of the hidden state is the same at every position: embeddings write it, no layer adds to it. The end token's
     row of the output head reads that number and nothing else, so its logit does not depend on the text.
@@ -122,7 +123,7 @@ def write_model(folder: Path, case: Case) -> None:
     from rl_trainer.model.decoder import Decoder
     from rl_trainer.model.presets import tiny_config, tiny_tokenizer, write_tiny
 
-    shape = TinyModelSpec(layers=4, max_positions=128)
+    shape = shape or TinyModelSpec(layers=4, max_positions=128)
     write_tiny(folder, shape)
     tokenizer = tiny_tokenizer()
     vocabulary = tokenizer["model"]["vocab"]
@@ -142,19 +143,19 @@ def write_model(folder: Path, case: Case) -> None:
         logits = hidden @ model.head_weight.T
         logits[..., end] = -math.inf
         model.head[end] = 0.0
-        model.head[end, 0] = (logits.logsumexp(-1) + end_log_odds(case)).mean() / hidden[..., 0].mean()
+        model.head[end, 0] = (logits.logsumexp(-1) + end_log_odds(max_new_tokens, mean)).mean() / hidden[..., 0].mean()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     save_file(model.hf_state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def end_log_odds(case: Case) -> float:
+def end_log_odds(max_new_tokens: int, mean: float | None) -> float:
     """log(p / (1 - p)) of the end token. Lengths are geometric and cut: `(1 - (1 - p)^n) / p` on average."""
-    if case.mean is None:
+    if mean is None:
         return -40.0
-    p = 1 / case.mean
+    p = 1 / mean
     for _ in range(50):
-        p = (1 - (1 - p) ** case.max_new_tokens) / case.mean
+        p = (1 - (1 - p) ** max_new_tokens) / mean
     return math.log(p / (1 - p))
 
 
@@ -164,7 +165,7 @@ def end_log_odds(case: Case) -> float:
 def answers(case: Case) -> dict[str, Any]:
     """What one step samples and trains on, made up: answers as long as the model's are."""
     generator = random.Random(1)
-    p = 1 / (1 + math.exp(-end_log_odds(case)))
+    p = 1 / (1 + math.exp(-end_log_odds(case.max_new_tokens, case.mean)))
     lengths, prompts = [], []
     for _ in range(PROMPTS_PER_STEP):
         prompt = [generator.randrange(2, len(CHARACTERS)) for _ in "12+34="]
@@ -303,7 +304,7 @@ def main() -> bool:
         write_prompts(folder / "prompts.jsonl")
         for case in CASES:
             if not (folder / case.folder).exists():
-                write_model(folder / case.folder, case)
+                write_model(folder / case.folder, case.max_new_tokens, case.mean)
         python = environment("trl", TRL_REQUIREMENTS)
         with Worker(
             "loop-trl", python, BENCH / "peer_trl.py", scratch, str(options.threads), freeze=True

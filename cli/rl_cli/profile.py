@@ -120,6 +120,7 @@ def lines(profile: RunProfile) -> list[str]:
         ("log-probs", f"{_ms(1000 * learner.log_prob)} per 1,000 tokens of a rank"),
         ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
         ("publishing", f"{_ms(profile.publish_seconds)} per version"),
+        ("overhead", f"{_ms(profile.overhead_seconds)} for a step"),
         ("switches", f"learner {_ms(profile.switch.learner.turn)}, sampler {_ms(profile.switch.sampler.turn)}"),
     ]  # fmt: skip
     return [f"{label:<12}{text}" for label, text in rows]

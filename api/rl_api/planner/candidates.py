@@ -134,7 +134,7 @@ def estimate(profile: RunProfile, placement: Placement, rollout: Rollout) -> flo
     """Seconds of a step without a simulation, from when groups are there: what a simulation is worth is sorted by it."""
     change = turn(profile, placement.swap)
     learners = placement.learners
-    last = update_seconds(profile, learners) + profile.publish_seconds
+    last = update_seconds(profile, learners) + profile.between_seconds
     if profile.max_staleness > 0:
         sampling, learning = rollout.steady(placement.samplers), step_learn_seconds(profile, learners) + last
         if placement.shared == 0:
@@ -152,7 +152,7 @@ def estimate(profile: RunProfile, placement: Placement, rollout: Rollout) -> flo
             seconds
             + change.to_learner
             + step_learn_seconds(profile, learners)
-            + profile.publish_seconds
+            + profile.between_seconds
             + change.to_sampler
         )
     groups = profile.prompts_per_step

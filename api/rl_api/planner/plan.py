@@ -211,6 +211,7 @@ def _limits(best: Tried, profile: RunProfile) -> str:
         f"learners compute for {seconds_text(learning)}": learning,
         f"devices change hands for {seconds_text(switching)}": switching,
         f"new weights travel for {seconds_text(profile.publish_seconds)}": profile.publish_seconds,
+        f"actors call each other for {seconds_text(profile.overhead_seconds)}": profile.overhead_seconds,
     }
     text = max(parts, key=lambda name: parts[name])
     return f"of {seconds_text(whole)} per step {text}: that is what limits"

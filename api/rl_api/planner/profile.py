@@ -135,7 +135,8 @@ class RunProfile(Model):
     decode: DecodeProfile
     """Seconds of a decode step."""
     prefill_tokens_per_second: float | None = Field(default=None, gt=0, le=1e12)
-    """Prompt tokens that one sampler reads in a second; null: takes no time."""
+    """Prompt tokens that one sampler reads in a second, those of each answer, also where a group's are computed once; null:
+    takes no time."""
     prompt_tokens: float = Field(default=0.0, ge=0, le=MOST)
     """Mean tokens of a prompt."""
     lengths: tuple[Tokens, ...] = Field(min_length=1, max_length=MOST_LENGTHS, strict=False)
@@ -151,6 +152,8 @@ class RunProfile(Model):
     """Seconds of learning."""
     publish_seconds: Seconds = 0.0
     """Seconds from new weights to their being with all samplers."""
+    overhead_seconds: Seconds = 0.0
+    """Seconds of a step in which nobody of the above works: calls between actors, dealing out batches, records."""
     switch: Switches = Switches()
     """What it costs to change who has a device."""
     memory: Memories = Memories()
@@ -166,6 +169,11 @@ class RunProfile(Model):
     def answers(self) -> int:
         """Of a step."""
         return self.group_size * self.prompts_per_step
+
+    @property
+    def between_seconds(self) -> float:
+        """From the end of a step's learning to when samplers go on, as far as no device is needed for it."""
+        return self.publish_seconds + self.overhead_seconds
 
     @property
     def mean_length(self) -> float:

@@ -339,8 +339,8 @@ class _Run:
         if self.learned >= self.groups:
             updated = self.now + update_seconds(self.profile, self.placement.learners)
             self._learns("learn", self.now, updated)
-            self._learns("publish", updated, updated + self.profile.publish_seconds)
-            self._at(updated + self.profile.publish_seconds, "published", 0)
+            self._learns("publish", updated, updated + self.profile.between_seconds)
+            self._at(updated + self.profile.between_seconds, "published", 0)
             return
         self.learning = False
         self._offer()

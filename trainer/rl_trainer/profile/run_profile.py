@@ -19,7 +19,7 @@ from rl_api.planner.profile import (
     SwitchProfile,
 )
 from rl_api.run import RunSpec
-from rl_trainer.observe.step_times import SWITCHES
+from rl_trainer.observe.step_times import SWITCHES, uncovered
 from rl_trainer.observe.timeline import MEASURED, Span
 from rl_trainer.profile.least_squares import LeastSquares
 from rl_trainer.profile.reservoir import Reservoir
@@ -70,8 +70,14 @@ class Measurements:
     def __post_init__(self) -> None:
         self.lengths = Reservoir(MOST_LENGTHS, self.spec.seed)
 
-    def step(self, groups: Sequence[Group], spans: Iterable[Span]) -> None:
-        """One training step: the groups that it trained on, and what all actors did since the one before."""
+    def step(
+        self, groups: Sequence[Group], spans: Iterable[Span], during: tuple[float, float] | None = None
+    ) -> None:
+        """One training step: the groups that it trained on, and what all actors did since the one before.
+
+        `during`: its beginning and its end, seconds since the epoch; None: not known, and nothing is said of its overhead.
+        """
+        spans = list(spans)
         if self.steps == 1:
             self._decode, self._means = LeastSquares(3), defaultdict(Mean)
         self.steps += 1
@@ -96,6 +102,16 @@ class Measurements:
         self._means["score"].add(0.0, len(groups))
         self._means["tool"].add(0.0, len(lengths))
         self._learned(learners, tokens)
+        if during is not None:
+            self._means["overhead"].add(uncovered(*during, self._working(spans)))
+
+    def _working(self, spans: Sequence[Span]) -> list[tuple[float, float]]:
+        """When anybody did something that the profile has a number for, or that is no part of every step.
+
+        Where samplers run ahead the groups that they are at while learners wait are not known yet: all of the wait counts.
+        """
+        left_out = {MEASURED, "wait"} if self.spec.buffer.max_staleness == 0 else {MEASURED}
+        return [(span.start, span.end) for span in spans if span.name not in left_out]
 
     def switched(self, spans: Iterable[Span]) -> None:
         """What it takes to change who has the devices, where that was tried; of several numbers the mean."""
@@ -143,6 +159,7 @@ class Measurements:
             publish_seconds=sum(
                 self._means[f"publish/{part}"].value for part in ("learner", "driver", "load")
             ),
+            overhead_seconds=self._means["overhead"].value,
             switch=Switches(learner=self._switch("learner"), sampler=self._switch("sampler")),
             memory=Memories(learner=self._role("learner"), sampler=self._role("sampler")),
         )

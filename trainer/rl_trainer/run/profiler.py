@@ -25,9 +25,9 @@ class Profiler:
         self._path = folder / PROFILE_FILE
         self._written = 0
 
-    def step(self, groups: Sequence[Group], spans: Sequence[Span]) -> None:
-        """One training step has ended: the groups that it trained on, and what all actors did in it."""
-        self.measurements.step(groups, spans)
+    def step(self, groups: Sequence[Group], spans: Sequence[Span], during: tuple[float, float]) -> None:
+        """One training step has ended: see `Measurements.step`."""
+        self.measurements.step(groups, spans, during)
         if self.measurements.steps >= self._written + EVERY_STEPS:
             self.write()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -258,14 +259,14 @@ class Session(Attempt):
         batch, rewards, update = self._step.batch, self._step.stats, self._step.result
         assert update is not None, "the step was updated"
         buffer = self.actors.finish_step(batch, self.counters.step)
-        seconds = self.recorder.step_seconds()
+        seconds, ended = self.recorder.step_seconds(), time.time()
         self.actors.spans.measured(**self._process.drain())
         spans = self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
         record = replace(record, predicted_seconds=self.planning.predicted)
         self._progress = self.counters.progress(self.spec, record)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
-        self.profiler.step(batch.groups, spans)
+        self.profiler.step(batch.groups, spans, (ended - seconds, ended))
         measured = self.profiler.measurements
         if said := self.planning.step(measured.steps, measured.profile):
             self.recorder.metrics.event("note", step=record.step, text=said)

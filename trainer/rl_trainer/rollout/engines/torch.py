@@ -418,7 +418,9 @@ class TorchEngine(Engine):
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # else its seconds would be those of the decode step
             seconds = time.perf_counter() - started
-            self.meter.prefilled(seconds, sum(len(prompt) - 1 for _, prompt in chunk))
+            # Computed once for all answers that begin with it: of a group the tokens of all are read.
+            tokens = sum((len(prompt) - 1) * self._wanted[key] for key, prompt in chunk)
+            self.meter.prefilled(seconds, tokens)
             self._prefill_seconds += seconds
             for entry, (key, _) in enumerate(chunk):
                 self._prefixes[key] = _Prefix(batch, entry)
