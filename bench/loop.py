@@ -143,7 +143,9 @@ def write_model(folder: Path, max_new_tokens: int, mean: float | None, shape: An
         logits = hidden @ model.head_weight.T
         logits[..., end] = -math.inf
         model.head[end] = 0.0
-        model.head[end, 0] = (logits.logsumexp(-1) + end_log_odds(max_new_tokens, mean)).mean() / hidden[..., 0].mean()
+        model.head[end, 0] = (logits.logsumexp(-1) + end_log_odds(max_new_tokens, mean)).mean() / hidden[
+            ..., 0
+        ].mean()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     save_file(model.hf_state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

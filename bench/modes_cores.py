@@ -41,7 +41,7 @@ class Cores:
     watch: bool = False
     pids: dict[tuple[str, int], int] = field(default_factory=dict)
     overlap: float = 0.0
-    """Seconds of processor time for which two holders of a core worked in the same `LOOK_SECONDS`: the smaller of the two."""
+    """Seconds of processor time for which two holders of a core worked in the same `LOOK_SECONDS`: the lesser one."""
     total: float = 0.0
     """Seconds of processor time of holders of shared cores, all together."""
 

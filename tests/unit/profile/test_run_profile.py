@@ -104,6 +104,41 @@ def test_a_step_in_parts_takes_as_long_as_its_parts_together():
     assert found.alpha == pytest.approx(0.125), "of one part"
 
 
+def test_what_is_left_of_a_step_where_nobody_works_is_its_overhead():
+    spans = [
+        Span("sampler 0", "generate", 100.5, 104.0),
+        Span("sampler 0", "score", 103.0, 104.5),
+        Span("driver", "wait", 100.0, 105.0),
+        Span("learner 0", "train", 105.25, 107.0),
+        Span("learner 0", "publish", 107.0, 107.5),
+        *STEP[-2:],
+        decoded(),
+    ]
+    for staleness, expected in ((0, 0.5 + 0.75 + 0.5), (1, 0.25 + 0.5)):
+        buffer = SPEC.buffer.model_copy(update={"max_staleness": staleness})
+        measurements = Measurements(SPEC.model_copy(update={"buffer": buffer}))
+        measurements.step(GROUPS, spans, (100.0, 108.0))
+        assert measurements.profile().overhead_seconds == pytest.approx(expected)
+
+
+def test_who_waits_for_a_device_on_which_nobody_works_wakes_up():
+    spans = [
+        Span("sampler 0", "generate", 100.0, 104.0),
+        Span("driver", "lease", 103.0, 104.5),
+        Span("learner 0", "train", 104.5, 106.0),
+        Span("sampler 0", "lease", 105.0, 106.25),
+        Span("sampler 1", "lease", 106.0, 106.75),
+        *STEP[-2:],
+        decoded(),
+    ]
+    measurements = Measurements(SPEC)
+    measurements.step(GROUPS, spans, (100.0, 107.0))
+    found = measurements.profile()
+    assert found.switch.learner.wake == pytest.approx(0.5)
+    assert found.switch.sampler.wake == pytest.approx(0.5)  # their mean
+    assert found.overhead_seconds == pytest.approx(0.25)
+
+
 def test_the_first_step_is_forgotten_and_late_ones_weigh_more():
     measurements = Measurements(SPEC)
     slow = [decoded(100.0), learned(0, 90.0, 9.0)]

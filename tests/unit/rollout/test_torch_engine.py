@@ -138,6 +138,8 @@ def test_each_prompt_is_prefilled_once(monkeypatch):
     )
     drain(engine)
     assert sorted(seen) == sorted(text[:-1].tobytes() for text in texts)
+    # The profile's rate is of answers' prompts, as whoever plans with it knows no other number of them.
+    assert engine.meter.drain()["prefill_tokens"] == 8 * sum(len(text) - 1 for text in texts)
 
 
 def test_stop_tokens_end_a_sequence_and_belong_to_it():

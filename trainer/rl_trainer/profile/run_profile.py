@@ -103,15 +103,23 @@ class Measurements:
         self._means["tool"].add(0.0, len(lengths))
         self._learned(learners, tokens)
         if during is not None:
-            self._means["overhead"].add(uncovered(*during, self._working(spans)))
+            self._idle(spans, during)
 
-    def _working(self, spans: Sequence[Span]) -> list[tuple[float, float]]:
-        """When anybody did something that the profile has a number for, or that is no part of every step.
+    def _idle(self, spans: Sequence[Span], during: tuple[float, float]) -> None:
+        """Seconds of a step in which nobody did what the profile has a number for, or what is no part of every step: those
+        of who waits for a device are what it takes to wake up on it, all others are overhead.
 
-        Where samplers run ahead the groups that they are at while learners wait are not known yet: all of the wait counts.
+        Where samplers run ahead the groups that they are at while learners wait are not known yet: all of the wait is work.
         """
-        left_out = {MEASURED, "wait"} if self.spec.buffer.max_staleness == 0 else {MEASURED}
-        return [(span.start, span.end) for span in spans if span.name not in left_out]
+        left_out = {MEASURED, "lease"} | ({"wait"} if self.spec.buffer.max_staleness == 0 else set())
+        working = [(span.start, span.end) for span in spans if span.name not in left_out]
+        waits = [span for span in spans if span.name == "lease"]
+        for span in waits:
+            role = "learner" if span.actor == "driver" else span.actor.split(" ")[0]
+            self._means[f"wake/{role}"].add(uncovered(span.start, span.end, working))
+        self._means["overhead"].add(
+            uncovered(*during, [*working, *((span.start, span.end) for span in waits)])
+        )
 
     def switched(self, spans: Iterable[Span]) -> None:
         """What it takes to change who has the devices, where that was tried; of several numbers the mean."""

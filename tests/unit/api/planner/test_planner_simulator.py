@@ -42,6 +42,12 @@ def test_disaggregated_takes_its_parts_one_after_the_other() -> None:
     assert (result.step_seconds, result.generating, result.learning) == pytest.approx((21.0, 10.0, 9.0))
 
 
+def test_overhead_is_a_part_of_each_step_like_publishing() -> None:
+    profile = _with(overhead_seconds=0.5)
+    assert simulate(profile, Placement(1, 1, 0, 4)).step_seconds == pytest.approx(21.5)
+    assert simulate(profile, Placement(2, 2, 2, 4)).step_seconds == pytest.approx(10 + 5 + 2.5)
+
+
 def test_collocated_has_all_devices_for_both_and_pays_for_each_change_of_hands() -> None:
     switch = Switches(
         learner=SwitchProfile(onload=0.5, offload=0.25), sampler=SwitchProfile(onload=0.125, offload=0.0625)
