@@ -47,12 +47,13 @@ from rl_api.planner.profile import PROFILE_FILE, RunProfile, load_profile
 from rl_api.planner.room import placement_of
 from rl_api.validation import parse
 from rl_trainer.run.ray_session import ray_session
-from rl_trainer.run.replan import forecast, placed
+from rl_trainer.run.replan import forecast, placed, same
 from rl_trainer.run.supported import check_supported
 
 WARM_UP = 4
 WITHIN, NEAR, EXCLUSIVE, FASTER, FASTER_ON = 0.10, 0.03, 0.01, 0.15, 4
 ARMS = (*MODES, "auto")
+WATCHED = ("collocated", "hybrid")
 PARTS = ("generate", "score", "train", "log_probs", "values", "publish", "wait", "lease", "switch")
 
 
@@ -106,9 +107,22 @@ def plan(workload: Workload, profile: RunProfile, folder: Path) -> dict[str, Any
     assert found is not None, "the profile is of this run"
     predicted["auto"] = found.best.predicted_step_seconds
     best = found.best.placement
+    alike = [mode for mode in MODES if same(found.best, load(workload, mode, folder, workload.steps).spec)]
     # The planner's choice, however little it gains: placement.replan.threshold is for those who change their mind.
     chosen = placed(run, found.best).to_document()
-    return {"predicted": predicted, "chosen": best.words(workload.prompts), "mode": best.mode, "run": chosen}
+    return {
+        "predicted": predicted,
+        "chosen": best.words(workload.prompts),
+        "same": alike[0] if alike else None,
+        "run": chosen,
+    }
+
+
+def runs_of(known: dict[str, Any], arm: str) -> list[dict[str, Any]]:
+    """Of one that is chosen and another one as well, those of the other: it is not run twice."""
+    alike = known["plan"]["same"] if arm == "auto" and "plan" in known else None
+    found: list[dict[str, Any]] = known["runs"][alike or arm]
+    return found
 
 
 class Runs:
@@ -121,10 +135,8 @@ class Runs:
     def complete(self, workload: Workload, rounds: int, exclusive: bool) -> bool:
         """Whether nothing of it is left to be run."""
         known = self.found.get(workload.name, {})
-        runs = known.get("runs", {})
-        return all(len(runs.get(arm, ())) >= rounds for arm in ARMS) and (
-            not exclusive or "exclusive" in known
-        )
+        there = known and all(len(runs_of(known, arm)) >= rounds for arm in ARMS)
+        return bool(there) and (not exclusive or len(known.get("exclusive", ())) == len(WATCHED))
 
     def go_on(self, workload: Workload, rounds: int, exclusive: bool, scratch: Path, cores: Cores) -> bool:
         """Runs what is left of a workload; False: time is up."""
@@ -134,7 +146,7 @@ class Runs:
             turn = (number + [one.name for one in WORKLOADS].index(workload.name)) % len(ARMS)
             order = [*ARMS[turn:], *ARMS[:turn]] if number else list(ARMS)
             for arm in order:
-                if len(known["runs"][arm]) > number:
+                if len(runs_of(known, arm)) > number or (arm == "auto" and known["plan"]["same"]):
                     continue
                 if time.monotonic() > self.until:
                     return False
@@ -146,10 +158,8 @@ class Runs:
                     run = load(workload, arm, scratch, workload.steps)
                 cores.watch = False
                 self._ran(workload, known, arm, repetition(run, scratch, cores), scratch)
-        if exclusive and "exclusive" not in known:
-            known["exclusive"] = {}
-        for mode in ("collocated", "hybrid") if exclusive else ():
-            if mode in known["exclusive"]:
+        for mode in WATCHED if exclusive else ():
+            if mode in known.setdefault("exclusive", {}):
                 continue
             if time.monotonic() > self.until:
                 return False
@@ -197,7 +207,8 @@ def _at(run: RLTrainingRun, scratch: Path, workload: Workload) -> RLTrainingRun:
 def by_itself(known: dict[str, Any], workload: Workload, arm: str) -> float:
     """Predicted seconds of a step from the profile of a run in the same mode: what the model of costs misses, where the
     first profile could not know it."""
-    profile = parse(RunProfile, known["profile"] | known["profiles"][arm], "profile")
+    source = known["plan"]["same"] or arm if arm == "auto" else arm
+    profile = parse(RunProfile, known["profile"] | known["profiles"][source], "profile")
     with tempfile.TemporaryDirectory() as folder:
         spec = (
             parse(RLTrainingRun, known["plan"]["run"], "run").spec
@@ -215,7 +226,7 @@ def table_of(
     checks: list[Check] = []
     measured = {
         one.name: {
-            arm: statistics.median(run["seconds"] for run in found[one.name]["runs"][arm]) for arm in ARMS
+            arm: statistics.median(run["seconds"] for run in runs_of(found[one.name], arm)) for arm in ARMS
         }
         for one in complete
     }
@@ -257,7 +268,7 @@ def table_of(
     checks.append(_all(f"auto within {NEAR:.0%} of the best", near))
     checks.append(at_least(f"workloads on which auto beats {kept} by {FASTER:.0%}", faster, FASTER_ON, ""))
     if exclusive:
-        for mode in ("collocated", "hybrid"):
+        for mode in WATCHED:
             shares = [found[one.name]["exclusive"][mode] for one in complete]
             share = sum(s["overlap"] for s in shares) / max(1e-9, sum(s["total"] for s in shares))
             checks.append(
