@@ -9,9 +9,10 @@ A device is a core: learners and samplers are pinned, a shared sampler to the co
     hybrid          one learner with a sampler on its core, one sampler on the other
     auto            what the planner chooses for these two, from the profile of the disaggregated run
 
-Real runs of the trainer, short ones in turn: each round runs all four, in another order, and medians of rounds are compared.
-A repetition is the mean of its steps after the first `WARM_UP`, so that starting does not count. All are in one process and
-one Ray. The profile is that of the first round's disaggregated run, and each prediction is made from it before it is tried.
+Real runs of the trainer, short ones in turn: each round runs all four, and medians of rounds are compared. A round begins with
+the disaggregated run, from whose profile the others are predicted before they run, in another order each time; what auto is
+is chosen in the first. A repetition is the mean of its steps after the first `WARM_UP`, so that starting does not count.
+All are in one process and one Ray.
 
 Results are kept in FOLDER/modes-runs.json after every run; what is there is not run again (--fresh: it is), so that
 the whole can be had in pieces of `--seconds`. The report is of workloads that are complete.
@@ -96,12 +97,17 @@ def repetition(run: RLTrainingRun, folder: Path, cores: Cores) -> dict[str, Any]
     }
 
 
-def plan(workload: Workload, profile: RunProfile, folder: Path) -> dict[str, Any]:
-    """What the planner says of each mode, and what it chooses, by the profile alone."""
+def plan(
+    workload: Workload, profile: RunProfile, folder: Path, before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What the planner says of each mode by the profile alone, and what it chooses; `before`: what it chose earlier."""
     predicted = {}
     for mode in MODES:
         spec = load(workload, mode, folder, workload.steps).spec
         predicted[mode] = predict(profile, placement_of(spec)).step_seconds
+    if before is not None:
+        kept = parse(RLTrainingRun, before["run"], "run").spec
+        return {"predicted": predicted | {"auto": predict(profile, placement_of(kept)).step_seconds}}
     run = load(workload, "auto", folder, workload.steps)
     found = forecast(profile, run, check_supported)
     assert found is not None, "the profile is of this run"
@@ -144,7 +150,10 @@ class Runs:
         write_inputs(workload, scratch)
         for number in range(rounds):
             turn = (number + [one.name for one in WORKLOADS].index(workload.name)) % len(ARMS)
-            order = [*ARMS[turn:], *ARMS[:turn]] if number else list(ARMS)
+            order = [
+                "disaggregated",
+                *(arm for arm in [*ARMS[turn:], *ARMS[:turn]] if arm != "disaggregated"),
+            ]
             for arm in order:
                 if len(runs_of(known, arm)) > number or (arm == "auto" and known["plan"]["same"]):
                     continue
@@ -177,10 +186,12 @@ class Runs:
         known.setdefault("profiles", {})[arm] = {
             name: value for name, value in profile.items() if name not in ("lengths", "memory")
         }
-        if "plan" not in known:
-            known["profile"] = profile
-            known["plan"] = plan(workload, load_profile(scratch / "run"), scratch)
-        predicted = known["plan"]["predicted"][arm]
+        if arm == "disaggregated":
+            said = plan(workload, load_profile(scratch / "run"), scratch, known.get("plan"))
+            known.setdefault("predictions", []).append(said.pop("predicted"))
+            known.setdefault("plan", said)
+            known.setdefault("profile", profile)
+        predicted = known["predictions"][-1][arm]
         print(
             f"{workload.name}, {arm}: {result['seconds']:.4f} s per step, predicted {predicted:.4f} "
             f"({predicted / result['seconds'] - 1:+.0%})",
@@ -236,7 +247,7 @@ def table_of(
     faster = 0
     for one in complete:
         known, seconds = found[one.name], measured[one.name]
-        predicted = known["plan"]["predicted"]
+        predicted = {arm: statistics.median(said[arm] for said in known["predictions"]) for arm in ARMS}
         for arm in ARMS:
             errors[arm].append(predicted[arm] / seconds[arm] - 1)
         best = min(ARMS, key=lambda arm: seconds[arm])

@@ -37,7 +37,7 @@ def test_each_mode_of_a_workload_is_run_and_predicted(tmp_path: Path) -> None:
         (run,) = known["runs"][(arm == "auto" and known["plan"]["same"]) or arm]
         assert run["steps"] == STEPS - 4  # those of the warm-up are not counted
         assert run["seconds"] > 0
-        assert known["plan"]["predicted"][arm] > 0
+        assert known["predictions"][0][arm] > 0
     assert known["profiles"]["collocated"]["devices"] == known["profile"]["devices"] | {
         "learner": 2,
         "sampler": 2,
