@@ -1,6 +1,9 @@
 """Predicted against measured seconds per step, of twelve small workloads in each placement mode, on two cores.
 
-    python bench/modes.py [--rounds 3] [--only "equal 16" --only wide] [--seconds 170]
+    python bench/modes.py
+    python bench/modes.py --only "equal 16" --only wide --rounds 1     # a short look
+    python bench/modes.py --seconds 170                                # a piece; the same command goes on
+    python bench/modes.py --exclusive --only "long tail"               # and whether two work on a core at once
 
 A device is a core: learners and samplers are pinned, a shared sampler to the core of its learner. All modes have two:
 
@@ -9,10 +12,10 @@ A device is a core: learners and samplers are pinned, a shared sampler to the co
     hybrid          one learner with a sampler on its core, one sampler on the other
     auto            what the planner chooses for these two, from the profile of the disaggregated run
 
-Real runs of the trainer, short ones in turn: each round runs all four, and medians of rounds are compared. A round begins with
-the disaggregated run, from whose profile the others are predicted before they run, in another order each time; what auto is
-is chosen in the first. A repetition is the mean of its steps after the first `WARM_UP`, so that starting does not count.
-All are in one process and one Ray.
+Real runs of the trainer, short ones in turn: each round runs all four, and medians of rounds are compared. A round begins
+with the disaggregated run, from whose profile the others are predicted before they run, in another order each time; what
+auto is is chosen in the first. A repetition is the mean of its steps after the first `WARM_UP`, so that starting does not
+count. All are in one process and one Ray.
 
 Results are kept in FOLDER/modes-runs.json after every run; what is there is not run again (--fresh: it is), so that
 the whole can be had in pieces of `--seconds`. The report is of workloads that are complete.
