@@ -357,9 +357,12 @@ def test_a_class_without_a_solution_or_with_a_wrong_one(world):
     [
         (
             "calculater",
-            r"task.name: found 'calculater', allowed: calculator, or a class .*; did you mean calculator\?",
+            r"task.name: found 'calculater', allowed: calculator, search, or a class .*; did you mean calculator\?",
         ),
-        ("sudoku", r"task.name: found 'sudoku', allowed: calculator, or a class of yours as module:Class$"),
+        (
+            "sudoku",
+            r"task.name: found 'sudoku', allowed: calculator, search, or a class of yours as module:Class$",
+        ),
         ("not_there:World", r"task.name: there is no module 'not_there'"),
     ],
 )

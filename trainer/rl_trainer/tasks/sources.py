@@ -57,11 +57,16 @@ def read_data(spec: TaskSpec, search: Path | None) -> PromptData | None:
                 f"task.dataset needs a package that is not installed: {error}; install rltrain[trainer]"
             ) from None
         return read_dataset(spec.dataset, find(spec.dataset.name, search))
-    if spec.file is None:
-        return None
-    if "://" in spec.file:
-        return _read_remote(spec.file)
-    return _read_local(spec.file, search)
+    return None if spec.file is None else read_file(spec.file, search)
+
+
+def read_file(file: str, search: Path | None, field: str = "task.file") -> PromptData:
+    """The rows of a file or folder; arguments and errors as `read_data`, which name the field that the user wrote it in."""
+    try:
+        return _read_remote(file) if "://" in file else _read_local(file, search)
+    except TaskError as error:
+        # What reads a row knows files alone.
+        raise TaskError(str(error).replace("task.file:", f"{field}:", 1)) from error.__cause__
 
 
 def find(name: str, search: Path | None) -> Path | None:

@@ -25,7 +25,7 @@ def environment_target(spec: TaskSpec, search: Path | None, process: KillablePro
     if ":" in name:
         return _made(name, process.target(Environments, (name, search)))
     if name in BUILT_IN:
-        return LocalTarget(Environments(BUILT_IN[name]))
+        return LocalTarget(Environments(BUILT_IN[name](search)))
     close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise TaskError(
