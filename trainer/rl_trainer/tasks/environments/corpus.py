@@ -61,7 +61,7 @@ class Corpus:
     def chains(self, hops: int) -> Sequence[tuple[Fact, ...]]:
         """All chains of so many facts in which each one's value is the title of the next; in the order of the file."""
         if hops not in self._chains:
-            found = [(fact,) for title in self._facts for fact in self._of(title)]
+            found: list[tuple[Fact, ...]] = [(fact,) for title in self._facts for fact in self._of(title)]
             for _ in range(hops - 1):
                 found = [(*chain, fact) for chain in found for fact in self._of(chain[-1].value)]
             self._chains[hops] = found
