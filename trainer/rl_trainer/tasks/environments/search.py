@@ -108,7 +108,7 @@ class Search:
     ) -> None:
         if not isinstance(item.get("question"), str):
             raise ValueError(f"found question {item.get('question')!r:.60}, allowed: text")
-        self._question, self._corpus, self._results = item["question"], corpus, results
+        self._question, self._corpus, self._results = str(item["question"]), corpus, results
         self._names = names
         self._own = {name.lower(): word for word, name in names.items()}
 
