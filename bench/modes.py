@@ -17,7 +17,7 @@ with the disaggregated run, from whose profile the others are predicted before t
 auto is is chosen in the first. A repetition is the mean of its steps after the first `WARM_UP`, so that starting does not
 count. All are in one process and one Ray.
 
-Results are kept in FOLDER/modes-runs.json after every run; what is there is not run again (--fresh: it is), so that
+Results are kept in FOLDER/modes-runs.json after every run; whole rounds are not run again (--fresh: they are), so that
 the whole can be had in pieces of `--seconds`. The report is of workloads that are complete.
 
 Each cell is predicted / measured milliseconds; in brackets how far the prediction is off, and how far one from the
@@ -151,6 +151,10 @@ class Runs:
         """Runs what is left of a workload; False: time is up."""
         known = self.found.setdefault(workload.name, {"runs": {arm: [] for arm in ARMS}})
         write_inputs(workload, scratch)
+        # A round of which a part was run earlier is none: what is compared must be of one time.
+        whole = min(len(runs_of(known, arm)) for arm in ARMS)
+        for kept in (*known["runs"].values(), known.get("predictions", [])):
+            del kept[whole:]
         for number in range(rounds):
             turn = (number + [one.name for one in WORKLOADS].index(workload.name)) % len(ARMS)
             order = [

@@ -1,0 +1,48 @@
+"""`bench/modes.py` in small, as a user runs it: all modes of one workload really run, and the planner's word on each.
+
+What is measured here is what else the machine does: nothing is held against a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kube import REPOSITORY
+
+pytestmark = pytest.mark.timeout(300)
+
+ARMS = ("disaggregated", "collocated", "hybrid", "auto")
+STEPS = 6
+
+
+def test_each_mode_of_a_workload_is_run_and_predicted(tmp_path: Path) -> None:
+    options = [f"--out={tmp_path}", "--rounds=1", f"--steps={STEPS}", "--only=equal 16"]
+    command = [sys.executable, str(REPOSITORY / "bench" / "modes.py"), *options]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert (tmp_path / "modes.json").exists(), done.stderr
+    found = json.loads((tmp_path / "modes.json").read_text())
+    assert done.returncode == (0 if found["passed"] else 1)
+    (row,) = found["rows"]
+    assert row["workload"] == "equal 16"
+    assert row["best"] in ARMS
+    assert row["chosen"].split(":")[0] in ARMS
+    (known,) = json.loads((tmp_path / "modes-runs.json").read_text()).values()
+    for arm in ARMS:
+        (run,) = known["runs"][(arm == "auto" and known["plan"]["same"]) or arm]
+        assert run["steps"] == STEPS - 4  # those of the warm-up are not counted
+        assert run["seconds"] > 0
+        assert known["predictions"][0][arm] > 0
+    assert known["profiles"]["collocated"]["devices"] == known["profile"]["devices"] | {
+        "learner": 2,
+        "sampler": 2,
+    }
+    # What is there is not run again.
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "s per step" not in again.stderr
+    assert json.loads((tmp_path / "modes.json").read_text())["rows"] == [row]
