@@ -108,5 +108,10 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         ".placement.handOverAt",
         f"found {{self.placement.handOverAt}}, {words.NOBODY_TO_HAND_TO} {{{_MODE}}}, {words.OTHERS_SAMPLE_ON}",
     ),
+    _rule(
+        f"!self.?placement.?replan.hasValue() || {_MODE} in ['auto', '']",
+        ".placement.replan",
+        f"{words.NOTHING_CHANGES} {{{_MODE}}}, {words.AUTO_CHANGES}",
+    ),
 ]
 """Rules of a run's spec."""

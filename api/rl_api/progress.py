@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from rl_api.base import StatusModel
 from rl_api.describe import found
+from rl_api.placement_status import PlacementStatus
 from rl_api.printable import printable
-
-MOST: Final = 2**53 - 1
-"""The largest whole number that every reader of JSON keeps exact."""
+from rl_api.status_fields import Count, Time
 
 LONGEST_URI: Final = 1024
 """Bytes of a checkpoint's address, whoever says it."""
@@ -26,23 +24,11 @@ MOST_EVICTIONS: Final = 20
 """Evictions that a status lists, the newest ones."""
 
 
-def _with_zone(time: datetime) -> datetime:
-    if time.tzinfo is None:
-        raise ValueError("a time without a zone")
-    return time
-
-
 def _findable(checkpoint: object) -> object:
     """Versions before this one kept addresses of up to 4096 characters: such a one counts as none."""
     uri = checkpoint.get("uri") if isinstance(checkpoint, Mapping) else None
     return None if isinstance(uri, str) and len(uri) > LONGEST_URI else checkpoint
 
-
-Count = Annotated[int, Field(ge=0, le=MOST)]
-"""A number of steps, attempts or generations."""
-
-Time = Annotated[datetime, AfterValidator(_with_zone)]
-"""A moment. One without a zone is none: the API server would not store it."""
 
 Phase = Literal[
     "Pending",
@@ -59,27 +45,6 @@ Phase = Literal[
     "Interrupted",
 ]
 """What a run is doing, in one word; for people and the print column. Programs look at conditions."""
-
-
-class PlacementStatus(StatusModel):
-    """Who shares devices in the attempt that goes on, why, and what a step takes so."""
-
-    mode: Literal["collocated", "disaggregated", "hybrid"]
-    """What `placement.mode` comes to, auto as well: collocated (all samplers share), hybrid (some do) or disaggregated."""
-    samplers: int = Field(ge=0, le=MOST)
-    """Samplers that are wanted, wherever they are."""
-    shared: int = Field(default=0, ge=0, le=MOST)
-    """Those of them on learners' devices."""
-    learners: int = Field(ge=0, le=MOST)
-    """Learner processes."""
-    part_groups: Count | None = None
-    """Groups that learners begin with while others of the step are still sampled; null: the whole step."""
-    predicted_step_seconds: float | None = Field(default=None, ge=0.0)
-    """Seconds of a step as the planner predicted them; null: nobody did."""
-    measured_step_seconds: float | None = Field(default=None, ge=0.0)
-    """Seconds of a step, mean of the last steps; null: none was measured yet."""
-    reason: str = ""
-    """Why it is placed so, in one sentence."""
 
 
 class Progress(StatusModel):

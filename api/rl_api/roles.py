@@ -231,7 +231,7 @@ class BufferSpec(Model):
 
 
 class ReplanSpec(Model):
-    """When a measured profile changes the placement of a run whose mode is auto."""
+    """When what a run measures of itself changes its placement."""
 
     threshold: float = Field(default=0.15, gt=0, le=10)
     """Share of a step's time that the other placement must save."""
@@ -262,8 +262,10 @@ class PlacementSpec(Model):
     residency: Literal["auto", "swap", "keep"] = "auto"
     """What becomes of a role's tensors while the other has the devices: swap (moved out, and in again), keep (they stay), or
     auto: swap where both do not fit."""
-    replan: ReplanSpec = ReplanSpec()
-    """When a run with mode auto changes its placement."""
+    replan: ReplanSpec | None = None
+    """When the run changes its placement by itself, with mode auto, from what it measures: at a checkpoint, from which it
+    goes on; on a cluster as the next attempt, with as many samplers and learners as before. null: it says which placement
+    would be better, and keeps its own."""
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
     timeout: PositiveDuration = Duration(60)

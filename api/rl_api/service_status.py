@@ -7,7 +7,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from rl_api.base import StatusModel
-from rl_api.progress import Condition, Count, Time
+from rl_api.progress import Condition
+from rl_api.status_fields import Count, Time
 
 MOST_PROMOTIONS: Final = 10
 """Promotions that a status lists."""

@@ -18,6 +18,8 @@ ONE_DEVICE: Final = (
 NOTHING_TO_SHARE: Final = "allowed with engine endpoint: auto or disaggregated, as the server has its devices"
 NOBODY_SHARES: Final = "allowed with engine endpoint: 0 or null, as the server has its devices"
 NOBODY_TO_HAND_TO: Final = "allowed: null with placement.mode"
+NOTHING_CHANGES: Final = "found an object, allowed: null with placement.mode"
+AUTO_CHANGES: Final = "as only auto lets a run change its placement"
 OTHERS_SAMPLE_ON: Final = "as only with hybrid and auto others sample on"
 NOT_TWICE: Final = (
     "allowed where samplers share learners' devices: auto, objectStore, delta or adapter, as a broadcast reaches each "
@@ -117,8 +119,17 @@ def others_to_hand_to(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def what_may_change(spec: RunSpec) -> Iterator[Problem]:
+    """`placement.replan` is set with mode auto only: with others the user has chosen."""
+    placement = spec.placement
+    if _ours(spec) and placement.replan is not None and placement.mode != "auto":
+        yield spec_problem(
+            "placement.replan", f"{NOTHING_CHANGES} {placement.mode}, {AUTO_CHANGES}", "placement.mode"
+        )
+
+
 SHARING_RULES: Final = (
     *(who_shares, devices_to_share, no_broadcast_on_shared),
-    *(parts_of_a_step, others_to_hand_to),
+    *(parts_of_a_step, others_to_hand_to, what_may_change),
 )
 """Rules of who shares devices, and how."""

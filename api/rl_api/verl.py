@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from rl_api.paths import parse_path
 from rl_api.problems import Problem, spec_problem
-from rl_api.roles import ReplanSpec
 from rl_api.run import RetrySpec, RunSpec
 
 _KINDS: Final = {"ppoClip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
@@ -64,7 +63,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "placement.mode": ("auto", "collocated"),
     **{"placement.sharedSamplers": (None,), "placement.partGroups": (None,), "placement.handOverAt": (None,)},
     **{"placement.handOver": ("interrupt",), "placement.residency": ("auto",)},
-    "placement.replan": (ReplanSpec().to_document(),),
+    "placement.replan": (None,),
     "placement.strategy": ("PACK",),
     "weightSync.transport": ("auto", "objectStore"),
     "weightSync.everySteps": (1,),

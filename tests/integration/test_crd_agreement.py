@@ -54,6 +54,8 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"mode": "hybrid", "handOverAt": 0.7, "partGroups": 1},
         {"mode": "auto", "sharedSamplers": 3, "replan": {"steps": 5}},
         {"handOverAt": 0.5, "residency": "swap"},
+        {"mode": "disaggregated", "replan": {}},
+        {"replan": None},
     ],
     ("placement", "handOverAt"): [0.5, 1, 0, None],
     ("weightSync", "transport"): ["collective", "auto"],

@@ -70,12 +70,12 @@ def test_a_placement_that_changes_under_way_changes_nothing_else(
         generating=0.25,
         learning=0.25,
     )
-    forecasts = itertools.chain([None], itertools.repeat(Forecast(1.0, hybrid)))
-    monkeypatch.setattr(planning, "forecast", lambda *_: next(forecasts))
+    forecasts = itertools.repeat(Forecast(1.0, hybrid))
+    monkeypatch.setattr(planning, "forecast", lambda *_, **__: next(forecasts))
     monkeypatch.setattr(planning, "EVERY_STEPS", 1)
     monkeypatch.setattr(planning, "SHARE", math.inf)
     moved = two_samplers(tmp_path, placement={"replan": {"steps": 2}})
-    said = moved.run("--profile", str(uninterrupted.out)).assert_well().out
+    said = moved.run().assert_well().out
     assert said.count("the run goes on with it from its next checkpoint") == 1
     attempts = [json.loads(line) for line in (moved.out / "attempts.jsonl").read_text().splitlines()]
     ended = [one["reason"] for one in attempts if one["event"] == "ended"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_api.errors import InvalidConfig, RLTrainError
-from rl_api.progress import MOST
+from rl_api.status_fields import MOST
 from rl_serve.arguments import PolicyRef
 from rl_trainer.checkpoint.manifest import step_of
 from rl_trainer.checkpoint.pins import (

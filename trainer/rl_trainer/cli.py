@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="placement-profile.json of such a run, or its folder: with placement.mode auto it says who gets which devices, "
-        "which may change while the run trains",
+        help="placement-profile.json of such a run, or its folder: with placement.mode auto it says who gets which devices "
+        "from the start",
     )
     run.add_argument(
         "--dashboard",
@@ -216,7 +216,7 @@ def train_run(
         try:
             while True:
                 try:
-                    train(run, folder, console, stop, replan=profile is not None, **options)
+                    train(run, folder, console, stop, **options)
                     break
                 except PlacementChanged as change:
                     run, folder.resume = change.run, True

@@ -50,7 +50,7 @@ class Look:
         nulls = world.nulls if adopted and not old.attempts else old.nulls
         # A wish for a checkpoint counts only while the run is being stopped.
         known = {"attempts": [*old.attempts, *adopted], "nulls": nulls, "checkpoint_request": None}
-        if adopted:
+        if adopted and isinstance(plan, Effective):  # which knows what was planned
             known["placement"] = None
         before = {condition.type: condition for condition in old.conditions}
         return cls(

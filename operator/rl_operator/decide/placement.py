@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from rl_api.progress import PlacementStatus, RoleStatus, RunStatus
+from rl_api.placement_status import KeptPlacement, Mode, PlacementStatus, WantedPlacement
+from rl_api.progress import RoleStatus, RunStatus
+from rl_operator.decide.diagnose import one_line
 from rl_operator.model.names import LEARNER
 from rl_operator.plan.effective import Effective
-
-Mode = Literal["collocated", "disaggregated", "hybrid"]
 
 
 def placement_of(effective: Effective) -> PlacementStatus | None:
@@ -18,17 +16,23 @@ def placement_of(effective: Effective) -> PlacementStatus | None:
         return None
     mode, shared, samplers = spec.placement.mode, effective.shared, effective.samplers
     some: Mode = "collocated" if shared == samplers else "hybrid"
+    planned = effective.planned
     return PlacementStatus(
         mode=mode if mode != "auto" else some if shared else "disaggregated",
         samplers=samplers,
         shared=shared,
         learners=spec.learner.ranks,
         part_groups=spec.placement.part_groups,
-        reason=_reason(mode, shared, said=spec.placement.shared_samplers is not None),
+        predicted_step_seconds=planned.predicted_step_seconds if planned is not None else None,
+        reason=_reason(mode, shared, planned, said=spec.placement.shared_samplers is not None),
+        planned=planned,
     )
 
 
-def _reason(mode: str, shared: int, *, said: bool) -> str:
+def _reason(mode: str, shared: int, planned: KeptPlacement | None, *, said: bool) -> str:
+    if planned is not None:
+        why = f": {planned.reason}" if planned.reason else ""
+        return f"placement.mode is auto, and the driver of attempt {planned.attempt} planned it{why}"
     if mode != "auto":
         return f"placement.mode is {mode}"
     if said:
@@ -52,9 +56,18 @@ def told(known: PlacementStatus | None, said: PlacementStatus | None) -> Placeme
         return known
     news = {name: value for name, value in said if value not in (None, "")}
     # How many there are is for those to say who made their pods.
-    for name in ("samplers", "shared", "learners"):
+    for name in ("samplers", "shared", "learners", "planned", "next"):
         news.pop(name, None)
-    return known.model_copy(update=news)
+    return known.model_copy(update={**news, "wanted": _wanted(known.wanted, said.wanted)})
+
+
+def _wanted(known: WantedPlacement | None, said: WantedPlacement | None) -> WantedPlacement | None:
+    """What the driver wants now, and why that was refused, where it is what it wanted before."""
+    if said is None:
+        return None
+    said = said.model_copy(update={"reason": one_line(said.reason), "refused": ""})
+    alike = known is not None and known.model_copy(update={"refused": ""}) == said
+    return known if alike else said
 
 
 def with_shared(

@@ -38,6 +38,7 @@ from rl_operator.decide.look import QUICK, SLOW, SOON, TURN, Look, removal, star
 from rl_operator.decide.placement import going_on, placement_of, told, with_shared
 from rl_operator.decide.queued import admitted, enter, give_way, shown, without_quota
 from rl_operator.decide.queueing import admission
+from rl_operator.decide.replanning import close_replanned, is_ending, replan
 from rl_operator.decide.room import no_room, samplers_with_room
 from rl_operator.decide.scaling import scale
 from rl_operator.decide.status import (
@@ -101,6 +102,8 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
     look = _read(look, attempt.number)
     if ray is None and (world.wants_suspend or stopping):
         return close_suspended(look, attempt)
+    if ray is None and is_ending(look, attempt):
+        return close_replanned(look, attempt)
     parked = ray is None and pending(look, attempt) is not None
     end = outcome(world, attempt.number) if not parked else None
     if end is not None:
@@ -110,6 +113,10 @@ def _watch(look: Look, attempt: Attempt) -> Decision:
         if isinstance(evicted, Decision):
             return _with_shared(look, evicted, ray)
         look = evicted
+        replanned = replan(look, attempt, ray) if ray is not None else look
+        if isinstance(replanned, Decision):
+            return _with_shared(look, replanned, ray)
+        look = replanned
     if ray is None:
         return _start(look, attempt.number)
     look = look.answering(ray)

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from rl_api.printable import printable
-from rl_api.progress import MOST
 from rl_api.service_status import PolicyVersion
+from rl_api.status_fields import MOST
 from rl_operator.drivers.client import Drivers
 from rl_operator.model.service import Control, Evaluation, Replica, VersionFigures, Wish, gate_text
 

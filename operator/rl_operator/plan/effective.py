@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_api.paths import Path
+from rl_api.placement_status import KeptPlacement, PlannedPlacement
 from rl_api.problems import Problem
 from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
-from rl_api.roles import ReplanSpec
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.service import ServiceSpec
 from rl_api.validation import check_document
@@ -33,6 +33,7 @@ from rl_operator.plan.allowed import ask, idle_on_accelerators, names_image, not
 from rl_operator.plan.backends import Backend, backend_of
 from rl_operator.plan.gangs import claims_in_gang, queue_beside_gang
 from rl_operator.plan.limits import misplaced, over_limits
+from rl_operator.plan.planned import placement_digest, planned_of, with_placement
 from rl_operator.plan.pools import pools_of_roles
 from rl_operator.plan.profile import as_written, choose_profile, title
 from rl_operator.plan.refused import Refused
@@ -65,6 +66,8 @@ class Effective:
     """Whether nodes ask the registry for an image that they have."""
     shared_claim: bool = False
     """Whether pods on several nodes can write to its claim; known when an attempt starts."""
+    planned: KeptPlacement | None = None
+    """The placement that it was given, and has; None: it has what its user has written."""
 
     def role(self, name: str) -> Role:
         """One role."""
@@ -197,7 +200,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     ("weightSync",): {"maxMismatch": 1.5},
     ("placement",): {
         **{"sharedSamplers": None, "partGroups": None, "handOver": "interrupt", "handOverAt": None},
-        **{"residency": "auto", "replan": ReplanSpec().to_document()},
+        **{"residency": "auto", "replan": None},
     },
     ("retry",): {"livenessTimeout": "2m"},
     ("checkpoint",): {"asynchronous": "auto"},
@@ -235,11 +238,25 @@ def plan(
     if isinstance(chosen, Refused):
         return chosen
     found = _plan(run, *chosen, settings, labels)
-    return (
-        replace(found, profile_name=chosen[0], limits=chosen[1].limits)
-        if isinstance(found, Refused)
-        else found
-    )
+    if isinstance(found, Refused):
+        return replace(found, profile_name=chosen[0], limits=chosen[1].limits)
+    kept = planned_of(run)
+    if kept is None or kept.instead_of != placement_digest(found.spec.placement):
+        return found
+    moved = placed_as(run, found, kept, labels)
+    # What is not allowed any more, or does not go with the rest of the spec, is given up.
+    return replace(moved, planned=kept) if isinstance(moved, Effective) else found
+
+
+def placed_as(
+    run: Mapping[str, Any],
+    effective: Effective,
+    planned: PlannedPlacement,
+    labels: Mapping[str, str] | None = None,
+) -> Plan:
+    """The run with another placement under the same profile, or why that cannot be."""
+    moved = with_placement(run, planned)
+    return _plan(moved, effective.profile_name, effective.profile, effective.settings, labels)
 
 
 def _plan(

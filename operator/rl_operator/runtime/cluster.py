@@ -34,6 +34,7 @@ from rl_operator.model.times import parse_time
 from rl_operator.model.tokens import STATUS_SERVER, derive_token
 from rl_operator.model.workload import Workload
 from rl_operator.plan.effective import Effective, Plan, plan
+from rl_operator.plan.planned import planned_of
 from rl_operator.plan.profile import goes_by_labels
 from rl_operator.render.event import event_of
 from rl_operator.runtime.earlier import earlier_token
@@ -69,7 +70,9 @@ class Cluster:
     def plan(self, run: Mapping[str, Any], memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed, or when it would be much to keep."""
         # Not its generation: a null that is applied anew changes an annotation alone.
-        spec = json.dumps([run.get("spec"), run.get("wrong")]).encode()
+        planned = planned_of(run)
+        given = planned.to_document() if planned is not None else None
+        spec = json.dumps([run.get("spec"), run.get("wrong"), given]).encode()
         digest, labels = hashlib.sha256(spec).digest(), memory.labels
         key = (run["metadata"].get("uid"), digest, self.store.profiles_version(), labels)
         if memory.plan is not None and memory.plan_of == key:

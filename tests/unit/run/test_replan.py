@@ -6,6 +6,7 @@ import pytest
 
 from rl_api.errors import InvalidConfig
 from rl_api.planner.profile import RunProfile
+from rl_api.progress import read_progress
 from rl_api.roles import ReplanSpec
 from rl_api.run import RLTrainingRun
 from rl_trainer.run import planning as planning_module
@@ -20,6 +21,7 @@ from rl_trainer.run.replan import (
     placement_status,
     same,
     sentence,
+    wanted_of,
 )
 
 
@@ -166,12 +168,13 @@ def test_the_status_says_who_shares_devices_and_what_a_step_takes():
 class Clock:
     """A profile that is asked for, and when."""
 
-    def __init__(self):
+    def __init__(self, **fields):
         self.asked = 0
+        self.fields = fields
 
     def __call__(self):
         self.asked += 1
-        return profile()
+        return profile(**self.fields)
 
 
 def steps_of(planning, count, measured):
@@ -184,32 +187,69 @@ def steps_of(planning, count, measured):
     return said
 
 
+def test_on_a_cluster_there_are_as_many_samplers_and_learners_as_before():
+    whole = run(buffer={"maxStaleness": 0}, sampler={"replicas": 2, "maxSequences": 32, "maxNewTokens": 64})
+    measured = profile(beta=0.005, maxStaleness=0, devices={"learner": 2, "sampler": 2})
+    for check in (no_sharing, anything):
+        found = forecast(measured, whole, check, as_many=True)
+        assert (found.best.samplers, found.best.learners) == (2, 2)
+        wanted = wanted_of(found, whole.spec)
+        assert wanted.mode == found.best.mode
+        assert wanted.shared_samplers == found.best.shared
+        assert wanted.reason == sentence(found, 8)
+        after = placed(whole, found.best).spec
+        assert (after.sampler, after.learner) == (whole.spec.sampler, whole.spec.learner)
+        assert after.placement.part_groups == wanted.part_groups
+        said = placement_status(whole.spec, found.now, 1.0, wanted)
+        assert read_progress({"placement": said.to_document()}).placement == said
+
+
 @pytest.mark.parametrize("change", [True, False])
-def test_a_run_that_is_measured_changes_its_placement_where_it_may(monkeypatch, change):
+@pytest.mark.parametrize("on_cluster", [True, False])
+def test_a_run_that_is_measured_changes_its_placement_where_it_may(monkeypatch, change, on_cluster):
     monkeypatch.setattr(planning_module, "check_supported", no_sharing)
     monkeypatch.setattr(planning_module, "SHARE", math.inf)
     told, measured = [], Clock()
-    spec = {"placement": {"replan": {"threshold": 0.15, "steps": 3}}}
-    with Planning(run(**spec), told.append, change=change) as planning:
+    # Without a wish the run says it all the same.
+    replan = {"threshold": 0.1, "steps": 3} if change else None
+    monkeypatch.setattr(planning_module, "ReplanSpec", lambda: ReplanSpec(threshold=0.1, steps=3))
+    # Parts are what another placement of as many gains.
+    spec = {"placement": {"replan": replan}, "buffer": {"maxStaleness": 0 if on_cluster else 1}}
+    if on_cluster:
+        measured = Clock(beta=0.002, maxStaleness=0, lengths=[4, 8, 8, 8, 8, 8, 16, 64])
+    with Planning(run(**spec), told.append, on_cluster=on_cluster) as planning:
+        assert planning.wanted is None
         said = steps_of(planning, EVERY_STEPS + 4, measured)
-        assert math.isnan(Planning(run(**spec), told.append, change=change).predicted)
+        assert math.isnan(Planning(run(**spec), told.append, on_cluster=on_cluster).predicted)
         # The forecast is there a step after it was begun, and has to hold for three steps.
         assert [one is not None for one in said] == [False] * (EVERY_STEPS + 2) + [True, False]
         assert measured.asked == 1
-        assert planning.predicted == pytest.approx(1.5, rel=0.5)
-        assert planning.due is change
+        assert planning.due is (change and not on_cluster)
         [sentence] = told
+        if on_cluster:
+            assert planning.wanted.part_groups < 8
+            assert "learners 2, samplers 1" in sentence
+            asked = (
+                "the operator is asked for it"
+                if change
+                else "with placement.replan the operator would give it"
+            )
+            assert asked in sentence
+            return
+        assert planning.wanted is None
+        assert planning.predicted == pytest.approx(1.5, rel=0.5)
         assert "learners 1, samplers 2" in sentence
         if change:
             moved = planning.change().run.spec
             assert (moved.sampler.replicas, moved.learner.replicas) == (2, 1)
         else:
+            assert "with placement.replan the run would change to it" in sentence
             assert "--profile" in sentence
 
 
 def test_other_modes_than_auto_have_no_forecasts():
     measured = Clock()
-    with Planning(run(placement={"mode": "disaggregated"}), print, change=True) as planning:
+    with Planning(run(placement={"mode": "disaggregated"}), print) as planning:
         assert steps_of(planning, 2 * EVERY_STEPS, measured) == [None] * (2 * EVERY_STEPS)
     assert measured.asked == 0
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from rl_api.errors import CheckpointError
-from rl_api.progress import MOST
+from rl_api.status_fields import MOST
 from rl_trainer.error_text import reason
 
 MANIFEST = "manifest.json"

@@ -23,7 +23,7 @@ from pydantic import Field
 from rl_api.base import Model, Word
 from rl_api.errors import InvalidConfig
 from rl_api.printable import printable
-from rl_api.progress import MOST
+from rl_api.status_fields import MOST
 from rl_api.validation import parse
 from rl_trainer.error_text import reason
 from rl_trainer.storage.remote_folder import RemoteFolder

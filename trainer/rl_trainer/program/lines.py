@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rl_api.paths import too_deep
-from rl_api.progress import LONGEST_URI, MOST, is_address
+from rl_api.progress import LONGEST_URI, is_address
+from rl_api.status_fields import MOST
 from rl_trainer.observe.metrics import COUNTS, FIELDS, FLOATS, NAN, StepRecord
 from rl_trainer.program.verl import from_verl
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_api import Progress, RunSpec
 from rl_api.errors import TrainingDiverged
+from rl_api.placement_status import WantedPlacement
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
@@ -115,8 +116,10 @@ class Counters:
             min(trained / seconds, 1.0) if there else None,
         )
 
-    def progress(self, spec: RunSpec, record: StepRecord) -> Progress:
-        """What the status server shows after a step, rounded as people read it: `kubectl get` prints every digit."""
+    def progress(self, spec: RunSpec, record: StepRecord, wanted: WantedPlacement | None = None) -> Progress:
+        """What the status server shows after a step, rounded as people read it: `kubectl get` prints every digit.
+
+        `wanted`: the placement that would be better."""
         samplers, learners = self.busy
         return Progress(
             phase="Training",
@@ -130,7 +133,7 @@ class Counters:
             sampler_busy=_shown(samplers, 3),
             learner_busy=_shown(learners, 3),
             eta_seconds=_shown(self.eta(spec)),
-            placement=placement_status(spec, record.predicted_seconds, self.pace),
+            placement=placement_status(spec, record.predicted_seconds, self.pace, wanted),
             updated_at=datetime.now(UTC),
         )
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rl_api import RLTrainingRun
 from rl_api.errors import InvalidConfig
+from rl_api.placement_status import PlacementStatus, WantedPlacement
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Alternative, make_plan, predict
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.room import Room, placement_of, room_of
-from rl_api.progress import PlacementStatus
 from rl_api.roles import ReplanSpec
 from rl_api.run import RunSpec
 from rl_api.validation import check_document
@@ -41,15 +42,19 @@ def is_planned(spec: RunSpec) -> bool:
     return spec.trainer.kind == "rltrain" and spec.placement.mode == "auto" and bool(spec.sampler.devices)
 
 
-def forecast(profile: RunProfile, run: RLTrainingRun, check: Callable[[RunSpec], None]) -> Forecast | None:
+def forecast(
+    profile: RunProfile, run: RLTrainingRun, check: Callable[[RunSpec], None], *, as_many: bool = False
+) -> Forecast | None:
     """What `profile` says of `run`; None: it is of another batch, staleness or kind of sampler, or no plan can be run.
 
-    `check`: raises InvalidConfig for what this version cannot run.
+    `check`: raises InvalidConfig for what this version cannot run; `as_many`: with as many samplers and learners as it has.
     """
     spec = run.spec
     if not fits(profile, spec):
         return None
     room = room_of(spec)
+    if as_many:
+        room = replace(room, learners=(spec.learner.ranks,), samplers=(spec.sampler.replicas,))
     # Of all modes the fastest; where this version cannot run it, of each mode alone.
     best = _best(profile, run, room, check)
     if best is None:
@@ -77,17 +82,7 @@ def placed(run: RLTrainingRun, plan: Alternative) -> RLTrainingRun:
     Raises InvalidConfig where the run's other fields do not go with it.
     """
     spec = run.spec
-    hybrid = 0 < plan.shared < plan.samplers
-    whole = plan.part_groups >= spec.algorithm.prompts_per_step
-    placement = spec.placement.model_copy(
-        update={
-            "shared_samplers": plan.shared,
-            "part_groups": None if whole else plan.part_groups,
-            "hand_over": plan.hand_over,
-            "hand_over_at": plan.hand_over_at if hybrid else None,
-            "residency": plan.residency if plan.shared else spec.placement.residency,
-        }
-    )
+    placement = spec.placement.model_copy(update=placed_fields(spec, plan))
     samplers = plan.samplers
     sampler = spec.sampler.model_copy(
         update={"replicas": samplers, "min_replicas": min(spec.sampler.min_replicas, samplers)}
@@ -103,17 +98,44 @@ def placed(run: RLTrainingRun, plan: Alternative) -> RLTrainingRun:
     return found
 
 
+def placed_fields(spec: RunSpec, plan: Alternative) -> dict[str, Any]:
+    """What a plan says of `placement`, by its fields."""
+    hybrid = 0 < plan.shared < plan.samplers
+    whole = plan.part_groups >= spec.algorithm.prompts_per_step
+    return {
+        "shared_samplers": plan.shared,
+        "part_groups": None if whole else plan.part_groups,
+        "hand_over": plan.hand_over,
+        "hand_over_at": plan.hand_over_at if hybrid else None,
+        "residency": plan.residency if plan.shared else spec.placement.residency,
+    }
+
+
 def same(plan: Alternative, spec: RunSpec) -> bool:
     """Whether a run has this placement."""
     return _compared(plan.placement) == _compared(placement_of(spec))
 
 
+def wanted_of(found: Forecast, spec: RunSpec) -> WantedPlacement:
+    """What the status says of a better placement, which has as many samplers and learners."""
+    best, groups = found.best, spec.algorithm.prompts_per_step
+    return WantedPlacement(
+        mode=best.mode,
+        **placed_fields(spec, best),
+        predicted_step_seconds=_rounded(best.predicted_step_seconds),
+        reason=sentence(found, groups),
+    )
+
+
 def placement_status(
-    spec: RunSpec, predicted: float | None = None, measured: float | None = None
+    spec: RunSpec,
+    predicted: float | None = None,
+    measured: float | None = None,
+    wanted: WantedPlacement | None = None,
 ) -> PlacementStatus | None:
     """What the status shows of who shares devices; None: another trainer has its own ways.
 
-    `predicted`, `measured`: seconds of a step, where they are known.
+    `predicted`, `measured`: seconds of a step, where they are known; `wanted`: the placement that would be better.
     """
     if spec.trainer.kind != "rltrain":
         return None
@@ -126,6 +148,7 @@ def placement_status(
         part_groups=here.part_groups if here.part_groups < spec.algorithm.prompts_per_step else None,
         predicted_step_seconds=_rounded(predicted),
         measured_step_seconds=_rounded(measured),
+        wanted=wanted,
     )
 
 

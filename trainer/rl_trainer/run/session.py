@@ -62,7 +62,6 @@ class Session(Attempt):
         *,
         debug: bool = False,
         dashboard: bool = False,
-        replan: bool = False,
         try_switches: bool = False,
     ):
         """An attempt, which begins with the block that it is opened for.
@@ -73,12 +72,10 @@ class Session(Attempt):
             console: tells how it goes.
             debug: Ray's own lines are shown.
             dashboard: Ray has its dashboard.
-            replan: with mode auto another placement may take over at a checkpoint.
             try_switches: the profile says too what it takes learners to leave devices and to come back.
         """
         super().__init__(run, folder, console)
-        self.debug, self.dashboard, self.replan = debug, dashboard, replan
-        self.try_switches = try_switches
+        self.debug, self.dashboard, self.try_switches = debug, dashboard, try_switches
         self.resumed = False
         self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
@@ -117,7 +114,7 @@ class Session(Attempt):
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
         self.profiler = Profiler(spec, self.folder.path)
         self.planning = self._stack.enter_context(
-            Planning(self.run, self.console.message, change=self.replan)
+            Planning(self.run, self.console.message, on_cluster=self.folder.attempt is not None)
         )
         metrics = self.recorder.metrics
         if checkpoint is not None:
@@ -264,7 +261,7 @@ class Session(Attempt):
         spans = self.actors.drain_spans()
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
         record = replace(record, predicted_seconds=self.planning.predicted)
-        self._progress = self.counters.progress(self.spec, record)
+        self._progress = self.counters.progress(self.spec, record, self.planning.wanted)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
         self.profiler.step(batch.groups, spans, (ended - seconds, ended))
         measured = self.profiler.measurements

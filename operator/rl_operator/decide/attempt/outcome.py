@@ -19,9 +19,12 @@ QUOTA_TAKEN: Final = "QuotaTaken"
 NO_ROOM: Final = "NoRoomForGang"
 """YuniKorn found no room for all pods for as long as it waits for some. No failure: another attempt waits again."""
 
+REPLANNED: Final = "Replanned"
+"""The next attempt has another placement. No failure."""
+
 INTERRUPTED: Final = "Interrupted"
 """Somebody ended the driver with a signal. It counts against the retries, as it may be a program's own doing."""
-NO_FAILURES: Final = frozenset({SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM})
+NO_FAILURES: Final = frozenset({SUSPENDED, SUCCEEDED, QUOTA_TAKEN, NO_ROOM, REPLANNED})
 """Codes of attempts that ended and did not fail."""
 
 _RESERVATION_OVER: Final = "ResourceReservationTimeout"

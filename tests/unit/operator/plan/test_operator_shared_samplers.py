@@ -22,7 +22,7 @@ from operator_worlds import (
     running_ray,
 )
 
-from rl_api.progress import PlacementStatus
+from rl_api.placement_status import PlacementStatus
 from rl_operator.model.needs import Needs
 from rl_operator.model.seen import Pod, QueuePriority
 from rl_operator.plan.limits import needs_of
