@@ -15,8 +15,10 @@ from kube import KubeApi
 
 
 @contextmanager
-def driver() -> Iterator[str]:
-    """Drivers of all runs, which train and write every checkpoint that they are asked for: where they answer."""
+def driver(placement: dict[str, Any] | None = None) -> Iterator[str]:
+    """Drivers of all runs, which train and write every checkpoint that they are asked for: where they answer.
+
+    `placement`: what they say of it."""
     asked = {"step": 3}
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -24,7 +26,7 @@ def driver() -> Iterator[str]:
             asked["step"] += 1
         said: dict[str, Any] = {"phase": "Training", "step": asked["step"], "maxSteps": 1000}
         checkpoint = {"step": asked["step"], "uri": f"file:///checkpoints/{asked['step']}"}
-        return web.json_response({**said, "checkpoint": checkpoint})
+        return web.json_response({**said, "placement": placement, "checkpoint": checkpoint})
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
