@@ -85,6 +85,13 @@ def with_shared(
     return RoleStatus(desired=desired + placement.shared, ready=ready + shared, reason=why)
 
 
+def without_news_of_placement(old: RunStatus, new: RunStatus) -> RunStatus:
+    """A status that says no more than the older one but the placement, of which an earlier version said nothing: that is
+    written with the first status that is written anyway."""
+    alike = old.placement is None and new.model_copy(update={"placement": None}) == old
+    return old if alike else new
+
+
 def same_but_measured(old: RunStatus, new: RunStatus) -> PlacementStatus | None:
     """The newer placement with the older measurement, which may wait to be written."""
     if old.placement is None or new.placement is None:

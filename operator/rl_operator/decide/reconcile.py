@@ -35,7 +35,13 @@ from rl_operator.decide.drift import drift
 from rl_operator.decide.eviction_cost import trains
 from rl_operator.decide.gangs import missing_pod_group, with_gang
 from rl_operator.decide.look import QUICK, SLOW, SOON, TURN, Look, removal, started
-from rl_operator.decide.placement import going_on, placement_of, told, with_shared
+from rl_operator.decide.placement import (
+    going_on,
+    placement_of,
+    told,
+    with_shared,
+    without_news_of_placement,
+)
 from rl_operator.decide.queued import admitted, enter, give_way, shown, without_quota
 from rl_operator.decide.queueing import admission
 from rl_operator.decide.replanning import close_replanned, is_ending, replan
@@ -64,6 +70,7 @@ def reconcile(world: World, now: datetime, plan: Plan) -> Decision:
         return hands_off(world.run, now, "StatusUnreadable", wrong)
     look = Look.first(world, now, plan)
     decision = without_gang(look, boosting(look, borrowing(look, _decide(look))))
+    decision = replace(decision, status=without_news_of_placement(look.old, decision.status))
     wait = within_budget(look.old, decision.status, now, world.followed)
     if wait is None:
         return with_usage(look, decision)
