@@ -101,7 +101,10 @@ def _more(now: Effective, then: Effective) -> str:
             sum(amount(str(getattr(role, what))) * role.at_start for role in one.roles) for one in (now, then)
         )
         if would > has:
-            return f"{has:g} of {what}, and it would take {would:g}"
+            unit, size = ("Gi", 2**30) if what == "memory" else ("", 1)
+            return (
+                f"{float(has / size):.6g}{unit} of {what}, and it would take {float(would / size):.6g}{unit}"
+            )
     return ""
 
 

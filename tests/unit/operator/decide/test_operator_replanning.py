@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from operator_worlds import (
     make_reading,
     running_ray,
 )
+from queued_runs import Queued
 
 from rl_api.placement_status import PlacementStatus, WantedPlacement
 from rl_api.progress import RunStatus
@@ -264,6 +266,39 @@ def test_a_placement_of_more_pods_keeps_to_limits() -> None:
         SHARING, make_profile(default=True, limits={"maxSamplers": 2, "perNamespace": {"maxSamplers": 1}})
     )
     assert "allowed: at most 1" in why_not(story, ALONE)
+
+
+def test_a_run_in_a_queue_takes_no_more_than_was_admitted() -> None:
+    """Of a placement with fewer pods the Workload is made anew, and its quota is asked for again."""
+    both = {"sampler": {"replicas": 2, "minReplicas": 2}, "scheduling": {"queue": "team-a"}}
+    one = {"learner": {"replicas": 1}}
+    for spec, wanted, why in (
+        ({**SHARING, **one}, ALONE, "queue team-a has admitted the run with N of cpu, and it would take N"),
+        # All learners' pods are alike, and have room for a sampler.
+        ({}, HYBRID, "queue team-a has admitted the run with N of memory, and it would take N"),
+        (one, HYBRID, None),
+    ):
+        run = Queued(REPLAN | both | spec)
+        run.admit()
+        run.queue(rays=(running_ray(),), pods=pods(), reading=make_reading())
+        found = placement(run.look(reading=wanting(wanted)))
+        assert found.wanted is not None
+        refused = re.sub(r"[0-9][0-9.]*(Gi)?", "N", found.wanted.refused)
+        assert (refused, found.next is None) == (why or "", why is not None)
+        if why is not None:
+            continue
+        run.story.answered("done")
+        decision = run.look(rays=(), pods=())
+        assert decision.status.attempts[0].end_time is not None
+        decision = run.look(reading=None, ask=None)
+        assert deleted(decision) == [("Workload", "sums")], "its pods are others"
+        decision = run.look(workloads=())
+        (workload,) = [one for one in decision.create if one["kind"] == "Workload"]
+        assert {one["name"]: one["count"] for one in workload["spec"]["podSets"]} == {
+            "head": 1,
+            "learner": 1,
+            "sampler": 1,
+        }
 
 
 def test_a_run_without_a_new_checkpoint_keeps_its_placement_in_this_attempt() -> None:
