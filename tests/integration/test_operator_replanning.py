@@ -27,6 +27,12 @@ WANTED: dict[str, Any] = {
 }
 
 
+def workers(job: dict[str, Any]) -> dict[str, int]:
+    """The most pods of each worker group of a RayJob."""
+    groups = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return {one["groupName"]: one["maxReplicas"] for one in groups}
+
+
 def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_path: Path) -> None:
     namespace = kube.new_namespace("replanning")
     kuberay = KubeRay(kube, namespace)
@@ -58,7 +64,7 @@ def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_p
         operator.start()
         try:
             made = operator.until(lambda: begun("moved-1"), "the first attempt begins")
-            assert [one["maxReplicas"] for one in made["spec"]["rayClusterSpec"]["workerGroupSpecs"]] == [1, 2]
+            assert workers(made) == {"learner": 1, "sampler": 2}
             cluster = kuberay.make_cluster(made)
             head = cluster["spec"]["headGroupSpec"]
             kuberay.start_pod(kuberay.make_pod(cluster, head, "head", "somewhere"))
@@ -69,8 +75,7 @@ def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_p
             made = operator.until(lambda: begun("moved-2"), "the next attempt begins")
         finally:
             operator.kill()
-    groups = {one["groupName"]: one for one in made["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
-    assert {name: one["maxReplicas"] for name, one in groups.items()} == {"learner": 1, "sampler": 1}
+    assert workers(made) == {"learner": 1, "sampler": 1}
     (config,) = [one for one in there("configmaps") if one["metadata"]["name"] == "moved-2"]
     placement = yaml.safe_load(config["data"]["run.yaml"])["spec"]["placement"]
     assert (placement["mode"], placement["sharedSamplers"], placement["partGroups"]) == ("auto", 1, 4)
