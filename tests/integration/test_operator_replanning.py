@@ -12,7 +12,7 @@ from operator_process import OperatorProcess
 from played_kuberay import KubeRay, driver
 
 WANTED: dict[str, Any] = {
-    "mode": "hybrid",
+    "mode": "disaggregated",
     "samplers": 2,
     "learners": 1,
     "wanted": {
@@ -82,7 +82,7 @@ def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_p
     found = status()
     first, second = found["attempts"]
     assert first["reason"] == (
-        "Replanned: from placement disaggregated to hybrid (1 samplers share, hand-over at 50%, parts of 4 groups): "
+        "Replanned: from placement disaggregated to hybrid (sharedSamplers 1, hand-over at 50%, parts of 4 groups): "
         "it is faster"
     )
     assert second["fromStep"] > 3, "of the checkpoint that was asked for"

@@ -182,7 +182,7 @@ def shown_words(placement: PlacementStatus) -> str:
 
 
 def _words(mode: str, shared: int, part: int | None, hand_over_at: float | None = None) -> str:
-    parts = [f"{shared} samplers share"] if mode == "hybrid" else []
+    parts = [f"sharedSamplers {shared}"] if mode == "hybrid" else []
     parts += [f"hand-over at {hand_over_at:.0%}"] if hand_over_at is not None else []
     parts += [f"parts of {part} groups"] if part is not None else []
     return f"{mode} ({', '.join(parts)})" if parts else mode

@@ -93,7 +93,7 @@ def test_the_next_attempt_has_what_the_driver_wants() -> None:
     assert (kept.attempt, kept.time, kept.shared_samplers) == (1, NOW, 1)
     [note] = [one for one in decision.notes if one.reason == "Replanned"]
     assert note.message == (
-        "from placement disaggregated to hybrid (1 samplers share, hand-over at 50%, parts of 4 groups): it would take 3 s "
+        "from placement disaggregated to hybrid (sharedSamplers 1, hand-over at 50%, parts of 4 groups): it would take 3 s "
         "per step where this one takes 4 s, 25% less"
     )
     decision = story.look()
@@ -222,7 +222,7 @@ def why_not(story: Story, wanted: WantedPlacement = HYBRID, **changes: Any) -> s
 
 def told(wanted: WantedPlacement) -> str:
     return (
-        "hybrid (1 samplers share, hand-over at 50%, parts of 4 groups)"
+        "hybrid (sharedSamplers 1, hand-over at 50%, parts of 4 groups)"
         if wanted.shared_samplers == 1
         else wanted.mode
     )
