@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import Curve, Rollout
 from rl_api.planner.room import Room
 from rl_api.planner.search import Element, Stage, counts_of, search
+from rl_api.sizes.residency import residency
 
 
 def part_sizes(groups: int, room: Room) -> list[int]:
@@ -107,16 +109,15 @@ def _collocated(room: Room, learners: int, groups: int) -> Iterable[Placement]:
 def _resident(placement: Placement, profile: RunProfile, room: Room) -> Iterable[Placement]:
     """The placement with tensors that stay where they fit, or that move where that fits."""
     memory = profile.devices.memory
-    limit = float("inf") if memory is None else memory
+    limit = math.inf if memory is None else memory
     if placement.shared == 0:
         if max(learner_bytes(profile, placement.learners), sampler_bytes(profile)) <= limit:
             yield placement
         return
-    wanted = {"swap": (True,), "keep": (False,)}.get(room.residency, (False, True))
-    for swap in wanted:
-        if shared_bytes(profile, placement.learners, swap) <= limit:
-            yield replace(placement, swap=swap)
-            return
+    both = shared_bytes(profile, placement.learners, swap=False)
+    swap = residency(room.residency, both, memory) == "swap"
+    if shared_bytes(profile, placement.learners, swap) <= limit:
+        yield replace(placement, swap=swap)
 
 
 def _allowed(placement: Placement, room: Room) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 from rl_api.parts import needs_whole_batch, part_groups
 from rl_api.planner.placement import Placement
 from rl_api.run import RunSpec
+from rl_api.sizes.residency import Wanted
 
 MODES: Final = ("disaggregated", "collocated", "hybrid")
 
@@ -41,7 +42,7 @@ class Room:
     hand_over_at: float | None = None
     shared: int | None = None
     interrupt: bool = True
-    residency: str = "auto"
+    residency: Wanted = "auto"
     in_order: bool | None = None
     now: Placement | None = None
 

@@ -67,14 +67,8 @@ def shared_device(
     """
     keep = learner.total + sampler.total
     swap = max(learner.total + sampler.overhead, sampler.total + learner.overhead)
-    found: Residency = "swap" if placement.residency == "swap" else "keep"
-    if device is not None:
-        found = residency(
-            placement.residency,
-            learner.total - learner.overhead,
-            sampler.total - sampler.overhead,
-            device,
-        )
+    memory = None if device is None else device.memory
+    found = residency(placement.residency, keep, memory, accelerated=per_pod > 0)
     # Keys and values of vLLM are not moved but dropped.
     out = kept_bytes(learner) * per_pod + sampler.weights * min(samplers, per_pod)
     one = SharedDevice(samplers, found, keep, swap, out if found == "swap" else 0, None)

@@ -240,13 +240,6 @@ def sampler_device(
     )
 
 
-def swaps(spec: RunSpec, gpus: bool) -> bool:
-    """Whether who leaves a shared device moves its tensors out: `placement.residency`, where auto is keep on CPUs, whose
-    memory is one, and swap on GPUs, of whose memory a sampler takes all that it finds."""
-    residency = spec.placement.residency
-    return spec.shared_samplers > 0 and (residency == "swap" or (residency == "auto" and gpus))
-
-
 @contextmanager
 def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     """Within the block sampler `rank`, whose loop has not begun, has the device that it shares; waits for it.

@@ -73,6 +73,10 @@ class LearnerActor(Worker):
         self._save = 0  # number of what is being saved, or was last
         self._reading = False  # rounds of it are still to be made
 
+    def device_memory(self) -> int:
+        """Bytes of the GPU that it computes on."""
+        return int(torch.cuda.get_device_properties(0).total_memory)
+
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""
         self._store = self._open_store(ray.util.get_node_ip_address(), 0)

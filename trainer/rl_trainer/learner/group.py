@@ -213,6 +213,11 @@ class Learners:
         """See `LearnerActor.onload`; bytes of all ranks."""
         return sum(self.workers.onload().wait("moving tensors in", self.timeout))
 
+    def device_memory(self) -> int:
+        """See `LearnerActor.device_memory`; of rank 0, as all are alike. They need not have loaded anything."""
+        size: int = self._first("device_memory", "asking how large a device is", START_TIMEOUT)
+        return size
+
     def meeting_point(self) -> tuple[str, int]:
         """See `LearnerActor.meeting_point`."""
         address: tuple[str, int] = self._first("meeting_point", "opening a meeting point", START_TIMEOUT)

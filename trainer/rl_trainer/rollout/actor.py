@@ -32,7 +32,7 @@ from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
-from rl_trainer.flow.turns import device_for_loading, sampler_device, swaps
+from rl_trainer.flow.turns import device_for_loading, sampler_device
 from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
@@ -123,7 +123,7 @@ class SamplerActor(Worker):
                     endpoint=EndpointOptions.of(spec),
                 )
 
-            self._swaps = rank < spec.shared_samplers and swaps(spec, bool(ray.get_gpu_ids()))
+            self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
             if other_pods:
                 name = f"sampler {rank}"
                 self.engine = open_over_pods(name, other_pods, model, slots, dtype, options, open_here)

@@ -16,7 +16,7 @@ from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.flow.leases import device_of
 from rl_trainer.flow.pulse import Pulse, Watch
-from rl_trainer.flow.turns import Turn, swaps
+from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
@@ -26,6 +26,7 @@ from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
 from rl_trainer.run.remote_run import INITIAL
+from rl_trainer.run.residency import with_residency
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -90,9 +91,11 @@ class Actors:
         )
         watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
+        if placement.learner_gpus:
+            spec = with_residency(spec, model, learners)
         folder = share_folder(model) if weights is None else weights(learners)
         shared = [device_of(rank) for rank in range(spec.shared_samplers)]
-        swapped = bool(shared) and swaps(spec, placement.sampler(0)["num_gpus"] != 0)
+        swapped = bool(shared) and spec.placement.residency == "swap"
         if swapped:  # before samplers are there, which find the devices free and take their memory
             learners.start(folder)
             learners.offload()

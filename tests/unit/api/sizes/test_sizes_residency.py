@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from rl_api.sizes.memory import ACCELERATOR_OVERHEAD, GB, PROCESS_OVERHEAD, Device
+from rl_api.sizes.memory import GB
 from rl_api.sizes.residency import residency
 
 
-@pytest.mark.parametrize(
-    ("device", "overhead"),
-    [(Device(80 * GB), ACCELERATOR_OVERHEAD), (Device(8 * GB, False), PROCESS_OVERHEAD)],
-)
-def test_both_stay_where_both_fit_with_an_overhead_each(device: Device, overhead: int):
-    room = device.memory - 2 * overhead
-    assert residency("auto", room - GB, GB, device) == "keep"
-    assert residency("auto", room - GB, GB + 1, device) == "swap"
+def test_both_stay_where_both_fit():
+    assert residency("auto", 80 * GB, 80 * GB, accelerated=True) == "keep"
+    assert residency("auto", 80 * GB + 1, 80 * GB) == "swap"
+
+
+@pytest.mark.parametrize(("needed", "memory"), [(None, 80 * GB), (80 * GB, None), (None, None)])
+def test_where_nobody_knows_accelerators_are_left_and_memory_of_pods_is_kept(needed: float, memory: float):
+    assert residency("auto", needed, memory, accelerated=True) == "swap"
+    assert residency("auto", needed, memory) == "keep"
 
 
 @pytest.mark.parametrize("wanted", ["swap", "keep"])
 def test_what_the_run_says_counts(wanted: str):
-    for size in (1, 1000 * GB):
-        assert residency(wanted, size, size, Device(80 * GB)) == wanted
+    for size in (1, 1000 * GB, None):
+        for accelerated in (False, True):
+            assert residency(wanted, size, 80 * GB, accelerated=accelerated) == wanted

@@ -1,0 +1,68 @@
+"""What residency auto is in a run on GPUs: what its plan says, and swap where nobody knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scale_page import MODELS
+
+from rl_api import RunSpec
+from rl_api.sizes.memory import GB, Device
+from rl_api.sizes.run_plan import Place, plan_run
+from rl_api.sizes.shape import model_shape
+from rl_trainer.run.residency import with_residency
+
+CONFIG = MODELS["Qwen2.5-0.5B"]
+
+
+def run(**parts: Any) -> RunSpec:
+    document = {
+        "model": {"source": "a/b", "dtype": "bfloat16"},
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+        "sampler": {"engine": "vllm", "replicas": 2, "maxNewTokens": 1024, "gpuMemoryUtilization": 0.3},
+        "learner": {"replicas": 2, "tokensPerMicroBatch": 4096},
+        "placement": {"mode": "collocated"},
+    }
+    return RunSpec.model_validate(document | parts, by_alias=True, by_name=False)
+
+
+def asked(size: int) -> Any:
+    return SimpleNamespace(device_memory=lambda: size)
+
+
+def nobody() -> Any:
+    def refuse() -> int:
+        raise AssertionError("nobody is to be asked")
+
+    return SimpleNamespace(device_memory=refuse)
+
+
+def folder(path: Path, config: dict[str, Any]) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(80 * GB, "keep"), (12 * GB, "swap")])
+def test_auto_is_what_the_plan_says_for_a_gpu_of_this_size(tmp_path: Path, size: int, outcome: str) -> None:
+    spec, place = run(), Place(2, 1, Device(size))
+    plan = plan_run(spec, model_shape(CONFIG, "here"), place, Place(0, 1, Device(size)))
+    assert plan.shared is not None
+    found = with_residency(spec, folder(tmp_path, CONFIG), asked(size))
+    assert found.placement.residency == plan.shared.residency == outcome
+    assert found.model_copy(update={"placement": spec.placement}) == spec, "nothing else changes"
+
+
+def test_of_a_model_that_nobody_knows_auto_is_swap(tmp_path: Path) -> None:
+    found = with_residency(run(), folder(tmp_path, {"model_type": "unheard_of"}), nobody())
+    assert found.placement.residency == "swap"
+
+
+def test_what_the_run_says_counts_and_who_shares_nothing_is_not_asked(tmp_path: Path) -> None:
+    placements = ({"mode": "collocated", "residency": "keep"}, {"mode": "disaggregated"})
+    for placement in placements:
+        spec = run(placement=placement)
+        assert with_residency(spec, tmp_path, nobody()) == spec
