@@ -20,6 +20,7 @@ from rl_trainer.rollout import fleet
 from rl_trainer.rollout.actor import SamplerActor
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
+from rl_trainer.rollout.measuring import Stretch
 
 
 class Released(Future[Acquired]):
@@ -41,7 +42,7 @@ def a_sampler(before: Any) -> SamplerActor:
     sampler.rank, sampler._unfinished, sampler._sampling = 0, 2, True
     sampler._leaving, sampler._given_back, sampler._wake = (threading.Event() for _ in range(3))
     sampler._jobs, sampler._evaluation, sampler._held, sampler._puts = deque(), None, deque(), []
-    sampler._busy_since, sampler._loaded = None, None
+    sampler._stretch, sampler._loaded = Stretch(MagicMock(), MagicMock()), None
     sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
     sampler.buffer = SimpleNamespace(acquire_ref=lambda *_: reference)
@@ -233,11 +234,11 @@ def test_what_a_sampler_refuses_it_refuses_before_it_has_a_server(monkeypatch: p
     def refuse(*_: object) -> None:
         raise InvalidConfig("spec.sampler.stop: found '', allowed: some text")
 
-    for name in ("load_task", "load_tokenizer", "heldout_count", "VllmOptions", "create_receiver", "Chat"):
+    for name in ("load_task", "load_tokenizer", "heldout_count", "create_receiver", "Chat"):
         monkeypatch.setattr(actor_module, name, MagicMock())
     monkeypatch.setattr(actor_module.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
     monkeypatch.setattr(actor_module.torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(actor_module, "create_engine", lambda *_, **__: opened.append(None))
+    monkeypatch.setattr(actor_module, "open_engine", lambda *_, **__: opened.append(None))
     monkeypatch.setattr(actor_module, "stop_tokens", refuse)
     spec: Any = MagicMock()
     spec.model.dtype = "float32"

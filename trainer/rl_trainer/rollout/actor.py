@@ -8,13 +8,11 @@ whatever the first one does meanwhile.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,23 +30,20 @@ from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
-from rl_trainer.flow.turns import device_for_loading, sampler_device
+from rl_trainer.flow.turns import sampler_device
 from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.arrival import Arrival
-from rl_trainer.rollout.engines.base import Engine, SamplingParams
-from rl_trainer.rollout.engines.create import create_engine
-from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
-from rl_trainer.rollout.engines.vllm_needs import VllmOptions
+from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.evaluation import Evaluation
 from rl_trainer.rollout.handed import dump_begun, load_begun
 from rl_trainer.rollout.handle import SamplerLeft
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
-from rl_trainer.rollout.measuring import SamplerMeter
-from rl_trainer.rollout.pods import open_over_pods
+from rl_trainer.rollout.measuring import SamplerMeter, Stretch
+from rl_trainer.rollout.opening import open_engine
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
@@ -61,8 +56,6 @@ from rl_trainer.weights.transports.publication import Publication
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
 POLL_SECONDS = 5.0
-# A stretch of decoding becomes one row entry of the timeline after this long at the latest.
-SPAN_SECONDS = 0.5
 # How long a sampler that leaves waits for the buffer to take what is finished, and to take the rest back. It takes
 # milliseconds, unless the buffer is about to go as well: the pod must not be kept for that.
 PUT_SECONDS, RELEASE_SECONDS = 2.0, 5.0
@@ -109,29 +102,10 @@ class SamplerActor(Worker):
             tokenizer = load_tokenizer(folder)
             chat = Chat.of(tokenizer, spec.task)
             stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
-            slots, dtype = spec.sampler.max_sequences, getattr(torch, spec.model.dtype)
-            options = VllmOptions.of(spec, secrets.randbits(31))
-
-            def open_here(options: VllmOptions) -> Engine:
-                return create_engine(
-                    folder,
-                    kind=spec.sampler.engine,
-                    slots=slots,
-                    dtype=dtype,
-                    device="cuda" if ray.get_gpu_ids() else "cpu",
-                    options=options,
-                    endpoint=EndpointOptions.of(spec),
-                )
-
             self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
-            if other_pods:
-                name = f"sampler {rank}"
-                self.engine = open_over_pods(name, other_pods, model, slots, dtype, options, open_here)
-            else:
-                with device_for_loading(buffer.actor, rank) if self._swaps else nullcontext():
-                    self.engine = open_here(options)
-                    if self._swaps:
-                        self.engine.offload()
+            self.engine = open_engine(
+                spec, rank, model, folder, buffer.actor, other_pods=other_pods, swaps=self._swaps
+            )
         self._wake = threading.Event()
         self.rollouts = Rollouts(
             self.engine, chat, self.task, max_turns=spec.task.max_turns, wake=self._wake.set
@@ -141,6 +115,7 @@ class SamplerActor(Worker):
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self._meter = SamplerMeter(self.engine, self.spans)
+        self._stretch = Stretch(self.engine, self.spans)
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
         )
@@ -161,8 +136,6 @@ class SamplerActor(Worker):
         self._sampling = False
         # Version of the published weights in the engine; None: the model folder's.
         self._loaded: int | None = None
-        self._busy_since: float | None = None
-        self._score_seconds = 0.0
         self._leaving, self._given_back = threading.Event(), threading.Event()
         self._unfinished = 0
         self._too_long = 0  # prompts one after the other
@@ -237,14 +210,14 @@ class SamplerActor(Worker):
         watch: Future[Acquired] | None = None
         while True:
             if self._leaving.is_set():
-                self._close_span()
+                self._stretch.end()
                 raise self._end_jobs(self._left())
             for future in [future for future in (work, watch) if future is not None and future.done()]:
                 work = None if future is work else work
                 watch = None if future is watch else watch
                 acquired = future.result()
                 if acquired.stop:
-                    self._close_span()
+                    self._stretch.end()
                     if self._leaving.is_set():  # since the look above: `leave` has had it released
                         raise self._end_jobs(self._left())
                     return
@@ -264,7 +237,7 @@ class SamplerActor(Worker):
             if ours and self.rollouts.may_advance:
                 self._advance()
             else:
-                self._close_span()
+                self._stretch.end()
                 delay = self.rollouts.seconds_to_next_reply()
                 self._wake.wait(POLL_SECONDS if delay is None else min(delay, POLL_SECONDS))
             self._wake.clear()
@@ -277,7 +250,7 @@ class SamplerActor(Worker):
 
     def _leave_device(self) -> None:
         """Learners get the device now: what is begun here goes on elsewhere, if the run has it so."""
-        self._close_span()
+        self._stretch.end()
         if self._hands_over and not self._leaving.is_set():
             self._hand_over()
         if self._swaps:
@@ -412,7 +385,7 @@ class SamplerActor(Worker):
         load = self._arrival.take(published)
         if load is None:  # the loop goes on, and is woken
             return False
-        self._close_span()
+        self._stretch.end()
         with self.spans.span("load weights", version=version) as noted:
             load()
             noted["bytes"], self._store.taken_bytes = self._store.taken_bytes, 0
@@ -425,8 +398,7 @@ class SamplerActor(Worker):
         return self._loaded is not None and acquired.version <= self._loaded
 
     def _advance(self) -> None:
-        if self._busy_since is None:
-            self._busy_since = time.time()
+        self._stretch.begin()
         done: list[Group] = []
         for group in self.rollouts.advance():
             if isinstance(group, GroupFailure):
@@ -437,12 +409,12 @@ class SamplerActor(Worker):
                 self._answered(group)
         if done:
             self._puts.append(self.buffer.put_ref(self.rank, done).future())
-        if self._busy_since is not None and time.time() - self._busy_since > SPAN_SECONDS:
-            self._close_span()
+        if self._stretch.is_long:
+            self._stretch.end()
 
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
-        self._score_seconds += group.score_seconds
-        self._close_span()
+        self._stretch.scored(group.score_seconds)
+        self._stretch.end()
         self._meter.finished(group)
         priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0
         return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
@@ -476,14 +448,3 @@ class SamplerActor(Worker):
         for future in [future for future in self._puts if future.done()]:
             self._puts.remove(future)
             future.result()
-
-    def _close_span(self) -> None:
-        """Ends the stretch of decoding under way; the scoring inside it is shown at its end."""
-        if self._busy_since is None:
-            return
-        now = time.time()
-        scored = min(self._score_seconds, now - self._busy_since)
-        self.spans.add("generate", self._busy_since, now - scored, version=self.engine.version)
-        if scored:
-            self.spans.add("score", now - scored, now)
-        self._busy_since, self._score_seconds = None, 0.0
