@@ -116,7 +116,7 @@ def test_groups_share_a_prompt_and_differ_by_seed():
 
 
 def test_each_prompt_is_prefilled_once(monkeypatch):
-    import rl_trainer.rollout.engines.torch as module
+    import rl_trainer.rollout.engines.prompt_prefixes as module
 
     seen = []
     original = module.prefill

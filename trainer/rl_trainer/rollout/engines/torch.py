@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,22 +28,11 @@ from rl_trainer.rollout.engines.base import (
 from rl_trainer.rollout.engines.decode import DecodeStep
 from rl_trainer.rollout.engines.free_memory import free_memory
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
-from rl_trainer.rollout.engines.prefill import prefill
+from rl_trainer.rollout.engines.prompt_prefixes import Prefix, PromptPrefixes
 from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
 
-# Prompt tokens (with padding) that go through the model in one pass: enough for fast matrix products, few enough that what
-# lies between them stays in a CPU's cache. Prompts are prepared ahead of need up to the same number.
-PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
 # Bytes that stay free beside a second set of parameters, for keys, values and what others of this machine or pod need.
 MARGIN = 256 << 20
-
-
-@dataclass(frozen=True)
-class _Prefix:
-    """Entry `entry` of a prefilled batch [layers, 2, B, kv_heads, T, D]."""
-
-    batch: torch.Tensor
-    entry: int
 
 
 class TorchEngine(Engine):
@@ -60,9 +47,7 @@ class TorchEngine(Engine):
         self._step = DecodeStep(decoder, self._cache)
         self.steps = 0
 
-        self._prefill_tokens = PREFILL_TOKENS.get(self._device.type, 1024)
-        self._wanted: Counter[bytes] = Counter()
-        self._prefixes: dict[bytes, _Prefix] = {}
+        self._prefixes = PromptPrefixes(decoder, self.meter)
 
         # Row i of each array belongs to slot i; rows beyond `_used` feed the padding of a block and stay at zero.
         rows = self._cache.slots
@@ -93,7 +78,6 @@ class TorchEngine(Engine):
         # Held while a second set of parameters is filled, on another thread; and whether it has what is to be loaded.
         self._preparing = threading.Lock()
         self._prepared = False
-        self._prefill_seconds = 0.0  # of this step
 
     @property
     def active(self) -> int:
@@ -103,7 +87,7 @@ class TorchEngine(Engine):
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """See `Engine.add`."""
         super().add(requests)
-        self._wanted.update(request.prompt_bytes for request in requests)
+        self._prefixes.want(requests)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """See `Engine.load_weights`."""
@@ -165,7 +149,7 @@ class TorchEngine(Engine):
 
     def _memory(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What is kept on the device, and what of it nobody reads before it is written again."""
-        kept = [*self._decoder.parameters(), *(prefix.batch for prefix in self._prefixes.values())]
+        kept = [*self._decoder.parameters(), *self._prefixes.batches()]
         void: list[torch.Tensor] = []
         (kept if self._prepared else void).extend(self._decoder.prepared())
         (kept if self.active else void).extend(self._cache.storage())
@@ -199,8 +183,7 @@ class TorchEngine(Engine):
     def abort(self, ids: Sequence[Hashable]) -> None:
         """See `Engine.abort`."""
         super().abort(ids)
-        self._wanted = Counter(request.prompt_bytes for request in self._waiting)
-        self._prefixes = {key: value for key, value in self._prefixes.items() if key in self._wanted}
+        self._prefixes.keep_for(self._waiting)
         unwanted = set(ids)
         for slot, request in enumerate(self._requests[: self._used]):
             if request is not None and request.id in unwanted:
@@ -210,7 +193,7 @@ class TorchEngine(Engine):
     def step(self) -> list[GenerationResult]:
         """Refill free slots, sample one token for every active sequence, return the sequences that ended."""
         self._offloader.require("a step")
-        started, self._prefill_seconds = time.perf_counter(), 0.0
+        started, self._prefixes.seconds = time.perf_counter(), 0.0
         admitted = self._refill()
         used = self._used
         if not used:
@@ -239,7 +222,7 @@ class TorchEngine(Engine):
         self._tokens[:used] = tokens
         self._positions[:used] += 1
         counts += 1
-        seconds = time.perf_counter() - started - self._prefill_seconds
+        seconds = time.perf_counter() - started - self._prefixes.seconds
         self.meter.decoded(seconds, used, int(self._positions[:used].sum()))
         stopped = (self._stops[:used] == tokens[:, None]).any(axis=1)
         ended = np.flatnonzero(stopped | (counts >= self._limits[:used]))
@@ -278,13 +261,13 @@ class TorchEngine(Engine):
         self._requests[slot] = None
         self._holes.append(slot)
 
-    def _refill(self) -> list[tuple[int, _Prefix]]:
+    def _refill(self) -> list[tuple[int, Prefix]]:
         """Give waiting requests the holes and the slots beyond the last; close the holes that remain.
 
         Returns the slots that begin with a prepared prefix.
         """
         changed = bool(self._holes)
-        admitted: list[tuple[int, _Prefix]] = []
+        admitted: list[tuple[int, Prefix]] = []
         count = min(self.waiting, self.slots - self.active)
         if count:
             changed = True
@@ -305,26 +288,21 @@ class TorchEngine(Engine):
             )
         return admitted
 
-    def _admit(self, targets: list[int]) -> list[tuple[int, _Prefix]]:
+    def _admit(self, targets: list[int]) -> list[tuple[int, Prefix]]:
         """Start the first waiting requests in slots `targets`; see `_refill`."""
         requests = [self._waiting.popleft() for _ in targets]
         self._make_room(requests)
-        self._prepare(requests)
+        self._prefixes.prepare(requests, self._waiting)
         admitted = []
         for slot, request in zip(targets, requests, strict=True):
             self._start(slot, request)
-            key = request.prompt_bytes
-            if key in self._prefixes:
-                admitted.append((slot, self._prefixes[key]))
-            self._wanted[key] -= 1
-            if not self._wanted[key]:
-                del self._wanted[key]
-                self._prefixes.pop(key, None)
+            if (prefix := self._prefixes.take(request)) is not None:
+                admitted.append((slot, prefix))
         return admitted
 
-    def _store(self, admitted: list[tuple[int, _Prefix]]) -> None:
+    def _store(self, admitted: list[tuple[int, Prefix]]) -> None:
         """Copy prefixes to the slots that begin with them, one copy for all that were prepared together."""
-        by_batch: dict[int, list[tuple[int, _Prefix]]] = {}
+        by_batch: dict[int, list[tuple[int, Prefix]]] = {}
         for slot, prefix in admitted:
             by_batch.setdefault(id(prefix.batch), []).append((slot, prefix))
         for group in by_batch.values():
@@ -383,47 +361,6 @@ class TorchEngine(Engine):
         self._requests[remaining : self._used] = [None] * (self._used - remaining)
         self._used = remaining
         self._holes = []
-
-    # -- prompts -------------------------------------------------------------------------------------------------
-
-    def _prepare(self, admitted: list[GenerationRequest]) -> None:
-        """Make sure the prefixes of `admitted` are there; if one is not, prepare some of the next prompts along with it.
-
-        All but the last token of a prompt are its prefix; a prompt of one token has none.
-        """
-        needed = {
-            request.prompt_bytes: request.prompt
-            for request in admitted
-            if len(request.prompt) > 1 and request.prompt_bytes not in self._prefixes
-        }
-        if not needed:
-            return
-        budget = self._prefill_tokens - sum(round_up(len(prompt) - 1) for prompt in needed.values())
-        for request in self._waiting:
-            if budget <= 0:
-                break
-            key, prompt = request.prompt_bytes, request.prompt
-            if key in needed or key in self._prefixes or len(prompt) < 2:
-                continue
-            budget -= round_up(len(prompt) - 1)
-            if budget >= 0:
-                needed[key] = prompt
-        # Prompts of like length share a batch: little padding, and the memory of one batch stays bounded.
-        ordered = sorted(needed.items(), key=lambda pair: len(pair[1]))
-        while ordered:
-            size = max(1, self._prefill_tokens // round_up(len(ordered[-1][1]) - 1))
-            chunk, ordered = ordered[-size:], ordered[:-size]
-            started = time.perf_counter()
-            batch = prefill(self._decoder, [prompt[:-1] for _, prompt in chunk])
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # else its seconds would be those of the decode step
-            seconds = time.perf_counter() - started
-            # Computed once for all answers that begin with it: of a group the tokens of all are read.
-            tokens = sum((len(prompt) - 1) * self._wanted[key] for key, prompt in chunk)
-            self.meter.prefilled(seconds, tokens)
-            self._prefill_seconds += seconds
-            for entry, (key, _) in enumerate(chunk):
-                self._prefixes[key] = _Prefix(batch, entry)
 
 
 def _widen(array: np.ndarray, width: int, fill: int) -> np.ndarray:
