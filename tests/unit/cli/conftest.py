@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from model_configs import MODELS
 from plan_command import RUN, Command
-from scale_page import MODELS
 
 from rl_cli.main import main
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from model_configs import MODELS
 from plan_command import Command, measured_run
-from scale_page import MODELS
 
 import rl_trainer.model.source as source
 from rl_api.errors import Unavailable

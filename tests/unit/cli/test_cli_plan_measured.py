@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from model_configs import MODELS
 from plan_command import Command, measured_run
-from scale_page import MODELS
 
 from rl_trainer.run.attempts_file import note_attempt
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scale_page import MODELS
+from model_configs import MODELS
 
 from rl_api import RunSpec
 from rl_api.sizes.memory import GB, Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scale_page import LLAMA_2_7B, MODELS
+from model_configs import LLAMA_2_7B, MODELS
 
 from rl_api.profile import PoolSpec
 from rl_api.sizes.devices import accelerator_memory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scale_page import MODELS
+from model_configs import MODELS
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_api.sizes.learner import (

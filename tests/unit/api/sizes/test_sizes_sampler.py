@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scale_page import LEFT, LLAMA_2_7B, MODELS, STAGES
+from model_configs import LLAMA_2_7B, MODELS
+from scale_page import LEFT, STAGES
 
 from rl_api.sizes.memory import GB, Device
 from rl_api.sizes.sampler import (

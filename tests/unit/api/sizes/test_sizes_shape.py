@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from scale_page import LLAMA_2_7B, MODELS
+from model_configs import LLAMA_2_7B, MODELS
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_api.errors import ModelError

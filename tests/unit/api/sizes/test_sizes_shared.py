@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scale_page import MODELS
+from model_configs import MODELS
 
 from rl_api import RunSpec
 from rl_api.sizes.layout import Group, as_text, nodes_of
