@@ -116,7 +116,7 @@ def lines(profile: RunProfile) -> list[str]:
         ("scoring", f"{_ms(profile.score_seconds)} per group"),
         ("tools", f"{profile.tool_seconds:.3g} s per answer"),
         ("training", f"{_ms(1000 * learner.beta)} per 1,000 tokens of a rank, {_ms(learner.alpha)} for a part, "
-         f"{_ms(learner.all_reduce)} for a step"),
+         f"{_ms(learner.all_reduce + learner.optimizer)} for a step"),
         ("log-probs", f"{_ms(1000 * learner.log_prob)} per 1,000 tokens of a rank"),
         ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
         ("publishing", f"{_ms(profile.publish_seconds)} per version"),

@@ -24,7 +24,7 @@ PICTURES: Mapping[str, Placement] = {
     "collocated": Placement(64, 64, 64, GROUPS),
     "disaggregated": Placement(24, 40, 0, GROUPS),
     "parts": Placement(24, 40, 0, 8),
-    "hybrid": Placement(40, 64, 40, 8, 0.25),
+    "hybrid": Placement(40, 64, 40, 64),
 }
 """Of verl's 7B on 64 cards."""
 

@@ -95,7 +95,12 @@ def _placements(element: Element, profile: RunProfile, room: Room, size: int) ->
         yield Placement(learners, int(first[2]) // room.per_sampler, 0, part, interrupt=room.interrupt)
         return
     own = max(1, room.devices - learners)
-    moments = (None, 0.25, 0.5, 0.75, 0.9) if room.hand_over_at is None else (room.hand_over_at,)
+    moments: tuple[float | None, ...] = (room.hand_over_at,)
+    if room.hand_over_at is None:
+        # Later than learners' first part nothing is left to hand over.
+        moments = (None, *(moment for moment in (0.25, 0.5, 0.75, 0.9) if moment <= part / groups))
+    if not room.interrupt:
+        moments = (None,)
     for shared in {learners, max(1, learners // 2)}:
         for moment in moments:
             yield Placement(learners, own + shared, shared, part, moment, room.interrupt)

@@ -1,6 +1,6 @@
 """Seconds and bytes of what a step does, from a profile. Pure.
 
-    learning   alpha + (beta + logProb + value) x tokens / ranks for each part, and allReduce once a step
+    learning   alpha + (beta + logProb + value) x tokens / ranks for each part; allReduce and optimizer once a step
     all-reduce 2 (n - 1) / n of the bytes pass each of n ranks in a ring, as (Patarasuk and Yuan 2009): scaled from the
                ranks measured
     switch     a role that takes devices over from another one: in, awake, and out again
@@ -23,12 +23,11 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
 
 
 def update_seconds(profile: RunProfile, ranks: int) -> float:
-    """Of what is once a step: gradients of all ranks together, and the optimizer."""
-    measured = profile.devices.learner
-    if measured == 1 or ranks == 1:
-        # One rank sends nothing, so that what was measured is the optimizer's.
-        return profile.learner.all_reduce
-    return profile.learner.all_reduce * _ring(ranks) / _ring(measured)
+    """Of what is once a step: gradients of all ranks together, of which one rank sends nothing, and the optimizer."""
+    learner, measured = profile.learner, profile.devices.learner
+    # What one rank was measured to take was not sent either: norms and the like.
+    scale = 1.0 if measured == 1 else _ring(ranks) / _ring(measured)
+    return learner.optimizer + learner.all_reduce * scale
 
 
 def _ring(ranks: int) -> float:

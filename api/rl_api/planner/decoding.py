@@ -71,7 +71,7 @@ class VirtualSampler:
         self.cached += steps * n
 
     def begin_next(self, now: float, rate: float | None) -> None:
-        """Begin with the first that waits; `rate`: prompt tokens read in a second, None: reading takes no time."""
+        """Begin with the first that waits; `rate`: tokens read in a second, None: reading takes no time."""
         member = self.waiting.popleft()
         if rate is not None:
             self.at = max(self.at, now) + member.cached / rate

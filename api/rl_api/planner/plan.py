@@ -255,7 +255,7 @@ def scaled_profile(profile: RunProfile, rollout: float = 1.0, training: float = 
             "learner": learner.model_copy(
                 update={
                     name: getattr(learner, name) * training
-                    for name in ("alpha", "beta", "all_reduce", "log_prob", "value")
+                    for name in ("alpha", "beta", "all_reduce", "optimizer", "log_prob", "value")
                 }
             ),
         }

@@ -58,14 +58,16 @@ class DecodeProfile(Model):
 
 
 class LearnerProfile(Model):
-    """A part of t tokens takes alpha + beta x t / ranks; a step takes allReduce once more, at the ranks measured."""
+    """A part of t tokens takes alpha + beta x t / ranks; a step optimizer, and allReduce with the ranks measured."""
 
     alpha: Seconds = 0.0
     """Seconds of a part, however small: collating, launching, communication that does not grow with tokens."""
     beta: Seconds
     """Seconds per token of a rank, prompt and answer, forward and backward."""
     all_reduce: Seconds = 0.0
-    """Seconds of a step for gradients of all ranks together and the optimizer."""
+    """Seconds of a step for gradients of all ranks together."""
+    optimizer: Seconds = 0.0
+    """Seconds of a step for the optimizer, however many ranks there are."""
     log_prob: Seconds = 0.0
     """Seconds per token of a rank, of the passes that give log-probabilities of the policy and of the reference; 0: none."""
     value: Seconds = 0.0
@@ -139,13 +141,16 @@ class RunProfile(Model):
     takes no time."""
     prompt_tokens: float = Field(default=0.0, ge=0, le=MOST)
     """Mean tokens of a prompt."""
+    reads_again: bool = False
+    """Whether a sampler whose tensors left the device reads the tokens of all that it has begun again when it is back; else
+    their keys and values move with the tensors, which is within `switch`."""
     lengths: tuple[Tokens, ...] = Field(min_length=1, max_length=MOST_LENGTHS, strict=False)
     """Tokens of answers, drawn from those of the steps measured; the longest of them at `limit` are not longer because they
     may not be."""
     limit: int | None = Field(default=None, ge=1, le=MOST)
     """Longest answer allowed, at which lengths are cut; null: none is known."""
     score_seconds: Seconds = 0.0
-    """Seconds to score a group."""
+    """Seconds to score a group, in which its sampler does nothing else."""
     tool_seconds: Seconds = 0.0
     """Seconds that an answer waits for tools and environments, on average, while its sequence is not decoded."""
     learner: LearnerProfile

@@ -67,6 +67,7 @@ def decode(
     prompts: Sequence[float],
     prefill: float | None,
     slots: float,
+    score: float = 0.0,
 ) -> Decoded:
     """One sampler decodes sequences in this order, `slots` at once.
 
@@ -76,6 +77,7 @@ def decode(
         prompts: tokens that each has in the cache before.
         prefill: tokens per second in which these are read; None: in no time.
         slots: >= 1.
+        score: seconds that the sampler scores each that has ended, and does nothing else.
     """
     room, count = max(1, int(slots)), len(lengths)
     ends, starts = [0.0] * count, [0.0] * count
@@ -97,6 +99,7 @@ def decode(
         done = step
         while active and active[0][0] == step:
             _, which = heapq.heappop(active)
+            seconds += score
             ends[which] = seconds
             cached -= prompts[which] + max(1, lengths[which])
     return Decoded(starts, ends)
@@ -171,16 +174,16 @@ class Rollout:
         lengths = spread(profile.lengths, among * here * size, 1 - 0.5 / profile.answers)
         groups = [0.0] * (among * here)
         answers: list[tuple[float, float, int]] = []
+        scoring = profile.score_seconds / size * fewer
         for one in range(among):
             own = lengths[one::among]
             prompts = [profile.prompt_tokens] * len(own)
             rate = None if prefill is None else prefill / fewer
-            decoded = decode(own, model, prompts, rate, slots / fewer)
+            decoded = decode(own, model, prompts, rate, slots / fewer, scoring)
             answers += zip(decoded.starts, decoded.ends, own, strict=True)
             # Prompts go round the samplers.
             groups[one::among] = [
-                max(decoded.ends[at : at + size]) + profile.tool_seconds + profile.score_seconds
-                for at in range(0, len(own), size)
+                max(decoded.ends[at : at + size]) + profile.tool_seconds for at in range(0, len(own), size)
             ]
         return Curve(tuple(self._learnable(groups)), tuple(answers))
 
@@ -207,7 +210,7 @@ class Rollout:
         seconds = profile.answers * mean / samplers / active * step
         if profile.prefill_tokens_per_second is not None:
             seconds += profile.answers * profile.prompt_tokens / samplers / profile.prefill_tokens_per_second
-        return seconds
+        return seconds + profile.prompts_per_step * profile.score_seconds / samplers
 
     def handed_over(self, samplers: int, others: int, share: float) -> tuple[float, Curve]:
         """A step in which `samplers` decode until `share` of its groups are there, and `others` (>= 1) of them go on with
@@ -241,8 +244,9 @@ class Rollout:
             [profile.prompt_tokens + there for _, there in left],
             None if rate is None else rate / each,
             profile.decode.slots / each,
+            score=profile.score_seconds / profile.group_size * each,
         )
-        ends = sorted(moment + end + profile.tool_seconds + profile.score_seconds for end in decoded.ends)
+        ends = sorted(moment + end + profile.tool_seconds for end in decoded.ends)
         before = [end for end in whole.groups if end <= moment]
         after = len(whole.groups) - len(before)
         # Groups end with their slowest member: of the answers left those that are last in even strides.

@@ -5,9 +5,9 @@ seconds (`DecodeProfile`). Nothing happens between two ends of sequences, so an 
 part learned, a version published, a sampler that dies or is back.
 
 Who shares devices: shared samplers have them while they decode; learners take them when they have a part, and give them
-back when the new weights are published - or, where all samplers are shared and a part is less than the step, as soon as
-they have learned it. In a hybrid, what shared samplers have not finished goes on with the others, with what there is of
-its tokens, read again as prompts are.
+back when the new weights are published - or, where nothing is handed over and a part is less than the step, as soon as
+they have learned it. In a hybrid that interrupts, what shared samplers have not finished goes on with the others, with what
+there is of its tokens, read again as prompts are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class _Run:
         self.begun: dict[int, list[Member]] = {}  # members of a group whose sampler has left it
         self.members: dict[int, int] = {}  # of a group, still to end
         self.scoring: dict[int, int] = {}  # groups whose answers have all ended, and who decoded them
-        self.scored = 0  # of the step
+        self.ready = 0  # groups scored and not taken
+        self.taken = 0  # of the step
+        self.hands_over = placement.interrupt and placement.mode == "hybrid"
         self.part: list[int] | None = None
         self.learned = 0
         self.learning = False
@@ -185,12 +187,13 @@ class _Run:
     def _ended(self, sampler: VirtualSampler) -> None:
         sampler.advance(self.now)
         for member in sampler.end_next():
+            # Scored where it was decoded, which goes on after that.
+            sampler.at = max(sampler.at, self.now) + self.profile.score_seconds / self.size
             self.members[member.group] -= 1
             if self.members[member.group] == 0:
                 del self.members[member.group]
-                wait = self.profile.tool_seconds + self.profile.score_seconds
                 self.scoring[member.group] = sampler.index
-                self._at(self.now + wait, "scored_group", member.group)
+                self._at(sampler.at + self.profile.tool_seconds, "scored_group", member.group)
         self._fill(sampler)
         if not sampler.active and not sampler.waiting:
             self._left(sampler)
@@ -200,9 +203,8 @@ class _Run:
         if sampler is None:
             return  # lost with its sampler
         self.queue.put(sampler, group, self.now)
-        self.scored += 1
-        at = self.placement.hand_over_at
-        if at is not None and self.placement.mode == "hybrid" and self.scored >= at * self.groups:
+        self.ready += 1
+        if self._helped:
             self._hand_over()
         self._offer()
 
@@ -219,6 +221,12 @@ class _Run:
         if sampler.busy_since is not None:
             self._span(sampler.row, "sample", sampler.busy_since, self.now)
             sampler.busy_since = None
+
+    @property
+    def _helped(self) -> bool:
+        """Whether so much of the batch is there that shared samplers leave the rest to the others, as in the buffer."""
+        at, taken = self.placement.hand_over_at, self.taken % self.groups
+        return self.hands_over and at is not None and taken + self.ready >= at * self.groups
 
     # -- devices -------------------------------------------------------------------------------------------------
 
@@ -254,7 +262,7 @@ class _Run:
 
     def _wanted(self) -> None:
         """Learners have a part, and wait for the devices: who drains gives them back when it has nothing left."""
-        if self.placement.interrupt and self.placement.mode == "hybrid":
+        if self.hands_over:
             self._hand_over()
             return
         for sampler in self.samplers:
@@ -279,7 +287,7 @@ class _Run:
     def _gets_devices(self, sampler: VirtualSampler) -> None:
         seconds = self.turn.to_sampler
         rate = self.profile.prefill_tokens_per_second
-        if self.placement.swap and rate is not None:
+        if self.placement.swap and self.profile.reads_again and rate is not None:
             seconds += sampler.cached / rate
         self._span(sampler.row, "switch", self.now, self.now + seconds)
         sampler.at = self.now + seconds
@@ -289,19 +297,13 @@ class _Run:
 
     def _offer(self) -> None:
         """Learners that do nothing take the next part, where it is there."""
-        early = (
-            self.placement.hand_over_at is not None
-            and self.scored < self.placement.hand_over_at * self.groups
-        )
-        if (
-            self.learning
-            or self.part is not None
-            or (early and self.placement.mode == "hybrid" and not self.learned)
-        ):
+        if self.learning or self.part is not None:
             return
         self.part = self.queue.take(self.placement.part_groups, self.now)
         if self.part is None:
             return
+        self.taken += len(self.part)
+        self.ready -= len(self.part)
         if not self.holding:
             shared = [sampler.row for sampler in self.samplers if sampler.shared]
             self.leases.claim(LEARNERS, shared, priority=1)
@@ -344,7 +346,7 @@ class _Run:
             return
         self.learning = False
         self._offer()
-        if not self.learning and self.placement.mode == "collocated":
+        if not self.learning and not self.hands_over:
             self._gives_back()
             self._fill_all()
 
@@ -357,7 +359,7 @@ class _Run:
         self.version += 1
         self.queue.publish(self.version)
         self.result.published.append(self.now)
-        self.learned = self.scored = 0
+        self.learned = self.taken = 0
         self.learning = False
         self.lengths.pop(self.version - 8, None)
         for sampler in self.samplers:
@@ -365,6 +367,8 @@ class _Run:
                 sampler.handed_over = False
                 self.queue.register(sampler.index)
         self._gives_back()
+        if self._helped:  # by what staleness left there
+            self._hand_over()
         self._fill_all()
         self._offer()
 

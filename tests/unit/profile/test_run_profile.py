@@ -27,7 +27,7 @@ def decoded(factor=1.0):
     for active in (1, 2, 4):
         meter.decoded(factor * (0.004 + 0.001 * active), active, 0)
     meter.prefilled(0.5, 1000)
-    told = {"tool_seconds": 3.0, "weights": 400.0, "cache_bytes_per_token": 64.0}
+    told = {"tool_seconds": 3.0, "weights": 400.0, "cache_bytes_per_token": 64.0, "reads_again": True}
     return Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | told)
 
 
@@ -47,8 +47,8 @@ STEP = [
     Span("learner 0", "onload", 5.0, 5.5),
     Span("learner 1", "onload", 5.0, 5.25),
     Span("sampler 0", "wake", 6.0, 6.5),
-    learned(0, 1.0, 0.75, log_probs=0.5),
-    learned(1, 1.5, 0.25, log_probs=0.25),
+    learned(0, 1.0, 0.75, log_probs=0.5, optimizer=0.125),
+    learned(1, 1.5, 0.25, log_probs=0.25, optimizer=0.0625),
 ]
 GROUPS = [group(0, [8, 12]), group(1, [20, 20])]
 
@@ -65,6 +65,7 @@ def test_what_all_actors_tell_becomes_the_profile_of_the_run():
     assert found.decode.slots == 8
     assert found.prefill_tokens_per_second == pytest.approx(2000)
     assert found.prompt_tokens == 10
+    assert found.reads_again
     assert (found.lengths, found.limit) == ((8, 12, 20, 20), 32)
     assert found.score_seconds == pytest.approx(0.25)  # of a group
     assert found.tool_seconds == pytest.approx(0.75)  # of an answer
@@ -73,6 +74,7 @@ def test_what_all_actors_tell_becomes_the_profile_of_the_run():
     assert found.learner.log_prob == pytest.approx(0.5 / share)
     assert found.learner.value == 0
     assert found.learner.all_reduce == pytest.approx(0.25)  # the slowest waits for nobody
+    assert found.learner.optimizer == pytest.approx(0.125)  # which more ranks do not change
     assert found.learner.alpha == pytest.approx(0.125)
     assert found.publish_seconds == pytest.approx(0.875)
     assert found.switch.learner.onload == pytest.approx(0.375)

@@ -264,6 +264,7 @@ class Learner:
             gradients=self._layout.gradients,
             ranks=self.ranks,
             device=self.device,
+            stepping=lambda: self.meter.during("optimizer"),
         )
 
     def _new_critic(self) -> None:

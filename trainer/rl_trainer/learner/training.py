@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ class Training:
         gradients: makes the gradients of its parameters.
         ranks: with more than one, `torch.distributed` must be initialised.
         device: of what ranks exchange.
+        stepping: what the optimizer's own part of a step is done in, such as a meter.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Training:
         gradients: MakeGradients,
         ranks: int,
         device: torch.device,
+        stepping: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         # What learned before and is frozen now would keep all of its buffer alive by a view.
         model.zero_grad(set_to_none=True)
@@ -50,7 +53,7 @@ class Training:
         self.optimizer = AdamW(named, spec.algorithm.optimizer, offload=spec.learner.optimizer_offload)
         self.steps = 0
         self._spec, self._peak, self._limit, self._ranks = spec, peak, limit, ranks
-        self._device = device
+        self._device, self._stepping = device, stepping
         self._gradients = gradients(self.parameters)
         self._spent = True  # the gradients are zeros, or of a step that was taken
 
@@ -94,7 +97,8 @@ class Training:
             return None
         if norm > self._limit:
             self._gradients.scale(self._limit / norm)
-        self.optimizer.step(rate)
+        with self._stepping():
+            self.optimizer.step(rate)
         self.steps += 1
         return norm
 

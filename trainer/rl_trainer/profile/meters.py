@@ -52,7 +52,7 @@ class EngineMeter:
 
 
 class LearnerMeter:
-    """Seconds of a learner by what they went to: passes, reduce, log_probs, values.
+    """Seconds of a learner by what they went to: passes, reduce, optimizer, log_probs, values.
 
     Args:
         settled: returns when the device has done what it was told; None: it has when a call returns.

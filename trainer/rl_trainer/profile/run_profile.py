@@ -28,7 +28,7 @@ from rl_trainer.trajectory import Group
 # After so many steps what was measured weighs half: caches fill, answers grow, machines change.
 HALF_LIFE = 50
 # What a learner's seconds go to, besides the rest.
-_PARTS = ("passes", "reduce", "log_probs", "values")
+_PARTS = ("passes", "reduce", "optimizer", "log_probs", "values")
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Measurements:
     lengths: Reservoir = field(init=False)
     _decode: LeastSquares = field(default_factory=lambda: LeastSquares(3))
     _means: dict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
+    _reads_again: bool = False
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
@@ -153,6 +154,7 @@ class Measurements:
             ),
             prefill_tokens_per_second=1 / prefill if prefill else None,
             prompt_tokens=max(0.0, mean["prompt"]),
+            reads_again=self._reads_again,
             lengths=tuple(min(length, limit) for length in self.lengths.kept),
             limit=limit,
             score_seconds=mean["score"],
@@ -161,6 +163,7 @@ class Measurements:
                 alpha=mean["rest"],
                 beta=mean["passes"],
                 all_reduce=mean["reduce"],
+                optimizer=mean["optimizer"],
                 log_prob=mean["log_probs"],
                 value=mean["values"],
             ),
@@ -187,6 +190,7 @@ class Measurements:
         self._decode.merge(numbers["decode"])
         self._means["prefill"].add(numbers["prefill_seconds"], numbers["prefill_tokens"])
         self._means["tool"].add(numbers["tool_seconds"], 0.0)
+        self._reads_again = bool(numbers.get("reads_again", False))
         self._remember("sampler", numbers)
 
     def _learned(self, told: Sequence[Span], tokens: int) -> None:
@@ -208,6 +212,7 @@ class Measurements:
         for part in ("passes", "log_probs", "values"):
             self._means[part].add(slowest[part], share)
         self._means["reduce"].add(min(parts["reduce"].values()))
+        self._means["optimizer"].add(slowest["optimizer"])
         rest = max(ranks.values(), key=lambda one: one.total)
         self._means["rest"].add(rest.total, rest.weight)
 

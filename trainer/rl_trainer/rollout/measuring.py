@@ -62,4 +62,5 @@ class SamplerMeter:
             tool_seconds=group.tool_seconds,
             weights=self._weights,
             cache_bytes_per_token=self._cached_token,
+            reads_again=self._engine.reads_again,
         )

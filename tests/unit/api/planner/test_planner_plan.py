@@ -111,7 +111,9 @@ def test_times_of_a_profile_are_multiplied_where_they_are_wrong() -> None:
 def test_costs_by_hand() -> None:
     profile = PROFILE.model_copy(
         update={
-            "learner": LearnerProfile(alpha=1.0, beta=0.1, log_prob=0.05, value=0.05, all_reduce=3.0),
+            "learner": LearnerProfile(
+                alpha=1.0, beta=0.1, log_prob=0.05, value=0.05, all_reduce=3.0, optimizer=2.0
+            ),
             "devices": DevicesProfile(learner=2),
             "switch": Switches(
                 learner=SwitchProfile(onload=1.0, offload=2.0, wake=0.5),
@@ -120,8 +122,10 @@ def test_costs_by_hand() -> None:
         }
     )
     assert learn_seconds(profile, 100.0, 4) == 1.0 + 0.2 * 25
-    assert update_seconds(profile, 4) == pytest.approx(3.0 * 1.5)
-    assert update_seconds(profile, 1) == 3.0
+    assert update_seconds(profile, 4) == pytest.approx(2.0 + 3.0 * 1.5)
+    assert update_seconds(profile, 1) == 2.0  # which sends nothing
+    alone = profile.model_copy(update={"devices": DevicesProfile(learner=1)})
+    assert update_seconds(alone, 1) == update_seconds(alone, 4) == 5.0  # nobody knows what more would send
     assert (turn(profile, swap=True).to_learner, turn(profile, swap=True).to_sampler) == (5.5, 5.25)
     assert (turn(profile, swap=False).to_learner, turn(profile, swap=False).to_sampler) == (0.5, 0.25)
 

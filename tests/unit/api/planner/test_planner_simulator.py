@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
+from rl_api.planner.candidates import candidates
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import (
     DecodeProfile,
@@ -17,6 +19,7 @@ from rl_api.planner.profile import (
 )
 from rl_api.planner.proportion import in_proportion
 from rl_api.planner.rollout import Rollout, decode, spread
+from rl_api.planner.room import Room
 from rl_api.planner.simulated import Outage
 from rl_api.planner.simulator import simulate
 
@@ -179,3 +182,67 @@ def test_what_is_left_is_decoded_by_fewer() -> None:
     assert rollout.curve(8).until(0.5) == moment < curve.seconds
     assert rollout.curve(8).seconds <= curve.seconds + 1e-9
     assert rollout.handed_over(8, 8, 0.5)[1] == rollout.curve(8)
+
+
+def test_who_drains_comes_to_the_end_of_every_step() -> None:
+    """Learners leave devices after each part where nothing is handed over: else those who drained could not go on."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        groups, shared = rng.choice((8, 16)), rng.randint(1, 3)
+        profile = _with(
+            prompts_per_step=groups,
+            max_staleness=rng.choice((0, 0, 1)),
+            lengths=tuple(rng.randint(1, 40) for _ in range(30)),
+            decode=DecodeProfile(base=1.0, per_active=0.1, slots=rng.choice((1, 2, 8))),
+        )
+        part, at = rng.randint(1, groups), rng.choice((None, 0.3, 1.0))
+        placement = Placement(3, shared + rng.randint(0, 2), shared, part, at, interrupt=False)
+        result = simulate(profile, placement, steps=4)
+        assert len(set(result.trained)) == 4 * groups, (seed, placement)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_groups_that_staleness_left_ready_count_for_the_hand_over(staleness: int) -> None:
+    """Learners take a part when it is there, which hands over: a later moment than that changes nothing."""
+    profile = _with(
+        prompts_per_step=8,
+        max_staleness=staleness,
+        lengths=(5, 10, 20, 40),
+        decode=DecodeProfile(base=1.0, slots=4),
+    )
+    moments = (None, 0.25, 0.5, 0.9, 1.0)
+    seconds = [simulate(profile, Placement(1, 3, 1, 2, at), steps=12).step_seconds for at in moments]
+    assert seconds == pytest.approx([seconds[0]] * 5, rel=0.05)
+    earlier = simulate(profile, Placement(1, 3, 1, 8, 0.5), steps=6)
+    assert earlier.published != simulate(profile, Placement(1, 3, 1, 8), steps=6).published
+    found = candidates(profile, Room(3), Rollout(profile))
+    assert {one.hand_over_at for one in found if one.mode == "hybrid" and one.part_groups == 2} <= {
+        None,
+        0.25,
+    }
+    assert any(one.hand_over_at == 0.9 for one in found)
+
+
+def test_a_sampler_that_scores_does_not_decode() -> None:
+    """Two slots: a group every 10 s, each scored for 1 s, in which nothing else is decoded."""
+    profile = _with(decode=DecodeProfile(base=1.0, slots=2), score_seconds=1.0)
+    assert simulate(profile, Placement(1, 1, 0, 4)).step_seconds == pytest.approx(44 + 9 + 2)
+    assert Rollout(profile).curve(1).seconds == pytest.approx(44)
+    assert Rollout(profile).steady(1) == pytest.approx(44)
+
+
+def test_tokens_are_read_again_after_a_swap_only_where_the_engine_drops_them() -> None:
+    switch = Switches(sampler=SwitchProfile(onload=1.0))
+    moved = _with(
+        switch=switch,
+        prefill_tokens_per_second=2.0,
+        lengths=(10, 40),
+        decode=DecodeProfile(base=1.0, slots=2),
+        max_staleness=1,
+    )
+    placement = Placement(1, 1, 1, 1, swap=True)
+    kept = simulate(moved, placement, steps=4)
+    dropped = simulate(moved.model_copy(update={"reads_again": True}), placement, steps=4)
+    turns = [span.end - span.start for span in kept.spans if span.what == "switch" and span.end > span.start]
+    assert turns == pytest.approx([1.0] * len(turns))
+    assert dropped.published[-1] > kept.published[-1]

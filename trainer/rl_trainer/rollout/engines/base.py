@@ -146,7 +146,10 @@ class Engine(ABC):
         vocab_size: ids that a prompt may hold, from 0 on.
         context: most tokens of a sequence, its prompt included.
         meter: what its steps took.
+        reads_again: whether it drops keys and values where it is offloaded, and computes them anew.
     """
+
+    reads_again = False
 
     def __init__(self, slots: int, vocab_size: int, context: int) -> None:
         if slots < 1:

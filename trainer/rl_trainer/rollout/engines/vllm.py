@@ -73,6 +73,8 @@ _SETTINGS = {
 class VllmEngine(Engine):
     """Implements `rl_trainer.rollout.engines.base.Engine`; see the module for how."""
 
+    reads_again = True
+
     def __init__(
         self,
         engine: Any,
