@@ -191,3 +191,17 @@ def test_a_part_that_is_no_number_leaves_the_step_out(folder: Path):
     assert learner.apply().skipped == 1
     learner.accumulate(shares[1])
     assert learner.apply().optimizer_steps == 1
+
+
+def test_the_optimizers_seconds_are_told_apart_from_those_of_the_exchange(folder: Path):
+    learner = Learner(folder, spec({}))
+    learner.start_reinforcement()
+    learner.meter.drain()
+    (plan,) = plan_groups(spec({}), batch(), [1.0] * 3 * GROUPS, ranks=1, step=0)
+    members = [unpack(group.payload) for group in batch()]
+    learner.accumulate(
+        MiniBatch([members[one.group][one.member] for one in plan.ranks[0]], plan.denominators)
+    )
+    assert learner.apply().optimizer_steps == 1
+    told = learner.meter.drain()
+    assert all(told[part] > 0 for part in ("passes", "reduce", "optimizer"))
