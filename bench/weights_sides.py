@@ -56,19 +56,6 @@ class NaiveReceiver:
         return found
 
 
-class CountingStore(RayStore):
-    """Ray's, which adds up what is put."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def put(self, value: Any) -> ray.ObjectRef[Any]:
-        """As `RayStore.put`."""
-        for one in value if isinstance(value, list) else [value]:
-            self.bytes += getattr(one, "nbytes", 0) or getattr(getattr(one, "block", None), "nbytes", 0)
-        return super().put(value)
-
-
 class LearnerSide:
     """A decoder that is published, and changes as training changes it."""
 
@@ -78,7 +65,7 @@ class LearnerSide:
 
     def open(self, way: str) -> int:
         """Begins anew; bytes of the model."""
-        self.way, self.store = way, CountingStore()
+        self.way, self.store = way, RayStore()
         self.decoder = made(self.config)
         self.size = sum(value.nbytes for value in self.decoder.parameters())
         if way == "adapter":
@@ -97,10 +84,10 @@ class LearnerSide:
 
     def publish(self, version: int) -> tuple[Publication, float, int, float]:
         """The publication, seconds, bytes that went into the store, and seconds of processors."""
-        before, start, computed = self.store.bytes, time.perf_counter(), time.process_time()
+        before, start, computed = self.store.put_bytes, time.perf_counter(), time.process_time()
         published = self.publisher.publish(self._offer(), version)
         seconds, computed = time.perf_counter() - start, time.process_time() - computed
-        sent = self.publisher.sent if self.way == NAIVE else self.store.bytes - before
+        sent = self.publisher.sent if self.way == NAIVE else self.store.put_bytes - before
         return published, seconds, sent, computed
 
     def meeting_point(self) -> tuple[str, int]:
