@@ -1,8 +1,10 @@
 import pytest
+import torch
 
+from rl_trainer.learner.cuda_clock import CudaClock
 from rl_trainer.profile import meters
 from rl_trainer.profile.least_squares import LeastSquares
-from rl_trainer.profile.meters import EngineMeter, LearnerMeter, ProcessMeter
+from rl_trainer.profile.meters import Clock, EngineMeter, LearnerMeter, ProcessMeter
 
 
 @pytest.fixture
@@ -30,18 +32,57 @@ def test_seconds_of_a_block_are_its_own_without_those_of_blocks_inside(clock):
     assert meter.drain() == {}
 
 
-def test_a_device_that_works_on_its_own_is_waited_for(clock):
-    waits = []
+class DeviceClock(Clock):
+    """Marks moments of a device that works on its own, and is waited for when they are read."""
 
-    def settled():
-        waits.append(clock[0])
-        clock[0] += 1.0
+    def __init__(self):
+        self.marked, self.read = 0, 0
 
-    meter = LearnerMeter(settled)
+    def mark(self):
+        self.marked += 1
+        return self.marked
+
+    def seconds(self, begin, end):
+        self.read += 1
+        return 0.5 * (end - begin)
+
+
+def test_a_device_that_works_on_its_own_is_waited_for_once_the_seconds_are_asked_for():
+    clock = DeviceClock()
+    meter = LearnerMeter(clock)
+    with meter.during("passes"):
+        for _ in range(2):
+            with meter.during("log_probs"):
+                pass
+    assert (clock.marked, clock.read) == (6, 0)
+    assert meter.drain() == {"passes": 1.5, "log_probs": 1.0}
+
+
+def test_a_gpu_s_events_are_waited_for_when_they_are_read(monkeypatch):
+    events = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.calls = []
+            events.append(self)
+
+        def record(self):
+            self.calls.append("record")
+
+        def synchronize(self):
+            self.calls.append("synchronize")
+
+        def elapsed_time(self, end):
+            return 1500.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    meter = LearnerMeter(CudaClock())
     with meter.during("passes"):
         pass
-    assert waits == [100.0, 101.0]
-    assert meter.drain() == {"passes": 1.0}
+    assert [event.calls for event in events] == [["record"], ["record"]]
+    assert meter.drain() == {"passes": 1.5}
+    assert events[1].calls == ["record", "synchronize"]
 
 
 def test_an_engine_tells_apart_decoding_prompts_and_steps_that_are_both():

@@ -27,8 +27,8 @@ class LearnerWork:
         """The block is work on a batch. Passes for log-probs and for values are shown at its begin, and are no training."""
         start, began = time.time(), time.perf_counter()
         yield
+        seconds, at = self._learner.meter.drain(), start  # which waits for a GPU
         end = start + time.perf_counter() - began
-        seconds, at = self._learner.meter.drain(), start
         for name, part in (("log probs", "log_probs"), ("values", "values")):
             if took := seconds.get(part, 0.0):
                 self._spans.add(name, at, at + took)

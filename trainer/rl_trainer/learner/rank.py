@@ -32,6 +32,7 @@ from rl_trainer.algorithms.policy_losses import UserObjective
 from rl_trainer.algorithms.reward_shaping import kl_estimates
 from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
+from rl_trainer.learner.cuda_clock import CudaClock
 from rl_trainer.learner.cuts import Cuts
 from rl_trainer.learner.layout import DividedLayout, layout_of
 from rl_trainer.learner.objective import policy_loss_config
@@ -81,7 +82,7 @@ class Learner:
             dtype=getattr(torch, spec.model.dtype),
             precision=self._precision,
         )
-        self.meter = LearnerMeter(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        self.meter = LearnerMeter(CudaClock() if self.device.type == "cuda" else None)
         self.policy = self._layout.open(folder)
         self.reference: Policy | None = None
         self.critic: Critic | None = None

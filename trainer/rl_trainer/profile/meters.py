@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,35 +51,51 @@ class EngineMeter:
         return found
 
 
+class Clock:
+    """Marks moments of what a learner computes on: here of a device that has done its work when a call returns."""
+
+    def mark(self) -> Any:
+        """This moment of its work; must not wait for the device."""
+        return time.perf_counter()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two marks; waits until the device is there."""
+        return float(end - begin)
+
+
 class LearnerMeter:
     """Seconds of a learner by what they went to: passes, reduce, optimizer, log_probs, values.
 
     Args:
-        settled: returns when the device has done what it was told; None: it has when a call returns.
+        clock: of what it computes on; None: of a processor.
     """
 
-    def __init__(self, settled: Callable[[], object] | None = None) -> None:
-        self._settled = settled or (lambda: None)
-        self._seconds: dict[str, float] = {}
-        self._inner = 0.0  # of blocks within those that are open
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+        self._open: list[str] = []
+        self._blocks: list[tuple[str, str | None, Any, Any]] = []  # part, that around it, begin and end
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
         """The seconds of the block are those of `part`, but for blocks inside of it, which are their own parts'."""
-        before, self._inner = self._inner, 0.0
-        self._settled()
-        started = time.perf_counter()
+        around = self._open[-1] if self._open else None
+        self._open.append(part)
+        begin = self._clock.mark()
         try:
             yield
         finally:
-            self._settled()
-            seconds = time.perf_counter() - started
-            self._seconds[part] = self._seconds.get(part, 0.0) + seconds - self._inner
-            self._inner = before + seconds
+            self._open.pop()
+            self._blocks.append((part, around, begin, self._clock.mark()))
 
     def drain(self) -> dict[str, float]:
         """Seconds by part since the last call."""
-        found, self._seconds = self._seconds, {}
+        found: dict[str, float] = {}
+        blocks, self._blocks = self._blocks, []
+        for part, around, begin, end in blocks:
+            seconds = self._clock.seconds(begin, end)
+            found[part] = found.get(part, 0.0) + seconds
+            if around is not None:
+                found[around] = found.get(around, 0.0) - seconds
         return found
 
 
