@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,3 +153,34 @@ def test_a_learner_gives_nine_tenths_of_its_bytes_back_to_the_system(tmp_path: P
     assert fell >= 0.9 * held
     assert rose >= 0.7 * held, "gradients of a step that was taken are not brought back"
     assert same
+
+
+class FullGpu(module._OutOfAccelerator):
+    """A GPU whose memory another process has taken since."""
+
+    def __init__(self, kept: list[torch.UntypedStorage], void: list[torch.UntypedStorage]):
+        self.bytes = 3 * 10**9
+
+    def back(self) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nSee documentation.")
+
+
+def test_memory_that_is_missing_for_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA error: cannot allocate pinned memory\nCompile with TORCH_USE_CUDA_DSA.")
+
+    storage = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(module, "_storages", lambda tensors: {0: storage} if tensors else {})
+    monkeypatch.setattr(module, "_OutOfAccelerator", refuse)
+    offloader = Offloader("learner 1")
+    expected = r"^learner 1: its tensors cannot be moved .*\(CUDA error: cannot allocate pinned memory\); give its node"
+    with pytest.raises(RLTrainError, match=expected):
+        offloader.offload([tensor(1)])
+    assert not offloader.away
+    monkeypatch.setattr(module, "_OutOfAccelerator", FullGpu)
+    offloader.offload([tensor(1)])
+    expected = (
+        r"^learner 1: 3.0 GB of tensors .*\(CUDA out of memory. Tried to allocate 3 GiB\); another process"
+    )
+    with pytest.raises(RLTrainError, match=expected):
+        offloader.onload()

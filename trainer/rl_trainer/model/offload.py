@@ -52,7 +52,8 @@ class Offloader:
         Of divided parameters the rows held here are meant. What is on an accelerator is moved, or, where nothing is, what is
         in main memory. `void`: tensors whose values nobody needs again; they come back as zeros.
 
-        Raises RLTrainError when there is no room for the bytes; then all is where it was.
+        Raises RLTrainError when there is no room for the bytes; then all is where it was. (What is pinned in main memory is
+        asked for before anything on a GPU is given back.)
         """
         if self._away is not None:
             return 0
@@ -64,7 +65,13 @@ class Offloader:
             [one for one in found.values() if one.device.type == kind] for found in (kept, worthless)
         )
         if kind == "cuda":
-            self._away = _OutOfAccelerator(moved, dropped)
+            try:
+                self._away = _OutOfAccelerator(moved, dropped)
+            except RuntimeError as error:  # torch's, that of memory which cannot be pinned too
+                raise RLTrainError(
+                    f"{self._owner}: its tensors cannot be moved from the GPU to pinned main memory ({_first_line(error)}); "
+                    "give its node more memory, or set placement.residency: keep"
+                ) from error
         else:
             try:
                 self._away = _OutOfMemory(moved, dropped, self._folder)
@@ -76,10 +83,22 @@ class Offloader:
         return self._away.bytes
 
     def onload(self) -> int:
-        """Everything is as it was before `offload`; how many bytes. Nothing away: nothing, and 0."""
+        """Everything is as it was before `offload`; how many bytes. Nothing away: nothing, and 0.
+
+        Raises RLTrainError when a GPU has no room for them, or the file is damaged.
+        """
         if self._away is None:
             return 0
-        self._away.back()
+        try:
+            self._away.back()
+        except RuntimeError as error:
+            if not isinstance(self._away, _OutOfAccelerator):
+                raise
+            raise RLTrainError(
+                f"{self._owner}: {self._away.bytes / 1e9:.1f} GB of tensors cannot be moved back to the GPU "
+                f"({_first_line(error)}); another process has kept memory there: see with nvidia-smi which one, or run "
+                "without samplers on this device (placement.mode: disaggregated)"
+            ) from error
         size, self._away = self._away.bytes, None
         return size
 
@@ -87,6 +106,11 @@ class Offloader:
         """Raises RLTrainError while the tensors are away: `doing` needs them."""
         if self._away is not None:
             raise RLTrainError(f"{self._owner}: its tensors are offloaded; onload them before {doing}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Of what torch says, which goes on for many."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
