@@ -366,7 +366,12 @@ def test_a_killed_learner_is_a_sentence_that_says_how_to_go_on(tmp_path: Path):
     """What they hold of devices that samplers use too is free then."""
     buffer = Buffer.create(BufferConfig(1, max_staleness=0, samplers=1))
     learners, reservation = launch(2, tmp_path)
-    learners.turn = Turn(buffer.actor, ["learner 0", "learner 1"], answer, SpanRecorder("driver"))
+    learners.turn = Turn(
+        buffer.actor,
+        ["learner 0", "learner 1"],
+        lambda call, actor, phase, timeout, meanwhile: answer(call, actor, phase, timeout),
+        SpanRecorder("driver"),
+    )
     learners.start_reinforcement()
     os.kill(ray.get(learners.actors[1].__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
     with pytest.raises(ActorDied, match=r"learner \d died while training: .*; add --resume"):

@@ -63,6 +63,7 @@ class Group:
         spans: what their sampler did since the group before.
         version: the weights when it was admitted; the buffer sets it.
         payload: `pack` of the trajectories, or where the buffer keeps that.
+        issue: of the ticket that it was sampled for; None: of the one that its sampler has now.
     """
 
     group_id: int
@@ -75,6 +76,7 @@ class Group:
     spans: list[Span] = field(default_factory=list)
     version: int = -1
     payload: Any = b""
+    issue: int | None = None
 
     @classmethod
     def of(
@@ -84,6 +86,7 @@ class Group:
         *,
         priority: float = 0.0,
         spans: Sequence[Span] = (),
+        issue: int | None = None,
     ) -> Group:
         """Packs the trajectories of one prompt. Raises RLTrainError when the lengths of one do not fit together."""
         return cls(
@@ -96,6 +99,7 @@ class Group:
             priority=priority,
             spans=list(spans),
             payload=pack(members),
+            issue=issue,
         )
 
     def trajectories(self, payload: Any) -> list[Trajectory]:

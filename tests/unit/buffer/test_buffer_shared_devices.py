@@ -93,12 +93,46 @@ def test_what_is_handed_over_goes_to_a_sampler_with_a_device_of_its_own_and_keep
     assert state.hand_over(0, [Handed(2, 0, b"begun"), Handed(3, None), Handed(0, 0), Handed(9, 0)]) == [2, 3]
     assert [ticket.begun for ticket in tickets] == [None] * 4
     assert state.take(groups=1) is None
-    assert ids(state.acquire(0, 1)) == [4], "what it gave away is not for itself"
-    first, plain = state.acquire(1, 2)
+    (plain,) = state.acquire(0, 1)
+    assert plain.group_id == 3, "of what it gave away it goes on with that alone of which there is no token"
+    assert (plain.version, plain.reissued, plain.begun) == (1, True, None)
+    assert ids(state.acquire(0, 1)) == [4]
+    (first,) = state.acquire(1, 1)
     assert (first.group_id, first.version, first.begun) == (2, 0, b"begun")
-    assert (plain.group_id, plain.version, plain.reissued, plain.begun) == (3, 1, True, None)
     assert state.put(0, group(2)).reason is None, "the one that handed it over had ended it after all"
-    assert list(state.begun) == [3]
+    assert state.begun == {}
+
+
+def test_on_policy_a_group_without_tokens_is_still_for_the_sampler_that_gave_it_back():
+    state = make(samplers=2, shared_samplers=1)
+    assert ids(state.acquire(0, 9)) == [0]
+    state.hand_over(0, [Handed(0, None)])
+    assert ids(state.acquire(1, 9)) == [1]
+    assert ids(state.acquire(0, 9)) == [0]
+
+
+def test_what_was_sampled_for_a_ticket_that_was_taken_back_ends_nothing():
+    """Sampler 0 gets a group twice: its copy of the first time has older tokens than the ticket of the second."""
+    state = make(samplers=2, max_staleness=2, groups_per_step=1, shared_samplers=1, all_move=True)
+    (old,) = state.acquire(0, 1)
+    state.learning = True
+    state.recall()
+    state.learning = False
+    assert not state.owns(0, 0, old.issue)
+    assert ids(state.acquire(1, 2)) == [0, 1]
+    state.put(1, group(1))
+    assert batch_ids(state) == [1]
+    state.commit()
+    state.publish(1)
+    state.release(1)
+    (new,) = state.acquire(0, 1)
+    assert (new.group_id, new.version) == (0, 1)
+    assert not state.owns(0, 0, old.issue)
+    assert state.owns(0, 0, new.issue)
+    assert state.hand_over(0, [Handed(0, 0, b"begun", old.issue)]) == []
+    assert state.put(0, group(0, 0, issue=old.issue)).accepted, "its tokens can be trained on in time"
+    assert state.put(0, group(0, 1, issue=new.issue)).reason == "duplicate"
+    assert batch_ids(state) == [0]
 
 
 def test_whoever_takes_a_group_over_may_die_and_the_next_one_goes_on_from_the_same_place():

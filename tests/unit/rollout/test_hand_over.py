@@ -161,6 +161,7 @@ def test_a_group_goes_on_where_it_was_handed_over(steps: int):
     assert min(lengths) < 7 < max(lengths)
 
     first, second, third = rollouts(model, slots=10), rollouts(model), rollouts(model)
+    assert first.can_move
     for index in range(3):
         first.start(index, prompt(index), 4, PARAMS, seed=5)
     found = advanced(first, steps)
@@ -195,6 +196,7 @@ def test_groups_with_environments_stay():
     flow = rollouts(model, Quoting(turns=True))
     flow.start("talk", prompt(0), 2, PARAMS, seed=5)
     flow.advance()
+    assert not flow.can_move
     assert flow.hand_over(lambda key: True) == []
     assert advanced(flow)["talk"].members[0].score == Score(1.0, True)
 

@@ -13,6 +13,7 @@ import pytest
 
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
+from rl_trainer.buffer.groups import Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
@@ -43,6 +44,7 @@ def a_sampler(before: Any) -> SamplerActor:
     sampler._leaving, sampler._given_back, sampler._wake = (threading.Event() for _ in range(3))
     sampler._jobs, sampler._evaluation, sampler._held, sampler._puts = deque(), None, deque(), []
     sampler._stretch, sampler._loaded = Stretch(MagicMock(), MagicMock()), None
+    sampler._hands_over = False
     sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
     sampler.buffer = SimpleNamespace(acquire_ref=lambda *_: reference)
@@ -61,6 +63,57 @@ def test_a_sampler_that_is_told_to_go_as_the_buffer_releases_it_says_that_it_lef
 
 def test_a_sampler_whose_run_is_over_returns():
     a_sampler(lambda _: None).run()
+
+
+def test_a_sampler_that_leaves_lives_when_it_gives_its_groups_back():
+    """It has its device till its loop has ended."""
+    sampler: Any = a_sampler(lambda _: None)
+    sampler.buffer = MagicMock()
+    sampler.buffer.release.return_value = [1]
+    assert sampler.leave() == 3
+    assert sampler.buffer.release.call_args.kwargs == {"lives": True}
+
+
+def test_the_reason_of_an_end_is_told_though_the_device_cannot_be_left():
+    def fail(_: Any) -> None:
+        raise InvalidConfig("the reason")
+
+    sampler: Any = a_sampler(fail)
+    sampler._device = MagicMock(close=MagicMock(side_effect=RuntimeError("no room")))
+    with pytest.raises(InvalidConfig, match="the reason"):
+        sampler.run()
+    sampler._device.close.assert_called_once()
+
+
+def test_a_sampler_asks_whether_tickets_that_it_held_meanwhile_are_still_its_own():
+    """Learners had the device, and others may have got them."""
+    sampler: Any = a_sampler(lambda _: None)
+    mine, gone = Ticket(3, 0, False, issue=7), Ticket(4, 0, False, issue=8)
+    sampler._held = deque([Acquired([mine, gone], 0, ["weights"])])
+    sampler._swaps, sampler._hands_over = False, True
+    sampler.buffer.owned = lambda rank, tickets: [one for one in tickets if one == mine]
+    sampler._take_device()
+    assert sampler._held == deque([Acquired([mine], 0, ["weights"])])
+
+
+@pytest.mark.parametrize(
+    ("hands_over", "jobs", "held", "moves", "expected"),
+    [
+        (True, 0, None, True, True),
+        (False, 0, None, True, False),
+        (True, 1, None, True, False),
+        (True, 0, ["weights"], True, False),
+        (True, 0, None, False, False),
+    ],
+)
+def test_a_sampler_leaves_the_rest_to_others_where_nothing_is_left_to_do_here(
+    hands_over: bool, jobs: int, held: Any, moves: bool, expected: bool
+):
+    sampler: Any = a_sampler(lambda _: None)
+    sampler._hands_over, sampler._jobs = hands_over, deque(range(jobs))
+    sampler._held = deque([Acquired([Ticket(3, 0, False)], 1, held)])
+    sampler.rollouts.can_move = moves
+    assert sampler._can_move() is expected
 
 
 def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch):
@@ -205,6 +258,21 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
         samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0)
     assert 600 < clock[0] < 620
     assert len(warned) == 2
+
+
+def test_a_sampler_that_waits_for_the_device_to_load_on_does_not_load_yet(monkeypatch: pytest.MonkeyPatch):
+    """Learners have it for longer than it may take to load."""
+    clock, waits, died = [0.0], [True], list[int]()
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._start_timeout, samplers._died = 300.0, lambda rank, error: died.append(rank)
+    samplers._buffer = SimpleNamespace(waits=lambda holder: holder == "sampler 0" and waits[0])
+    monkeypatch.setattr(fleet.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(fleet.ray, "wait", lambda calls, timeout: ([], calls))
+    one = SamplerHandle(None, "run", "loads", "node", 0.0, shares=True)  # type: ignore[arg-type]
+    for now, waiting, expected in ((1000.0, True, []), (1299.0, False, []), (1301.0, False, [0])):
+        clock[0], waits[0] = now, waiting
+        samplers._join(0, one)
+        assert died == expected
 
 
 def test_samplers_that_still_load_give_their_server_back_too_and_dead_ones_are_not_asked(

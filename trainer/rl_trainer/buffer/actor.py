@@ -24,7 +24,7 @@ from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.lease_desk import LeaseDesk
-from rl_trainer.flow.leases import LEARNERS
+from rl_trainer.flow.leases import LEARNERS, Wish
 from rl_trainer.trajectory import Group
 
 ANSWER_SECONDS = 60.0  # for calls that the actor answers at once
@@ -85,12 +85,13 @@ class BufferActor:
         self._end_calls(sampler)
         self._after_change()
 
-    async def release(self, sampler: int) -> list[int]:
+    async def release(self, sampler: int, lives: bool = False) -> list[int]:
         """See `BufferState.release`. An `acquire` that the sampler left behind gets nothing any more, and a device that it
-        held is free."""
+        held is free, unless it `lives`: then it gives that back itself, as soon as it computes nothing there."""
         lost = self._state.release(sampler)
         self._beats.pop(f"sampler {sampler}", None)  # those of its successor are to come yet
-        self._leases.died(f"sampler {sampler}")
+        if not lives:
+            self._leases.died(f"sampler {sampler}")
         self._end_calls(sampler)
         self._after_change()
         return lost
@@ -106,6 +107,10 @@ class BufferActor:
         given = self._state.hand_over(sampler, kept)
         self._after_change()
         return given
+
+    async def owned(self, sampler: int, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Those of `tickets` that are still this sampler's."""
+        return [one for one in tickets if self._state.owns(sampler, one.group_id, one.issue)]
 
     async def acquire(
         self, sampler: int, max_groups: int, timeout: float, known_version: int = -1
@@ -233,19 +238,39 @@ class BufferActor:
         """See `LeaseDesk.claim`."""
         if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
             self._state.learning = True
-        epoch = await self._leases.claim(holder, devices, timeout, priority)
-        if holder == LEARNERS:
+        try:
+            epoch = await self._leases.claim(holder, devices, timeout, priority)
+        except DeadlineExceeded:
+            self._learners_left(holder)
+            raise
+        if holder == LEARNERS and epoch is not None:
             self._state.recall()
             self._after_change()
         return epoch
 
-    async def wanted(self, holder: str, epoch: int, timeout: float) -> bool:
-        """See `LeaseDesk.wanted`; also where a sampler's help is not needed any more."""
-        return await self._leases.wanted(holder, epoch, timeout, lambda: self._state.helped)
+    async def withdraw(self, holder: str) -> None:
+        """Nobody waits for the answer to its claim any more; if that is granted, it was not taken."""
+        self._leases.died(holder)
+        self._learners_left(holder)
+
+    async def waits(self, holder: str) -> bool:
+        """See `LeaseDesk.waits`."""
+        return self._leases.waits(holder)
+
+    async def wanted(
+        self, holder: str, epoch: int, timeout: float, helping: int | None = None
+    ) -> Wish | None:
+        """See `LeaseDesk.wanted`. `helping`: a sampler, which is done when its help is not needed any more."""
+        return await self._leases.wanted(
+            holder, epoch, timeout, lambda: helping is not None and self._state.is_done(helping)
+        )
 
     async def give_back(self, holder: str, epoch: int) -> None:
         """See `LeaseDesk.give_back`. When learners are done, samplers that share their devices get groups again."""
         self._leases.give_back(holder, epoch)
+        self._learners_left(holder)
+
+    def _learners_left(self, holder: str) -> None:
         if holder == LEARNERS:
             self._state.learning = False
             self._after_change()
@@ -318,9 +343,9 @@ class Buffer:
         """A sampler (rank 0, 1, ...) is ready for work; tickets of its former life go back."""
         self._answer(self.actor.register.remote(sampler), "registering a sampler")
 
-    def release(self, sampler: int, timeout: float | None = None) -> list[int]:
-        """A sampler is gone; returns the group ids that will be reissued."""
-        call = self.actor.release.remote(sampler)
+    def release(self, sampler: int, timeout: float | None = None, lives: bool = False) -> list[int]:
+        """A sampler is gone, or about to go where it `lives`; returns the group ids that will be reissued."""
+        call = self.actor.release.remote(sampler, lives)
         return cast(list[int], self.result(call, "releasing a sampler", timeout or self.patience))
 
     def acquire_ref(self, sampler: int, max_groups: int, timeout: float, known_version: int = -1) -> Any:
@@ -337,6 +362,17 @@ class Buffer:
         those that were still its own."""
         call = self.actor.hand_over.remote(sampler, referred(groups))
         return cast(list[int], self._answer(call, "handing groups over"))
+
+    def owned(self, sampler: int, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Those of `tickets` that are still this sampler's: others have the rest."""
+        bare = [replace(one, begun=None) for one in tickets]
+        kept = self._answer(self.actor.owned.remote(sampler, bare), "looking whose tickets these are")
+        numbers = {one.issue for one in kept}
+        return [one for one in tickets if one.issue in numbers]
+
+    def waits(self, holder: str) -> bool:
+        """Whether it waits for a device that it shares."""
+        return cast(bool, self._answer(self.actor.waits.remote(holder), "looking who waits for a device"))
 
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""

@@ -43,12 +43,13 @@ class BufferConfig:
 @dataclass(frozen=True)
 class Ticket:
     """Leave to sample one group. `group_id` is the prompt's index; `version` the weights to use, or newer; `begun`: the
-    payload of a `Handed` that is gone on with."""
+    payload of a `Handed` that is gone on with; `issue`: larger than that of every ticket before it, of whatever group."""
 
     group_id: int
     version: int
     reissued: bool
     begun: Any = field(default=None, compare=False, repr=False)
+    issue: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,13 @@ class Handed:
         group_id: the prompt's index.
         version: the oldest weights among those of its tokens; None: it has none yet, and `payload` says nothing.
         payload: what there is of it, bytes or where the buffer keeps them.
+        issue: of its ticket; None: of the one that its sampler has now.
     """
 
     group_id: int
     version: int | None
     payload: Any = b""
+    issue: int | None = None
 
 
 @dataclass(frozen=True)

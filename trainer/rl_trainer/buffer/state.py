@@ -48,10 +48,12 @@ class BufferState:
         self.cursor = 0
         self.committed_steps = 0
         self.running: dict[int, tuple[int, int]] = {}  # group id -> (sampler, dispatch version)
+        self._issues: dict[int, int] = {}  # of the last ticket of pending and running ones
+        self._issued = 0
         self.pending: list[int] = []  # admitted, waiting for (re)dispatch; sorted
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
         self.learning = False  # learners have the devices that samplers share, or wait for them
-        self.begun: dict[int, Handed] = {}  # what there is of pending and running ones that were handed over
+        self.begun: dict[int, Handed] = {}  # pending and running ones that were handed over with tokens
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self._homes_alone = False
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
@@ -92,7 +94,7 @@ class BufferState:
         waiting = [
             handed.version
             for group_id, handed in self.begun.items()
-            if handed.version is not None and group_id not in self.running
+            if group_id not in self.running and handed.version is not None
         ]
         return [version for _, version in self.running.values()] + waiting
 
@@ -126,9 +128,9 @@ class BufferState:
         """
         given = []
         for handed in groups:
-            holder, version = self.running.get(handed.group_id, (None, 0))
-            if holder != sampler:
+            if not self.owns(sampler, handed.group_id, handed.issue):
                 continue  # it was taken from it, or is ready
+            _, version = self.running[handed.group_id]
             if handed.version is not None and handed.version < version:
                 raise RLTrainError(
                     f"sampler {sampler} hands over group {handed.group_id} with tokens of weight version {handed.version}, "
@@ -137,11 +139,16 @@ class BufferState:
             del self.running[handed.group_id]
             bisect.insort(self.pending, handed.group_id)
             self.reissue.add(handed.group_id)
-            if handed.version is not None or handed.group_id not in self.begun:
+            if handed.version is not None:
                 self.begun[handed.group_id] = handed
             given.append(handed.group_id)
         self._by_home = None
         return given
+
+    def owns(self, sampler: int, group_id: int, issue: int | None) -> bool:
+        """Whether this sampler has the group's ticket, and it is the one of this number; None: whichever."""
+        holder, _ = self.running.get(group_id, (None, 0))
+        return holder == sampler and issue in (None, self._issues[group_id])
 
     def recall(self) -> None:
         """Learners have the devices, and what was begun there was handed over: what samplers there hold they have got since,
@@ -155,6 +162,10 @@ class BufferState:
         """Whether so much of the batch is finished that samplers on learners' devices leave the rest to the others."""
         share, taken = self.config.hand_over_at, 0 if self._whole else len(self.leased)
         return share is not None and taken + len(self.ready) >= share * self.config.groups_per_step
+
+    def is_done(self, sampler: int) -> bool:
+        """Whether this sampler leaves the rest of the batch to others."""
+        return self.helped and self.roster.shares_device(sampler)
 
     def _homes(self) -> dict[int, list[int]]:
         """Pending ids by the sampler that gets them in strict mode."""
@@ -197,7 +208,7 @@ class BufferState:
         """Up to `max_groups` tickets for this sampler, possibly none."""
         self.check_registered(sampler)
         shares = sampler < self.config.shared_samplers
-        if (self.learning and shares) or (self.helped and self.roster.shares_device(sampler)):
+        if (self.learning and shares) or self.is_done(sampler):
             return []  # what it took now would wait for its device, while others have theirs
         # In strict mode the whole budget is laid out first, then each sampler takes its share of it.
         there = self._open_to(sampler)
@@ -211,8 +222,10 @@ class BufferState:
             del self.pending[bisect.bisect_left(self.pending, group_id)]
             version, handed = self._begun_version(group_id), self.begun.get(group_id)
             self.running[group_id] = (sampler, version)
-            begun = None if handed is None or handed.version is None else handed.payload
-            tickets.append(Ticket(group_id, version, group_id in self.reissue, begun))
+            self._issued += 1
+            self._issues[group_id] = self._issued
+            begun = None if handed is None else handed.payload
+            tickets.append(Ticket(group_id, version, group_id in self.reissue, begun, self._issued))
             self.reissue.discard(group_id)
         return tickets
 
@@ -234,10 +247,10 @@ class BufferState:
             raise RLTrainError(f"sampler {sampler} put group {group_id}, which was never issued")
         if group_id not in self.running and group_id not in self.reissue:
             return PutResult(False, "duplicate")
-        holder, version = self.running.get(group_id, (None, group.min_version))
-        if holder != sampler:
-            # The result of a sampler that was given up came after all. Its ticket is forgotten, so its oldest
-            # token says how old it is; take it if it can still be trained in time.
+        _, version = self.running.get(group_id, (None, group.min_version))
+        if not self.owns(sampler, group_id, group.issue):
+            # The result for a ticket that was taken back came after all. That is forgotten, so its oldest token
+            # says how old it is; take it if it can still be trained in time.
             version = group.min_version
             others = self._outstanding_versions()
             if group_id in self.running:
@@ -287,6 +300,7 @@ class BufferState:
     def _forget_ticket(self, group_id: int) -> None:
         self.running.pop(group_id, None)
         self.begun.pop(group_id, None)
+        self._issues.pop(group_id, None)
         if group_id in self.reissue:
             self.reissue.discard(group_id)
             self.pending.remove(group_id)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.changes import Changes
-from rl_trainer.flow.leases import Lease, LeaseTable
+from rl_trainer.flow.leases import Lease, LeaseTable, Wish
 
 
 class LeaseDesk:
@@ -73,14 +73,16 @@ class LeaseDesk:
 
     async def wanted(
         self, holder: str, epoch: int, timeout: float, done: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Whether somebody waits for what the holder has, or it has it no more, or is `done` with it; answered as soon as it
-        is so, or after `timeout` seconds. `look_again` says that `done` may have changed."""
+    ) -> Wish | None:
+        """wanted: somebody waits for what the holder has, or it has it no more; done: it is `done` with it. Answered as soon
+        as it is so, or after `timeout` seconds with None. `look_again` says that `done` may have changed."""
         deadline = time.monotonic() + timeout
-        while self._table.holds(holder, epoch) and not self._table.wanted(holder) and not done():
+        while self._table.holds(holder, epoch) and not self._table.wanted(holder):
+            if done():
+                return "done"
             if not await self._changes.wait(deadline - time.monotonic()):
-                return False
-        return True
+                return None
+        return "wanted"
 
     def look_again(self) -> None:
         """Those who wait to hear that they are wanted are to ask again whether they are done."""
@@ -91,10 +93,14 @@ class LeaseDesk:
         self._tell(self._table.release(holder, epoch))
 
     def died(self, holder: str) -> None:
-        """See `LeaseTable.died`. What it still waits for, nobody is told."""
+        """See `LeaseTable.died`. A claim of it that waits is answered with None."""
         granted = self._table.died(holder)
         self._answer(holder, None)
         self._tell(granted)
+
+    def waits(self, holder: str) -> bool:
+        """Whether it has claimed, and is not granted yet."""
+        return holder in self._waiting
 
     def stop(self) -> None:
         """The run is over: who waits at priority 0 is told so, and so is who asks later."""

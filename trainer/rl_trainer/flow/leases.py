@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from rl_api.errors import RLTrainError
+
+Wish = Literal["wanted", "done"]
+"""Why a holder may leave its devices: somebody waits for one, or what it does there is not needed any more."""
 
 LEARNERS = "learners"
 """All learner processes together are one holder."""

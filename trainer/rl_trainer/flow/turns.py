@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rl_api import RunSpec
+from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.flow.calls import answer
-from rl_trainer.flow.leases import LEARNERS, device_of
+from rl_trainer.flow.leases import LEARNERS, Wish, device_of
 from rl_trainer.observe.timeline import SpanRecorder
 
 # For devices that somebody works on: as long as for a batch or an update.
@@ -28,7 +29,9 @@ ANSWER_SECONDS = 60.0
 class Waits(Protocol):
     """Waits for a call as `Samplers.wait_for` does: samplers that die meanwhile, holding a device, are replaced."""
 
-    def __call__(self, call: Any, actor: str, phase: str, timeout: float) -> Any:
+    def __call__(
+        self, call: Any, actor: str, phase: str, timeout: float, meanwhile: Callable[[], bool]
+    ) -> Any:
         """The call's result."""
         ...
 
@@ -56,9 +59,11 @@ class Turn:
         self._arrive, self._leave = arrive, leave
 
     @contextmanager
-    def taken(self, phase: str, keep: bool = False) -> Iterator[str]:
+    def taken(
+        self, phase: str, keep: bool = False, meanwhile: Callable[[], bool] = lambda: False
+    ) -> Iterator[str]:
         """Within the block, which is given `phase`, the devices are the learners'. `keep`: and after it, until the next
-        block ends.
+        block ends. `meanwhile`: see `Samplers.wait_for`.
 
         Raises:
             DeadlineExceeded: they are not free in time; the sentence names who has them.
@@ -69,21 +74,38 @@ class Turn:
             with self._spans.span("lease"):
                 call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1)
                 waits = f"waiting for samplers to leave the devices for {phase}"
-                self._epoch = self._wait(call, "buffer", waits, self._timeout + ANSWER_SECONDS)
+                try:
+                    self._epoch = self._wait(call, "buffer", waits, self._timeout + ANSWER_SECONDS, meanwhile)
+                except BaseException:
+                    # Nobody waits for it: the buffer may be what failed.
+                    self._leases.withdraw.remote(LEARNERS)
+                    raise
         try:
             if comes and self._arrive is not None:
                 self._arrive()
             yield phase
             if not keep and self._leave is not None:
                 self._leave()
-        except BaseException:
-            # Nobody waits for it: the buffer may be what failed.
-            self._leases.give_back.remote(LEARNERS, self._epoch)
-            self._epoch = None
+        except BaseException as error:
+            if self._has_left_after(error):
+                self._leases.give_back.remote(LEARNERS, self._epoch)
+                self._epoch = None
             raise
         if not keep:
             call, self._epoch = self._leases.give_back.remote(LEARNERS, self._epoch), None
             answer(call, "buffer", "giving devices back", ANSWER_SECONDS)
+
+    def _has_left_after(self, error: BaseException) -> bool:
+        """Whether the devices are free for others now: never where learners do not answer, whose tensors may be there."""
+        if self._leave is None:
+            return True
+        if not isinstance(error, Exception) or isinstance(error, (ActorDied, DeadlineExceeded)):
+            return False
+        try:
+            self._leave()
+        except RLTrainError:  # `error` is what is to be told
+            return False
+        return True
 
 
 class OwnDevice:
@@ -94,12 +116,14 @@ class OwnDevice:
         """Whether somebody else has it, or wants it: nothing new is begun."""
         return False
 
-    def is_ours(self, needed: bool, begun: bool) -> bool:
+    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
         """Whether the sampler may compute now.
 
         Args:
             needed: whether there is anything to compute; without, others may have the device.
             begun: whether something is under way that is finished first where others are waited for with patience.
+            moves: whether others go on with all that is needed. Else it is computed here though others could have done:
+                who left would ask for the device again at once.
         """
         return True
 
@@ -113,8 +137,7 @@ class SharedDevice(OwnDevice):
     def __init__(
         self,
         leases: Any,
-        holder: str,
-        device: str,
+        rank: int,
         spans: SpanRecorder,
         *,
         drain: bool,
@@ -127,22 +150,22 @@ class SharedDevice(OwnDevice):
 
         Args:
             leases: the actor that keeps them.
-            holder: the sampler's name.
-            device: its name.
+            rank: the sampler's; its device is that of the learner process of this rank.
             spans: gets the time of waiting.
             drain: finish what is begun where others want it, else leave at once.
             wake: called from another thread when there is something new.
             arrive, leave: called once the device is the sampler's, and before it is others'.
             timeout: seconds to wait for it.
         """
-        self._leases, self._holder, self._device, self._spans = leases, holder, device, spans
+        self._leases, self._rank, self._spans = leases, rank, spans
+        self._holder, self._device = f"sampler {rank}", device_of(rank)
         self._drain, self._wake, self._timeout = drain, wake, timeout
         self._arrive, self._leave = arrive, leave
         self._epoch: int | None = None
         self._claim: Future[int | None] | None = None
         self._claimed = 0.0
-        self._look: Future[bool] | None = None
-        self._wanted = self._left = self._over = False
+        self._look: Future[Wish | None] | None = None
+        self._wanted = self._done = self._left = self._over = False
         self._returning: Future[None] | None = None
 
     @property
@@ -150,12 +173,12 @@ class SharedDevice(OwnDevice):
         """See `OwnDevice`."""
         return self._claim is not None or self._wanted or self._left
 
-    def is_ours(self, needed: bool, begun: bool) -> bool:
+    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
         """See `OwnDevice`."""
         self._hear()
         if self._epoch is not None:
             finishes = begun and self._drain
-            if not needed or (self._wanted and not finishes):
+            if not needed or (self._wanted and not finishes) or (self._done and moves()):
                 self._give_back()
         if self._epoch is None and needed:
             self._ask()
@@ -163,13 +186,14 @@ class SharedDevice(OwnDevice):
         return self._epoch is not None
 
     def close(self) -> None:
-        """See `OwnDevice`."""
-        self._hear()
+        """See `OwnDevice`. What the actor has answered meanwhile is not looked at: a device that it has given is not taken,
+        and what it failed with must not be told instead of the reason of the end."""
         self._over = True
         if self._epoch is not None:
             self._give_back()
-        elif self._claim is not None:  # it may be granted still
-            self._claim.add_done_callback(self._return_unused)
+        elif self._claim is not None:  # it is granted, or may be still
+            claim, self._claim = self._claim, None
+            claim.add_done_callback(self._return_unused)
 
     def _return_unused(self, claim: Future[int | None]) -> None:
         if claim.exception() is None and (epoch := claim.result()) is not None:
@@ -191,9 +215,13 @@ class SharedDevice(OwnDevice):
             return
         if self._look is not None and self._look.done():
             look, self._look = self._look, None
-            self._wanted = look.result()
+            wish = look.result()
+            self._wanted, self._done = wish == "wanted", self._done or wish == "done"
         if self._look is None and not self._wanted:
-            self._look = self._call(self._leases.wanted.remote(self._holder, self._epoch, POLL_SECONDS))
+            # That it is done it is told once for each lease, and then only that others wait.
+            helping = None if self._done else self._rank
+            call = self._leases.wanted.remote(self._holder, self._epoch, POLL_SECONDS, helping)
+            self._look = self._call(call)
 
     def _ask(self) -> None:
         # One after the other: two calls may be carried out in either order.
@@ -207,7 +235,7 @@ class SharedDevice(OwnDevice):
         self._left = self._wanted
         self._returning = self._call(self._leases.give_back.remote(self._holder, self._epoch))
         # The look of this lease is answered now, and its answer is nobody's.
-        self._epoch, self._look, self._wanted = None, None, False
+        self._epoch, self._look, self._wanted, self._done = None, None, False, False
 
     def _call(self, call: Any) -> Future[Any]:
         future: Future[Any] = call.future()
@@ -230,8 +258,7 @@ def sampler_device(
         return OwnDevice()
     return SharedDevice(
         leases,
-        f"sampler {rank}",
-        device_of(rank),
+        rank,
         spans,
         drain=spec.placement.hand_over == "drain",
         wake=wake,

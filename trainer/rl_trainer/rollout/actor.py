@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -201,9 +202,13 @@ class SamplerActor(Worker):
         """
         try:
             self._run()
-        finally:
+        except BaseException:
             self._hands_over = False  # nobody goes on
-            self._device.close()
+            with suppress(Exception):  # why it ends is what is to be told; a dead sampler's device is free
+                self._device.close()
+            raise
+        self._hands_over = False
+        self._device.close()
 
     def _run(self) -> None:
         work: Future[Acquired] | None = None
@@ -224,7 +229,7 @@ class SamplerActor(Worker):
                 if acquired.tickets or not self._is_older(acquired):
                     self._held.append(acquired)
             begun = self.rollouts.may_advance
-            ours = self._device.is_ours(bool(begun or self._held or self._jobs), begun)
+            ours = self._device.is_ours(bool(begun or self._held or self._jobs), begun, self._can_move)
             if ours and not self._device.is_waited_for:
                 self._start_what_may_start()
             # Last of all before it waits: an answer that brought nothing to do must not be waited on.
@@ -243,8 +248,20 @@ class SamplerActor(Worker):
             self._wake.clear()
             self._check_puts()
 
+    def _can_move(self) -> bool:
+        """Whether nothing is left to do here once what is begun is handed over: no evaluation, and no weights to load."""
+        if not self._hands_over or self._jobs or self._evaluation is not None:
+            return False
+        return all(one.weights is None for one in self._held) and self.rollouts.can_move
+
     def _take_device(self) -> None:
-        """The device is this sampler's now."""
+        """The device is this sampler's now. What was to be begun there others may have meanwhile."""
+        if self._hands_over and (tickets := [one for acquired in self._held for one in acquired.tickets]):
+            own = self.buffer.owned(self.rank, tickets)
+            self._held = deque(
+                replace(acquired, tickets=[one for one in acquired.tickets if one in own])
+                for acquired in self._held
+            )
         if self._swaps:
             self.onload()
 
@@ -272,15 +289,17 @@ class SamplerActor(Worker):
         started = time.time()
         groups = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
         begun = [
-            Handed(cast(Ticket, group.key).group_id, group.oldest_version, dump_begun(group))
+            Handed(ticket.group_id, group.oldest_version, dump_begun(group), ticket.issue)
             for group in groups
+            for ticket in [cast(Ticket, group.key)]
         ]
         tickets = [ticket for acquired in self._held for ticket in acquired.tickets]
         self._held = deque(
             replace(acquired, tickets=[]) for acquired in self._held if acquired.weights is not None
         )
         if begun or tickets:
-            self.buffer.hand_over(self.rank, [*begun, *(Handed(one.group_id, None) for one in tickets)])
+            bare = [Handed(one.group_id, None, issue=one.issue) for one in tickets]
+            self.buffer.hand_over(self.rank, [*begun, *bare])
             self.spans.add("hand over", started, time.time(), groups=len(begun) + len(tickets))
 
     def leave(self) -> int | None:
@@ -290,7 +309,7 @@ class SamplerActor(Worker):
         self._wake.set()
         try:
             wait(list(self._puts), PUT_SECONDS)
-            self._unfinished += len(self.buffer.release(self.rank, RELEASE_SECONDS))
+            self._unfinished += len(self.buffer.release(self.rank, RELEASE_SECONDS, lives=True))
         except (ActorDied, DeadlineExceeded):
             return None
         finally:
@@ -417,7 +436,13 @@ class SamplerActor(Worker):
         self._stretch.end()
         self._meter.finished(group)
         priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0
-        return Group.of(ticket.group_id, group.trajectories(), priority=priority, spans=self.spans.drain())
+        return Group.of(
+            ticket.group_id,
+            group.trajectories(),
+            priority=priority,
+            spans=self.spans.drain(),
+            issue=ticket.issue,
+        )
 
     def _answered(self, group: GroupRollout) -> None:
         member = group.members[0]

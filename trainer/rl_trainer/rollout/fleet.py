@@ -287,7 +287,8 @@ class Samplers:
         )
         worker = WorkerGroup("sampler", {rank: actor})
         ready, run = worker.one(rank, "ready").call, worker.one(rank, "run").call
-        return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic())
+        shares = rank < self._spec.shared_samplers
+        return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic(), shares)
 
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
@@ -387,6 +388,8 @@ class Samplers:
     def _join(self, rank: int, one: SamplerHandle) -> None:
         """Lets a sampler that has loaded everything take part."""
         if not ray.wait([one.ready], timeout=0)[0]:
+            if one.shares and self._buffer.waits(f"sampler {rank}"):
+                one.started = time.monotonic()  # it has a deadline for that itself
             if time.monotonic() - one.started > self._start_timeout:
                 self._died(rank, ActorDied(f"sampler {rank} did not load within {self._start_timeout:.0f} s"))
             return

@@ -25,6 +25,8 @@ class SamplerHandle:
     Attributes:
         ready: its answer that it has loaded everything; None: it has given it, and takes part.
         node: where it was started.
+        started: seconds from which on it may take its time to load; see `shares`.
+        shares: it loads on a device that learners have as well; while it waits for that it does not load.
         begun: it was told to take tickets, which is done once, as it gives those back that it had.
         ended: the buffer has told it to stop.
         died: when its end was seen.
@@ -36,6 +38,7 @@ class SamplerHandle:
     ready: ray.ObjectRef[int] | None
     node: str
     started: float
+    shares: bool = False
     begun: bool = False
     ended: bool = False
     died: float | None = None

@@ -198,6 +198,11 @@ class Rollouts:
         """How long until a tool answers, if any member waits for one and knows; see `wake`."""
         return max(0.0, self._due[0][0] - self.clock()) if self._due else None
 
+    @property
+    def can_move(self) -> bool:
+        """Whether others can go on with all groups under way, see `hand_over`."""
+        return all(member.environment is None for group in self._groups.values() for member in group.members)
+
     def hand_over(self, wanted: Callable[[object], bool]) -> list[GroupRollout]:
         """Takes the groups under way with such a key out, with what their members have so far, so that others may `start`
         them from there. Groups with an environment stay: what that knows cannot be moved."""

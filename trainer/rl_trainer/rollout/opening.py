@@ -40,7 +40,7 @@ def open_engine(
         folder: the same, as it is here.
         leases: the actor that keeps those of shared devices.
         other_pods: bundles of its placement group in which the rest of it is.
-        swaps: it loads when the device is its own, and leaves it again, its tensors moved out.
+        swaps: when it has loaded on a shared device it moves its tensors out.
     """
     slots, dtype = spec.sampler.max_sequences, getattr(torch, spec.model.dtype)
     options = VllmOptions.of(spec, secrets.randbits(31))
@@ -58,7 +58,8 @@ def open_engine(
 
     if other_pods:
         return open_over_pods(f"sampler {rank}", other_pods, model, slots, dtype, options, open_here)
-    with device_for_loading(leases, rank) if swaps else nullcontext():
+    shares = rank < spec.shared_samplers
+    with device_for_loading(leases, rank) if shares else nullcontext():
         engine = open_here(options)
         if swaps:
             engine.offload()

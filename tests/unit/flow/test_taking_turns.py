@@ -1,0 +1,164 @@
+"""Both sides of a shared device, with an actor that answers when the test says so."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rl_api.errors import ActorDied, CheckpointError, RLTrainError
+from rl_trainer.flow import turns
+from rl_trainer.flow.leases import LEARNERS
+from rl_trainer.flow.turns import SharedDevice, Turn
+from rl_trainer.observe.timeline import SpanRecorder
+
+
+class Leases:
+    """An actor whose calls are kept, each with its answer to come."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], Future[Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            future: Future[Any] = Future()
+            self.calls.append((name, arguments, future))
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(remote=remote)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.calls]
+
+    def answer(self, name: str, result: Any) -> None:
+        """Of the last call of this name."""
+        next(future for called, _, future in reversed(self.calls) if called == name).set_result(result)
+
+
+@pytest.fixture
+def leases() -> Leases:
+    return Leases()
+
+
+def device(leases: Leases, moved: list[str]) -> SharedDevice:
+    def leave() -> None:
+        moved.append("leave")
+
+    return SharedDevice(
+        leases,
+        0,
+        SpanRecorder("sampler 0"),
+        drain=False,
+        wake=lambda: None,
+        arrive=lambda: moved.append("arrive"),
+        leave=leave,
+    )
+
+
+def held(leases: Leases, moved: list[str]) -> SharedDevice:
+    """One that has its device, and asks whether it is wanted."""
+    shared = device(leases, moved)
+    assert not shared.is_ours(True, False, bool)
+    leases.answer("claim", 1)
+    assert shared.is_ours(True, False, bool)
+    assert leases.names == ["claim", "wanted"]
+    return shared
+
+
+def test_a_sampler_whose_help_is_not_needed_leaves_where_all_that_it_has_can_move(leases: Leases):
+    moved: list[str] = []
+    shared = held(leases, moved)
+    leases.answer("wanted", "done")
+    assert not shared.is_ours(False, True, lambda: True)
+    assert moved == ["arrive", "leave"]
+
+
+def test_a_sampler_with_what_must_stay_keeps_its_device_though_others_could_do_without_it(leases: Leases):
+    """It would ask for it again at once: a claim, and tensors in and out, for each token."""
+    moved: list[str] = []
+    shared = held(leases, moved)
+    assert leases.calls[-1][1][-1] == 0, "it asks whether its help is needed"
+    leases.answer("wanted", "done")
+    for _ in range(200):
+        assert shared.is_ours(True, True, lambda: False)
+        assert not shared.is_waited_for
+    assert leases.names == ["claim", "wanted", "wanted"]
+    assert leases.calls[-1][1][-1] is None, "it has been told"
+    leases.answer("wanted", "wanted")
+    assert not shared.is_ours(True, True, lambda: False), "learners' claims count whatever it has"
+    assert moved == ["arrive", "leave"]
+
+
+def test_the_end_of_a_sampler_tells_its_reason_and_takes_no_device(leases: Leases):
+    moved: list[str] = []
+    shared = device(leases, moved)
+    shared.is_ours(True, False, bool)
+    leases.answer("claim", 7)
+    shared.close()
+    assert (moved, leases.names) == ([], ["claim", "give_back"])
+    assert leases.calls[-1][1] == ("sampler 0", 7)
+    shared = held(failing := Leases(), moved)
+    failing.calls[-1][2].set_exception(ActorDied("the buffer died"))
+    shared.close()
+    assert failing.names[-1] == "give_back"
+
+
+def learners(leases: Leases, wait: Any, moved: list[str], monkeypatch: pytest.MonkeyPatch) -> Turn:
+    monkeypatch.setattr(turns, "answer", lambda *_: None)
+    turn = Turn(leases, ["learner 0"], wait, SpanRecorder("driver"))
+    turn.move(lambda: moved.append("arrive"), lambda: moved.append("leave"))
+    return turn
+
+
+def test_learners_that_wait_no_more_withdraw_their_claim(leases: Leases, monkeypatch: pytest.MonkeyPatch):
+    def wait(*_: Any) -> None:
+        raise ActorDied("samplers died 4 times")
+
+    moved: list[str] = []
+    turn = learners(leases, wait, moved, monkeypatch)
+    with pytest.raises(ActorDied), turn.taken("training"):
+        pytest.fail("nothing is granted")
+    assert (leases.names, leases.calls[-1][1], moved) == (["claim", "withdraw"], (LEARNERS,), [])
+
+
+def test_learners_look_at_something_else_while_they_wait(leases: Leases, monkeypatch: pytest.MonkeyPatch):
+    def look() -> bool:
+        return False
+
+    waited: list[Any] = []
+    turn = learners(leases, lambda *given: waited.append(given[-1]), [], monkeypatch)
+    with turn.taken("training", meanwhile=look):
+        pass
+    assert waited == [look]
+
+
+def test_learners_that_fail_and_go_on_leave_devices_before_they_give_them_back(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    moved: list[str] = []
+    turn = learners(leases, lambda *_: 1, moved, monkeypatch)
+    with pytest.raises(CheckpointError), turn.taken("writing"):
+        raise CheckpointError("the disk is full")
+    assert (leases.names, moved) == (["claim", "give_back"], ["arrive", "leave"])
+
+
+def test_devices_of_learners_that_do_not_answer_or_cannot_leave_are_not_given_back(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    moved: list[str] = []
+    turn = learners(leases, lambda *_: 1, moved, monkeypatch)
+    with pytest.raises(ActorDied), turn.taken("training"):
+        raise ActorDied("learner 0 died")
+    assert (leases.names, moved) == (["claim"], ["arrive"])
+
+    def stay() -> None:
+        raise RLTrainError("no room")
+
+    turn = learners(leases, lambda *_: 2, moved, monkeypatch)
+    turn.move(lambda: None, stay)
+    with pytest.raises(CheckpointError), turn.taken("writing"):
+        raise CheckpointError("the disk is full")
+    assert leases.names == ["claim", "claim"]
