@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -53,3 +54,17 @@ def test_publishing_names_the_field_of_its_deadline(learners: Learners, waits: l
         "publishing weights (weightSync.timeout is 120 s, the rest is for the model's 100.0 GB)",
         120 + 500,
     )
+
+
+def test_only_learners_whose_devices_samplers_share_move_their_tensors(waits: list[tuple[str, float]]):
+    actors = [MagicMock() for _ in range(3)]
+    spec = {
+        "placement": {"mode": "hybrid", "sharedSamplers": 1},
+        "learner": {"replicas": 3},
+        "sampler": {"replicas": 2},
+    }
+    learners = Learners(actors, RunSpec.model_validate(spec))
+    for move in ("offload", "onload"):
+        with suppress(TypeError):  # the fixture's results are no numbers
+            getattr(learners, move)()
+        assert [getattr(actor, move).remote.call_count for actor in actors] == [1, 0, 0]

@@ -139,7 +139,7 @@ class Learners:
             (share, denominators, self._trained(step), version, train_policy)
             for share in _shares(groups, chosen)
         ]
-        with self._turn("training") as phase:
+        with self._turn("training", meanwhile=meanwhile) as phase:
             results = self._all("update", arguments, phase, meanwhile=meanwhile)
         update, published, _ = results[0]
         targets = [advantage for advantage in advantages if isinstance(advantage, ValueTargets)]
@@ -160,7 +160,8 @@ class Learners:
         (plan,) = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
         shares = _shares(groups, [[part] for part in plan.ranks])
         arguments = [(share, plan.denominators, self._trained(step)) for share in shares]
-        with self._turn("training", keep=keeps_devices(self.spec)) as phase:
+        keep = keeps_devices(self.spec)
+        with self._turn("training", keep, meanwhile) as phase:
             found = self._all("accumulate", arguments, phase, meanwhile=meanwhile)
         return [span for spans in found for span in spans]
 
@@ -168,7 +169,7 @@ class Learners:
         self, version: int | None = None, meanwhile: Callable[[], bool] = lambda: False
     ) -> tuple[UpdateResult, Publication | None, list[Span]]:
         """Ends the training step that was accumulated; as `update`."""
-        with self._turn("training") as phase:
+        with self._turn("training", meanwhile=meanwhile) as phase:
             results = self._all("apply", [(version,)] * len(self.actors), phase, meanwhile=meanwhile)
         update, published, _ = results[0]
         return update, published, [span for _, _, spans in results for span in spans]
@@ -206,12 +207,16 @@ class Learners:
         return results[0][0], [span for _, spans in results for span in spans]
 
     def offload(self) -> int:
-        """See `LearnerActor.offload`; bytes of all ranks."""
-        return sum(self.workers.offload().wait("moving tensors out", self.timeout))
+        """See `LearnerActor.offload`, of the ranks whose devices samplers share; bytes of all of them."""
+        return sum(self._sharing.offload().wait("moving tensors out", self.timeout))
 
     def onload(self) -> int:
-        """See `LearnerActor.onload`; bytes of all ranks."""
-        return sum(self.workers.onload().wait("moving tensors in", self.timeout))
+        """See `LearnerActor.onload`, of the ranks whose devices samplers share; bytes of all of them."""
+        return sum(self._sharing.onload().wait("moving tensors in", self.timeout))
+
+    @property
+    def _sharing(self) -> WorkerGroup:
+        return WorkerGroup("learner", self.actors[: self.spec.shared_samplers], self.watch)
 
     def device_memory(self) -> int:
         """See `LearnerActor.device_memory`; of rank 0, as all are alike. They need not have loaded anything."""
@@ -280,16 +285,16 @@ class Learners:
         self._saves += 1
         number, phase, ranks = self._saves, f"writing {', '.join(parts)}", len(self.actors)
         arguments = [(number, folder, parts, limit, background, upload)] * ranks
-        try:
-            with self._turn(phase):
+        with self._turn(phase):
+            try:
                 begun: list[Begun] = self._all("begin_save", arguments, phase, ROUND_TIMEOUT)
                 with ShardWriter(folder, [head for one in begun for head in one.heads]) as writer:
                     while self._write_round(writer, phase):
                         pass
                     sent = writer.finish()
-        except BaseException:
-            self._drop_save(number)
-            raise
+            except BaseException:
+                self._drop_save(number)  # and then they may leave their devices
+                raise
         looks = partial(self._all, "save_written", [(number,)] * ranks, phase, ROUND_TIMEOUT)
         uploaded = frozenset(name for one in begun if one.uploads for name in one.files)
         files = SavedFiles(sent, begun[0].weight_map, begun[0].weight_bytes, uploaded)
@@ -328,9 +333,11 @@ class Learners:
     def _drop_save(self, number: int) -> None:
         self.workers.all("drop_save", number)  # nobody waits: after an error one of them may be gone
 
-    def _turn(self, phase: str, keep: bool = False) -> AbstractContextManager[str]:
+    def _turn(
+        self, phase: str, keep: bool = False, meanwhile: Callable[[], bool] = lambda: False
+    ) -> AbstractContextManager[str]:
         """Around all calls that compute, or move what is on the devices; see `Turn.taken`. Gives `phase`."""
-        return nullcontext(phase) if self.turn is None else self.turn.taken(phase, keep)
+        return nullcontext(phase) if self.turn is None else self.turn.taken(phase, keep, meanwhile)
 
     def _first(self, method: str, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
