@@ -162,3 +162,23 @@ def test_devices_of_learners_that_do_not_answer_or_cannot_leave_are_not_given_ba
     with pytest.raises(CheckpointError), turn.taken("writing"):
         raise CheckpointError("the disk is full")
     assert leases.names == ["claim", "claim"]
+
+
+def test_learners_that_were_stopped_as_they_arrived_arrive_before_they_go_on(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    """The run writes a checkpoint after a signal."""
+    moved: list[str] = []
+    turn = learners(leases, lambda *_: 1, moved, monkeypatch)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    turn.move(stop, lambda: moved.append("leave"))
+    with pytest.raises(KeyboardInterrupt), turn.taken("training"):
+        pytest.fail("they have not arrived")
+    assert leases.names == ["claim"]
+    turn.move(lambda: moved.append("arrive"), lambda: moved.append("leave"))
+    with turn.taken("writing"):
+        moved.append("write")
+    assert (leases.names, moved) == (["claim", "give_back"], ["arrive", "write", "leave"])

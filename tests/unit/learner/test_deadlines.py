@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
 from rl_api import RunSpec
+from rl_api.errors import CheckpointError
 from rl_trainer.checkpoint.state import SavedLearners
+from rl_trainer.flow.turns import Turn
 from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.shared_folder import SharedFolder
@@ -68,3 +71,29 @@ def test_only_learners_whose_devices_samplers_share_move_their_tensors(waits: li
         with suppress(TypeError):  # the fixture's results are no numbers
             getattr(learners, move)()
         assert [getattr(actor, move).remote.call_count for actor in actors] == [1, 0, 0]
+
+
+def test_a_checkpoint_that_fails_is_given_up_before_learners_leave_their_devices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """They do not leave while it is read."""
+    order: list[str] = []
+
+    class Turns:
+        @contextmanager
+        def taken(self, phase: str, *_: object) -> Iterator[str]:
+            try:
+                yield phase
+            finally:
+                order.append("leave")
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    actor = MagicMock()
+    actor.drop_save.remote.side_effect = lambda number: order.append("give up")
+    monkeypatch.setattr(Handle, "wait", fail)
+    learners = Learners([actor], RunSpec(), turn=cast(Turn, Turns()))
+    with pytest.raises(CheckpointError):
+        learners.write(tmp_path, {"weights": "model"})
+    assert order == ["give up", "leave"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -313,6 +315,52 @@ def test_what_a_sampler_refuses_it_refuses_before_it_has_a_server(monkeypatch: p
     with pytest.raises(InvalidConfig, match="allowed: some text"):
         SamplerActor(0, spec, MagicMock(), MagicMock(), None, None)
     assert not opened
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, ["claim", "load", "give back"]), (1, ["load"])])
+def test_a_sampler_that_shares_its_device_loads_under_a_lease(
+    monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[str]
+):
+    """Also where nobody's tensors move: learners may be at work when it takes the place of another."""
+    order: list[str] = []
+
+    @contextmanager
+    def lease(leases: object, rank: int) -> Iterator[None]:
+        order.append("claim")
+        yield
+        order.append("give back")
+
+    def load(*_: object, **__: object) -> MagicMock:
+        order.append("load")
+        return MagicMock()
+
+    for name in (
+        "load_task",
+        "load_tokenizer",
+        "heldout_count",
+        "VllmOptions",
+        "EndpointOptions",
+        "create_receiver",
+        "Chat",
+        "Rollouts",
+        "Pulse",
+        "SamplerMeter",
+        "Arrival",
+        "stop_tokens",
+        "SamplingParams",
+        "sampler_device",
+    ):
+        monkeypatch.setattr(actor_module, name, MagicMock())
+    monkeypatch.setattr(actor_module.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(actor_module.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(actor_module.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(actor_module, "hands_over", lambda spec: False)
+    monkeypatch.setattr(actor_module, "device_for_loading", lease)
+    monkeypatch.setattr(actor_module, "create_engine", load)
+    spec: Any = MagicMock(shared_samplers=1)
+    spec.model.dtype, spec.placement.residency = "float32", "keep"
+    SamplerActor(rank, spec, MagicMock(), MagicMock(), None, None)
+    assert order == expected
 
 
 def test_an_evaluation_whose_samplers_ended_with_the_buffer_ends_as_well(monkeypatch: pytest.MonkeyPatch):

@@ -53,6 +53,7 @@ class Turn:
         self._arrive: Callable[[], object] | None = None
         self._leave: Callable[[], object] | None = None
         self._epoch: int | None = None
+        self._there = False
 
     def move(self, arrive: Callable[[], object], leave: Callable[[], object]) -> None:
         """From now on `arrive` is called once the devices are the learners', and `leave` before they are others'."""
@@ -69,8 +70,7 @@ class Turn:
             DeadlineExceeded: they are not free in time; the sentence names who has them.
             ActorDied: as `Samplers.wait_for`.
         """
-        comes = self._epoch is None
-        if comes:
+        if self._epoch is None:
             with self._spans.span("lease"):
                 call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1)
                 waits = f"waiting for samplers to leave the devices for {phase}"
@@ -81,11 +81,12 @@ class Turn:
                     self._leases.withdraw.remote(LEARNERS)
                     raise
         try:
-            if comes and self._arrive is not None:
+            if not self._there and self._arrive is not None:
                 self._arrive()
+            self._there = True
             yield phase
-            if not keep and self._leave is not None:
-                self._leave()
+            if not keep:
+                self._go()
         except BaseException as error:
             if self._has_left_after(error):
                 self._leases.give_back.remote(LEARNERS, self._epoch)
@@ -95,14 +96,18 @@ class Turn:
             call, self._epoch = self._leases.give_back.remote(LEARNERS, self._epoch), None
             answer(call, "buffer", "giving devices back", ANSWER_SECONDS)
 
+    def _go(self) -> None:
+        self._there = False
+        if self._leave is not None:
+            self._leave()
+
     def _has_left_after(self, error: BaseException) -> bool:
         """Whether the devices are free for others now: never where learners do not answer, whose tensors may be there."""
-        if self._leave is None:
-            return True
-        if not isinstance(error, Exception) or isinstance(error, (ActorDied, DeadlineExceeded)):
+        answered = isinstance(error, Exception) and not isinstance(error, (ActorDied, DeadlineExceeded))
+        if self._leave is not None and not answered:
             return False
         try:
-            self._leave()
+            self._go()
         except RLTrainError:  # `error` is what is to be told
             return False
         return True
