@@ -14,7 +14,7 @@ class CudaClock(Clock):
 
     def mark(self) -> Any:
         """See `Clock`."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
