@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -19,7 +20,7 @@ from rl_trainer.buffer.groups import Ticket
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
-from rl_trainer.rollout import fleet
+from rl_trainer.rollout import fleet, opening
 from rl_trainer.rollout.actor import SamplerActor
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
@@ -334,32 +335,14 @@ def test_a_sampler_that_shares_its_device_loads_under_a_lease(
         order.append("load")
         return MagicMock()
 
-    for name in (
-        "load_task",
-        "load_tokenizer",
-        "heldout_count",
-        "VllmOptions",
-        "EndpointOptions",
-        "create_receiver",
-        "Chat",
-        "Rollouts",
-        "Pulse",
-        "SamplerMeter",
-        "Arrival",
-        "stop_tokens",
-        "SamplingParams",
-        "sampler_device",
-    ):
-        monkeypatch.setattr(actor_module, name, MagicMock())
-    monkeypatch.setattr(actor_module.ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(actor_module.ray, "get_gpu_ids", list)
-    monkeypatch.setattr(actor_module.torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(actor_module, "hands_over", lambda spec: False)
-    monkeypatch.setattr(actor_module, "device_for_loading", lease)
-    monkeypatch.setattr(actor_module, "create_engine", load)
+    for name in ("VllmOptions", "EndpointOptions"):
+        monkeypatch.setattr(opening, name, MagicMock())
+    monkeypatch.setattr(opening.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(opening, "device_for_loading", lease)
+    monkeypatch.setattr(opening, "create_engine", load)
     spec: Any = MagicMock(shared_samplers=1)
-    spec.model.dtype, spec.placement.residency = "float32", "keep"
-    SamplerActor(rank, spec, MagicMock(), MagicMock(), None, None)
+    spec.model.dtype = "float32"
+    opening.open_engine(spec, rank, MagicMock(), Path("model"), None, other_pods=(), swaps=False)
     assert order == expected
 
 
