@@ -24,12 +24,12 @@ def keeps_devices(spec: RunSpec) -> bool:
 
     Dialogues stay with their sampler, and a part may need one: then learners leave the devices between two parts.
     """
-    return hands_over(spec) and spec.task.environment != "tool-use"
+    return hands_over(spec) and not spec.task.dialogues
 
 
 def staying_sentence(spec: RunSpec) -> str | None:
     """What to tell of groups that cannot change their sampler; None: there is nothing to tell."""
-    if not hands_over(spec) or spec.task.environment != "tool-use":
+    if not hands_over(spec) or not spec.task.dialogues:
         return None
     return (
         "placement.handOver is interrupt, but what environments of a task know stays in their sampler: dialogues under way "

@@ -25,6 +25,9 @@ from rl_api.base import (
 SOCKET_VARIABLE: Final = "RLTRAIN_CODE_SOCKET"
 """Environment variable with the socket at which the container for code of the user's listens, where there is one."""
 
+DIALOGUES: Final = ("tool-use", "gymnasium")
+"""Values of `task.environment` with turns."""
+
 FunctionName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253),
@@ -179,6 +182,11 @@ class TaskSpec(Model):
     """Workers in which environments are stepped (tool-use and gymnasium only); null: each sampler steps its own."""
     evaluation: EvaluationSpec | None = None
     """Held-out evaluation; null: none."""
+
+    @property
+    def dialogues(self) -> bool:
+        """Whether a completion is a dialogue with an environment, which has a state: it stays in the process that began it."""
+        return self.environment in DIALOGUES
 
     @property
     def workers(self) -> Mapping[str, SimulatorsSpec]:

@@ -50,7 +50,7 @@ def task_source(spec: RunSpec) -> Iterator[Problem]:
             f"missing, required with task.environment {environment}: {NAMED[environment]}",
             "task.environment",
         )
-    if task.simulators is not None and environment not in ("tool-use", "gymnasium"):
+    if task.simulators is not None and not task.dialogues:
         yield spec_problem(
             "task.simulators",
             f"found an object, allowed: null with task.environment {environment}, which has nothing to simulate",

@@ -42,8 +42,11 @@ def test_who_hands_over(placement: dict[str, Any], staleness: int, expected: boo
     assert staying_sentence(run) is None
 
 
-def test_dialogues_stay_and_the_run_says_so():
-    dialogue = {"environment": "tool-use", "name": None, "maxTurns": 3}
+@pytest.mark.parametrize(
+    ("environment", "name"), [("tool-use", "calculator"), ("tool-use", "mine:Game"), ("gymnasium", "FrozenLake-v1")]
+)
+def test_dialogues_stay_and_the_run_says_so(environment: str, name: str):
+    dialogue = {"environment": environment, "name": name, "maxTurns": 3}
     assert not keeps_devices(spec({}, 1, **dialogue))
     assert "placement.handOver is interrupt, but" in str(staying_sentence(spec({}, 1, **dialogue)))
     assert staying_sentence(spec({"handOver": "drain"}, 1, **dialogue)) is None

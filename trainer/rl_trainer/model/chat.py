@@ -59,7 +59,7 @@ class Chat:
                 f"spec.task.chatTemplateKwargs: found {ours[0]}, which the trainer gives the template itself"
                 f"{' (spec.task.tools)' if ours[0] == 'tools' else ''}; leave it out"
             )
-        if task.environment == "tool-use":
+        if task.dialogues:
             chat.observation("?", chat.end_of_turn)
         return chat
 
