@@ -185,7 +185,7 @@ class TaskSpec(Model):
 
     @property
     def dialogues(self) -> bool:
-        """Whether a completion is a dialogue with an environment, which has a state: it stays in the process that began it."""
+        """Whether a completion is a dialogue with an environment, whose state stays in the process that began it."""
         return self.environment in DIALOGUES
 
     @property

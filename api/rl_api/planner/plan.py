@@ -122,7 +122,7 @@ def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True) -> Plan
             + (f" of {memory:.3g} bytes" if memory is not None else "")
             + f", on which no placement of mode {' or '.join(room.modes)} fits; allowed: more of them, or larger ones"
         )
-    best = _simplest(tried)
+    best = simplest(tried)
     others = [one for one in tried if one is not best]
     found = _alternative(best)
     return Plan(
@@ -142,14 +142,10 @@ def _tried(profile: RunProfile, room: Room, most: int) -> list[Tried]:
     return sorted(tried, key=lambda one: (one.seconds, repr(one.placement)))
 
 
-def _simplest(tried: list[Tried]) -> Tried:
-    """The fastest, or one as fast that shares less, and hands over less."""
+def simplest(tried: list[Tried]) -> Tried:
+    """The fastest, or one as fast of which fewer samplers share, in fewer parts."""
     fast = [one for one in tried if one.seconds <= tried[0].seconds * (1 + SAME)]
-    order = {"disaggregated": 0, "collocated": 1, "hybrid": 2}
-    return min(
-        fast,
-        key=lambda one: (order[one.placement.mode], -one.placement.part_groups, one.seconds),
-    )
+    return min(fast, key=lambda one: (one.placement.shared, -one.placement.part_groups, one.seconds))
 
 
 def _alternative(tried: Tried) -> Alternative:
@@ -180,16 +176,19 @@ def _reason(best: Tried, others: list[Tried], profile: RunProfile) -> str:
     if not others:
         return found + "; nothing else fits"
     second = others[0]
-    found += f"; next {second.placement.words(groups)}: {_more(second.seconds, best.seconds)}"
+    found += f"; next {second.placement.words(groups)}: {runner_up(second.seconds, best.seconds)}"
     modes = {best.placement.mode, second.placement.mode}
     for one in others[1:]:
         if one.placement.mode not in modes:
             modes.add(one.placement.mode)
-            found += f"; {one.placement.words(groups)}: {_more(one.seconds, best.seconds)}"
+            found += f"; {one.placement.words(groups)}: {runner_up(one.seconds, best.seconds)}"
     return found
 
 
-def _more(seconds: float, best: float) -> str:
+def runner_up(seconds: float, best: float) -> str:
+    """Seconds of another placement beside the chosen one's, for people."""
+    if abs(seconds / best - 1) <= SAME:
+        return f"{seconds_text(seconds)} (as fast)"
     return f"{seconds_text(seconds)} ({seconds / best - 1:+.0%})"
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from rl_api.parts import needs_whole_batch, part_groups
 from rl_api.planner.placement import Placement
 from rl_api.run import RunSpec
+from rl_api.sharing_rules import SHARING_RULES
 from rl_api.sizes.residency import Wanted
 
 MODES: Final = ("disaggregated", "collocated", "hybrid")
@@ -62,6 +63,29 @@ def placement_of(spec: RunSpec) -> Placement:
     )
 
 
+def modes_of(spec: RunSpec) -> tuple[str, ...]:
+    """Modes that a run may have: its own, or with auto those that nothing else in it speaks against.
+
+    In a hybrid of dialogues nothing would be handed over, which is what it is for (`rl_api.handing_over`).
+    """
+    if spec.placement.mode != "auto":
+        return (spec.placement.mode,)
+    return tuple(
+        mode
+        for mode in MODES
+        if not (mode == "hybrid" and spec.task.dialogues)
+        and not any(problem for rule in SHARING_RULES for problem in rule(_tried(spec, mode)))
+    )
+
+
+def _tried(spec: RunSpec, mode: str) -> RunSpec:
+    """The run with as few samplers as `mode` takes."""
+    shared, replicas = {"collocated": (1, 1), "hybrid": (1, 2)}.get(mode, (0, 1))
+    sampler = spec.sampler.model_copy(update={"replicas": replicas, "min_replicas": 1})
+    placement = spec.placement.model_copy(update={"shared_samplers": shared, "hand_over_at": None})
+    return spec.model_copy(update={"sampler": sampler, "placement": placement})
+
+
 def room_of(spec: RunSpec) -> Room:
     """What may be chosen for a run: with mode auto how its devices are divided, else what its spec leaves open.
 
@@ -77,7 +101,7 @@ def room_of(spec: RunSpec) -> Room:
         learners=tuple(range(whole, devices + 1, whole)) if auto else (now.learners,),
         samplers=() if auto else (now.samplers,),
         per_sampler=per_sampler,
-        modes=MODES if auto else (placement.mode,),
+        modes=modes_of(spec),
         parts=needs_whole_batch(spec) is None,
         part_groups=placement.part_groups if needs_whole_batch(spec) is None else None,
         hand_over_at=placement.hand_over_at,

@@ -43,7 +43,8 @@ def test_who_hands_over(placement: dict[str, Any], staleness: int, expected: boo
 
 
 @pytest.mark.parametrize(
-    ("environment", "name"), [("tool-use", "calculator"), ("tool-use", "mine:Game"), ("gymnasium", "FrozenLake-v1")]
+    ("environment", "name"),
+    [("tool-use", "calculator"), ("tool-use", "mine:Game"), ("gymnasium", "FrozenLake-v1")],
 )
 def test_dialogues_stay_and_the_run_says_so(environment: str, name: str):
     dialogue = {"environment": environment, "name": name, "maxTurns": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from rl_api.errors import InvalidConfig
 from rl_api.planner.candidates import candidates, part_sizes
 from rl_api.planner.cost import learn_seconds, learner_bytes, shared_bytes, turn, update_seconds
 from rl_api.planner.placement import Placement
-from rl_api.planner.plan import make_plan, predict, scaled_profile
+from rl_api.planner.plan import Tried, make_plan, predict, runner_up, scaled_profile, simplest
 from rl_api.planner.profile import (
     DecodeProfile,
     DevicesProfile,
@@ -22,7 +23,8 @@ from rl_api.planner.profile import (
     SwitchProfile,
 )
 from rl_api.planner.rollout import Rollout
-from rl_api.planner.room import Room, placement_of, room_of
+from rl_api.planner.room import MODES, Room, placement_of, room_of
+from rl_api.planner.simulated import Simulated
 from rl_api.run import RunSpec
 
 RNG = random.Random(0)
@@ -38,13 +40,14 @@ PROFILE = RunProfile(
 )
 
 
-def _spec(**placement: object) -> RunSpec:
+def _spec(others: dict[str, Any] | None = None, **placement: object) -> RunSpec:
     document = {
         "model": {"source": "tiny"},
         "task": {"environment": "reasoning-gym", "name": "chain_sum"},
         "learner": {"replicas": 2},
         "sampler": {"replicas": 3},
         "placement": placement,
+        **(others or {}),
     }
     return RunSpec.model_validate(document)
 
@@ -60,6 +63,19 @@ def test_the_plan_is_the_fastest_of_what_was_simulated_and_says_why() -> None:
     modes = {plan.mode, *(one.mode for one in plan.alternatives)}
     assert modes == {"disaggregated", "collocated", "hybrid"}
     assert predict(PROFILE, plan.placement).step_seconds == plan.predicted_step_seconds
+
+
+def test_of_placements_as_fast_the_one_in_which_fewer_share_is_taken() -> None:
+    """Seconds within 1 %: neither the fastest nor the order of modes decides, but how many samplers share."""
+
+    def tried(seconds: float, shared: int, part: int = 16, samplers: int = 4) -> Tried:
+        return Tried(
+            Placement(4, samplers, shared, part), Simulated([seconds, 2 * seconds], [], [], 0.0, 0.0)
+        )
+
+    every = [tried(1.0, 4), tried(1.004, 2, 8), tried(1.005, 2), tried(1.02, 0)]
+    assert simplest(every) is every[2]
+    assert simplest([*every, tried(1.009, 0)]).placement.shared == 0
 
 
 def test_where_nothing_is_lost_by_sharing_all_devices_do_both() -> None:
@@ -164,3 +180,30 @@ def test_a_runs_own_placement_is_looked_at_and_auto_may_choose_another() -> None
     assert {(one.learners, one.samplers, one.shared) for one in found} == {(2, 3, 1)}
     plan = make_plan(PROFILE.model_copy(update={"prompts_per_step": 32}), auto, sensitivity=False)
     assert auto.now in [one.placement for one in (plan, *plan.alternatives)]
+
+
+@pytest.mark.parametrize(
+    ("others", "modes"),
+    [
+        ({}, MODES),
+        ({"weightSync": {"transport": "collective"}}, ("disaggregated",)),
+        (
+            {"task": {"environment": "tool-use", "name": "calculator"}},
+            ("disaggregated", "collocated"),
+        ),
+        (
+            {"task": {"environment": "gymnasium", "name": "CartPole-v1", "rewards": [{"rule": "task"}]}},
+            ("disaggregated", "collocated"),
+        ),
+        ({"sampler": {"engine": "vllm", "tensorParallelSize": 2}}, ("disaggregated",)),
+    ],
+)
+def test_a_plan_offers_what_the_run_would_not_refuse(others: dict[str, Any], modes: tuple[str, ...]) -> None:
+    room = room_of(_spec(others))
+    assert room.modes == modes
+    assert {one.mode for one in candidates(PROFILE, room, Rollout(PROFILE))} == set(modes)
+
+
+def test_a_runner_up_that_is_hardly_faster_is_called_as_fast() -> None:
+    assert runner_up(0.992, 1.0) == "0.992 s (as fast)"
+    assert runner_up(1.1, 1.0) == "1.1 s (+10%)"
