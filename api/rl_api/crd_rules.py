@@ -33,7 +33,7 @@ from rl_api.place_rules import ONE_SOURCE
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
-from rl_api.task_rules import NAMED
+from rl_api.task_rules import NAMED, NO_REWARD_OF_THE_GAME
 
 MUTABLE: Final = (
     *("suspend", "sampler.replicas", "stop", "cleanup"),
@@ -271,6 +271,11 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
             ".rewards",
             "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
             "scorer of its own",
+        ),
+        cel_rule(
+            "self.environment != 'gymnasium' || self.rewards.exists(reward, reward.rule == 'task')",
+            ".rewards",
+            NO_REWARD_OF_THE_GAME,
         ),
     ],
     "spec.task.dataset": [DATASET_RULE],

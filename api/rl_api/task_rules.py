@@ -17,6 +17,9 @@ NAMED: Final = {
 }
 """What `task.name` says, by `task.environment`, where it must say something."""
 
+NO_REWARD_OF_THE_GAME: Final = "found no part of rule task, allowed with task.environment gymnasium: at least one, "
+    "which counts what the game gives"
+
 
 def task_source(spec: RunSpec) -> Iterator[Problem]:
     """One of `task.file` and `task.dataset` is set for prompts, none for reasoning-gym and gymnasium; `task.name` for all
@@ -95,5 +98,13 @@ def own_scorer(spec: RunSpec) -> Iterator[Problem]:
                 )
 
 
-TASK_RULES: Final = (task_source, reward_parts, own_scorer)
+def rewards_of_games(spec: RunSpec) -> Iterator[Problem]:
+    """A reward of rule task is among those of gymnasium: what a game gives counts through nothing else."""
+    if spec.given_task is None or spec.given_task.environment != "gymnasium":
+        return
+    if all(reward.rule != "task" for reward in _rewards(spec)):
+        yield spec_problem("task.rewards", NO_REWARD_OF_THE_GAME, "task.environment")
+
+
+TASK_RULES: Final = (task_source, reward_parts, own_scorer, rewards_of_games)
 """All of them."""

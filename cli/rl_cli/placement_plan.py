@@ -87,7 +87,7 @@ def placement_plan(path: Path, spec: RunSpec) -> PlacementPlan:
     Raises InvalidConfig: the profile cannot be read, a server decodes for the run, or nothing fits.
     """
     refuse_servers(spec, "the run that is planned", "--profile-of")
-    measured = load_profile(path)
+    measured = load_profile(path, "--profile-of")
     limit = spec.sampler.max_new_tokens
     ratio = 1.0 if measured.limit is None else limit / measured.limit
     profile = measured.model_copy(

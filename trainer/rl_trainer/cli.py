@@ -19,6 +19,7 @@ from rl_api.errors import (
     RLTrainError,
 )
 from rl_api.planner.profile import RunProfile, load_profile
+from rl_api.planner.room import why_not_planned
 from rl_api.printable import printable_lines
 from rl_trainer.checkpoint.inspection import inspect_folder, inspect_remote, table, told
 from rl_trainer.error_text import RESUME_HINT, STOPPED_AT_ONCE, first_line
@@ -158,6 +159,9 @@ def _run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             f"--dashboard: found with trainer.kind {run.spec.trainer.kind}, whose Ray is its own; allowed with rltrain"
         )
+    profile = None if args.profile is None else load_profile(args.profile, "--profile")
+    if profile is not None and (why := why_not_planned(run.spec)) is not None:
+        raise InvalidConfig(f"--profile: found with {why}")
     search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
     train_run(
         run,
@@ -165,7 +169,7 @@ def _run(args: argparse.Namespace) -> int:
         search=search,
         resume=args.resume,
         overwrite=args.overwrite,
-        profile=None if args.profile is None else load_profile(args.profile),
+        profile=profile,
         debug=args.debug,
         dashboard=args.dashboard,
     )

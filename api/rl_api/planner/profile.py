@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from rl_api.base import MOST, Model
 from rl_api.errors import InvalidConfig
-from rl_api.validation import parse, read_file
+from rl_api.validation import parse
 
 PROFILE_FILE: Final = "placement-profile.json"
 """In a run folder."""
@@ -191,13 +191,27 @@ class RunProfile(Model):
         return self.answers * (self.mean_length + self.prompt_tokens)
 
 
-def load_profile(path: Path) -> RunProfile:
-    """The profile in the file `path`, or in the run folder `path`.
+def load_profile(path: Path, option: str | None = None) -> RunProfile:
+    """The profile in the file `path`, or in the run folder `path`; `option`: of the command line that names it.
 
     Raises InvalidConfig, one sentence: the file is not there, is no JSON, or the first field that is wrong.
     """
+    named = "" if option is None else f"{option}: "
     file = path / PROFILE_FILE if path.is_dir() else path
-    label, text = read_file(str(file))
+    label = f"{named}{file}"
+    if not file.is_file():
+        raise InvalidConfig(
+            f"{named}found {path}, {f'a folder without {PROFILE_FILE}' if path.is_dir() else 'which is not there'}; "
+            f"allowed: {PROFILE_FILE} of a run, or a run folder with one"
+        )
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(
+            f"{label}: not valid JSON (byte {error.start} is not UTF-8 text), allowed: a profile of a run"
+        ) from None
+    except OSError as error:
+        raise InvalidConfig(f"{label}: cannot be read: {error.strerror or error}") from None
     try:
         document = json.loads(text)
     except ValueError as error:

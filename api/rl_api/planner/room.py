@@ -63,6 +63,17 @@ def placement_of(spec: RunSpec) -> Placement:
     )
 
 
+def why_not_planned(spec: RunSpec) -> str | None:
+    """What of a run keeps its placement from being planned while it trains, as part of a sentence; None: nothing does."""
+    if spec.trainer.kind != "rltrain":
+        return f"trainer.kind {spec.trainer.kind}, whose placement is its own; allowed with rltrain"
+    if spec.placement.mode != "auto":
+        return f"placement.mode {spec.placement.mode}, which is not planned; allowed with auto"
+    if not spec.sampler.devices:
+        return "sampler.engine endpoint, whose server has its devices; allowed with torch or vllm"
+    return None
+
+
 def modes_of(spec: RunSpec) -> tuple[str, ...]:
     """Modes that a run may have: its own, or with auto those that nothing else in it speaks against.
 

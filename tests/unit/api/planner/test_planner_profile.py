@@ -56,8 +56,14 @@ def test_sums_of_a_step() -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"profile\.json: no such file"):
-        load_profile(tmp_path / "profile.json")
+    with pytest.raises(
+        InvalidConfig, match=r"^--profile: found .*profile\.json, which is not there; allowed: "
+    ):
+        load_profile(tmp_path / "profile.json", "--profile")
+    with pytest.raises(
+        InvalidConfig, match=r"^found .*, a folder without placement-profile\.json; allowed: "
+    ):
+        load_profile(tmp_path)
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
