@@ -17,8 +17,11 @@ NAMED: Final = {
 }
 """What `task.name` says, by `task.environment`, where it must say something."""
 
-NO_REWARD_OF_THE_GAME: Final = "found no part of rule task, allowed with task.environment gymnasium: at least one, "
+NO_REWARD_OF_THE_GAME: Final = (
+    "found no part of rule task, allowed with task.environment gymnasium: at least one, "
     "which counts what the game gives"
+)
+"""What is said of a game without its reward."""
 
 
 def task_source(spec: RunSpec) -> Iterator[Problem]:
