@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from rl_api import sharing_rules as words
-from rl_api.crd_places import cel_rule, or_value
+from rl_api.crd_places import cel_rule, or_value, size_of
 from rl_api.crd_schema import Rule
 
 _MODE: Final = or_value("placement.mode", "''")
@@ -21,6 +21,12 @@ _ACCELERATORS: Final = or_value("learner.resources.accelerators", "0")
 _RANKS: Final = f"(self.learner.replicas * ({_ACCELERATORS} > 1 ? {_ACCELERATORS} : 1))"
 _SHARES: Final = f"({_MODE} == 'collocated' || {_MODE} == 'hybrid' || ({_SAID} && {_SHARED} > 0))"
 """Whether samplers share, as far as the run says it."""
+_ALL_SHARE: Final = (
+    f"({_ENGINE} != 'endpoint' && ({_MODE} == 'collocated' || "
+    f"({_MODE} in ['auto', ''] && {_SAID} && {_SHARED} >= {_REPLICAS})))"
+)
+"""Whether all do, as far as the run says it."""
+_OWN_ACCELERATORS: Final = or_value("sampler.resources.accelerators", "1")
 
 
 def _rule(rule: str, field: str, message: str) -> Rule:
@@ -58,7 +64,18 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         words.SOME_SHARE,
     ),
     _rule(
-        f"!{_SAID} || !({_MODE} in ['hybrid', 'auto']) || {_SHARED} <= {_REPLICAS}",
+        f"{_ENGINE} == 'endpoint' || {_MODE} != 'hybrid' || {_REPLICAS} >= 2",
+        ".sampler.replicas",
+        f"found {{{_REPLICAS}}}, {words.TWO_SAMPLERS}",
+    ),
+    _rule(
+        f"!{_SAID} || {_MODE} != 'hybrid' || {_REPLICAS} < 2 || {_SHARED} < {_REPLICAS}",
+        ".placement.sharedSamplers",
+        f"found {{{_SHARED}}}, allowed with mode hybrid: a whole number < sampler.replicas = {{{_REPLICAS}}}, "
+        f"{words.NOT_ALL_SHARE}",
+    ),
+    _rule(
+        f"!{_SAID} || {_MODE} != 'auto' || {_SHARED} <= {_REPLICAS}",
         ".placement.sharedSamplers",
         f"found {{{_SHARED}}}, allowed: a whole number <= sampler.replicas = {{{_REPLICAS}}}",
     ),
@@ -83,6 +100,21 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         f"{_SHARED} <= {_RANKS}",
         ".placement.sharedSamplers",
         f"found {{{_SHARED}}}, allowed: at most NAME = {{{_RANKS}}}, {words.ONE_BESIDE_EACH}",
+    ),
+    _rule(
+        f"!{_ALL_SHARE} || {size_of('sampler.pools')} == 0",
+        ".sampler.pools",
+        f"found [{{self.sampler.pools.join(', ')}}], {words.NO_POOLS}",
+    ),
+    _rule(
+        f"!{_ALL_SHARE} || !self.?sampler.?topology.hasValue()",
+        ".sampler.topology",
+        words.NO_TOPOLOGY,
+    ),
+    _rule(
+        f"!{_ALL_SHARE} || {_OWN_ACCELERATORS} == 1",
+        ".sampler.resources.accelerators",
+        f"found {{self.sampler.resources.accelerators}}, {words.NO_ACCELERATORS}",
     ),
     *(
         _rule(

@@ -11,6 +11,17 @@ from rl_api.run import RunSpec
 OWN_DEVICES: Final = "allowed with mode disaggregated: 0 or null, as its samplers have devices of their own"
 ALL_SHARE: Final = "in which all samplers share"
 SOME_SHARE: Final = "found 0, allowed with mode hybrid: a whole number >= 1, as some samplers share"
+NOT_ALL_SHARE: Final = "as others have devices of their own; all share with mode collocated"
+TWO_SAMPLERS: Final = (
+    "allowed with placement.mode hybrid: a whole number >= 2, as some samplers share learners' devices and others have "
+    "their own"
+)
+NOT_THEIR_OWN: Final = (
+    "where all samplers share learners' devices: {}, as they are in learners' pods and have what these have"
+)
+NO_POOLS: Final = f"allowed {NOT_THEIR_OWN.format('[]')}"
+NO_TOPOLOGY: Final = f"found an object, allowed {NOT_THEIR_OWN.format('null')}"
+NO_ACCELERATORS: Final = f"allowed {NOT_THEIR_OWN.format('null or 1')}"
 ONE_BESIDE_EACH: Final = "as each sampler that shares lives beside a learner process of its own"
 ONE_DEVICE: Final = (
     "where samplers share learners' devices: 1, as a sampler shares the one of one learner process"
@@ -33,11 +44,16 @@ def _ours(spec: RunSpec) -> bool:
 
 
 def who_shares(spec: RunSpec) -> Iterator[Problem]:
-    """`placement.sharedSamplers` is what `placement.mode` means: 0 with disaggregated, all samplers with collocated, at
-    least one with hybrid, and never more than `sampler.replicas`."""
+    """`placement.sharedSamplers` is what `placement.mode` means: 0 with disaggregated, all samplers with collocated, some
+    and not all of two or more with hybrid, and never more than `sampler.replicas`."""
     placement, replicas = spec.placement, spec.sampler.replicas
     shared, mode = placement.shared_samplers, placement.mode
-    if not _ours(spec) or shared is None:
+    if not _ours(spec):
+        return
+    if mode == "hybrid" and replicas < 2 and spec.sampler.engine != "endpoint":
+        yield spec_problem("sampler.replicas", f"found {replicas}, {TWO_SAMPLERS}", "placement.mode")
+        return
+    if shared is None:
         return
     if mode == "disaggregated" and shared > 0:
         problem = f"found {shared}, {OWN_DEVICES}"
@@ -45,7 +61,10 @@ def who_shares(spec: RunSpec) -> Iterator[Problem]:
         problem = f"found {shared}, allowed with mode collocated, {ALL_SHARE}: null or sampler.replicas = {replicas}"
     elif mode == "hybrid" and shared == 0:
         problem = SOME_SHARE
-    elif mode in ("hybrid", "auto") and shared > replicas:
+    elif mode == "hybrid" and shared >= replicas:
+        fewer = f"a whole number < sampler.replicas = {replicas}"
+        problem = f"found {shared}, allowed with mode hybrid: {fewer}, {NOT_ALL_SHARE}"
+    elif mode == "auto" and shared > replicas:
         problem = f"found {shared}, allowed: a whole number <= sampler.replicas = {replicas}"
     else:
         return
@@ -91,6 +110,25 @@ def devices_to_share(spec: RunSpec) -> Iterator[Problem]:
             yield spec_problem(f"sampler.{name}", f"found {size}, allowed {ONE_DEVICE}", "placement.mode")
 
 
+def nothing_of_their_own(spec: RunSpec) -> Iterator[Problem]:
+    """Where all samplers share learners' devices, `sampler.pools` is empty, `sampler.topology` null, and
+    `sampler.resources.accelerators` null or 1."""
+    sampler = spec.sampler
+    if not _ours(spec) or sampler.engine == "endpoint" or not 0 < sampler.replicas <= spec.shared_samplers:
+        return
+    if sampler.pools:
+        yield spec_problem(
+            "sampler.pools", f"found [{', '.join(sampler.pools)}], {NO_POOLS}", "placement.mode"
+        )
+    if sampler.topology is not None:
+        yield spec_problem("sampler.topology", NO_TOPOLOGY, "placement.mode")
+    found = sampler.resources.accelerators if sampler.resources is not None else None
+    if found not in (None, 1):
+        yield spec_problem(
+            "sampler.resources.accelerators", f"found {found}, {NO_ACCELERATORS}", "placement.mode"
+        )
+
+
 def no_broadcast_on_shared(spec: RunSpec) -> Iterator[Problem]:
     """`weightSync.transport` is not collective where samplers share learners' devices."""
     if _ours(spec) and spec.shared_samplers and spec.weight_sync.transport == "collective":
@@ -129,7 +167,7 @@ def what_may_change(spec: RunSpec) -> Iterator[Problem]:
 
 
 SHARING_RULES: Final = (
-    *(who_shares, devices_to_share, no_broadcast_on_shared),
+    *(who_shares, devices_to_share, nothing_of_their_own, no_broadcast_on_shared),
     *(parts_of_a_step, others_to_hand_to, what_may_change),
 )
 """Rules of who shares devices, and how."""

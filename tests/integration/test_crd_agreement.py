@@ -51,6 +51,7 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"mode": "collocated", "partGroups": 33, "handOver": "drain"},
         {"mode": "collocated", "sharedSamplers": 2, "residency": "keep"},
         {"mode": "hybrid", "sharedSamplers": 0},
+        {"mode": "hybrid", "sharedSamplers": 1},
         {"mode": "hybrid", "handOverAt": 0.7, "partGroups": 1},
         {"mode": "auto", "sharedSamplers": 3, "replan": {"steps": 5}},
         {"handOverAt": 0.5, "residency": "swap"},

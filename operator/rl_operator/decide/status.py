@@ -138,14 +138,17 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
     pods, effective, old = look.world.pods_of(ray.attempt), look.effective, look.status.roles
     placement = look.status.placement
     shared = placement.shared if placement is not None else 0
-    if shared and SAMPLER in old:
-        own = old[SAMPLER].desired - shared
-        old = {name: role for name, role in old.items() if name != SAMPLER}
-        if own > 0:
-            old[SAMPLER] = RoleStatus(desired=own)
     known = (
         [role.name for role in effective.roles] if effective is not None else old or (HEAD, LEARNER, SAMPLER)
     )
+    if placement is not None and shared:
+        # The attempt keeps those it began with, whatever the spec says now; with how many have pods of their own.
+        own = placement.samplers - shared
+        old = {name: role for name, role in old.items() if name != SAMPLER}
+        known = [name for name in known if name != SAMPLER]
+        if own > 0:
+            old[SAMPLER] = RoleStatus(desired=own)
+            known.append(SAMPLER)
     for role in (HEAD, LEARNER, SAMPLER):
         if role not in known:
             continue

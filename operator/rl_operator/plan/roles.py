@@ -128,7 +128,8 @@ def with_guests(learner: Role, sampler: Role, spec: RunSpec) -> Role:
 
     Cores are used in turn. Memory holds both, as what is moved off accelerators goes there; but where the pool has none and
     `placement.residency` is swap, what is moved out goes to a file: then it holds the larger one, and what is left of the
-    other's processes. All pods of a role are alike, so that each has room for as many samplers as the one with the most.
+    other's processes. All pods of a role are alike, so that each has room for as many samplers as the one with the most, and
+    the one container for the user's code has what each of these would have in a pod of its own.
     """
     ranks = spec.learner.ranks_per_replica
     guests = min(spec.shared_samplers, ranks)
@@ -146,8 +147,17 @@ def with_guests(learner: Role, sampler: Role, spec: RunSpec) -> Role:
         memory=f"{math.ceil(memory / 2**20)}Mi",
         ephemeral_storage=max(learner.ephemeral_storage, storage, key=amount),
         cpu_limit=str(max(int(learner.cpu_limit), int(sampler.cpu_limit) * guests)),
-        code=sampler.code,
+        code=_for_all(sampler.code, guests) if sampler.code is not None else None,
     )
+
+
+def _for_all(code: CodeResourcesSpec, guests: int) -> CodeResourcesSpec:
+    """What one container for the user's code has that serves so many samplers."""
+    memory, storage = (
+        f"{math.ceil(guests * amount(size) / 2**20)}Mi" for size in (code.memory, code.ephemeral_storage)
+    )
+    sizes = {"cpu": guests * code.cpu, "memory": memory, "ephemeral_storage": storage}
+    return code.model_copy(update=sizes) if guests > 1 else code
 
 
 @dataclass(frozen=True)

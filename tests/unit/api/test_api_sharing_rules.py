@@ -25,6 +25,12 @@ def broken(**parts: Any) -> list[str]:
     return [render_path(problem.path).removeprefix("spec.") for problem in check_rules(run(**parts))]
 
 
+def told(**parts: Any) -> list[str]:
+    """What is wrong, by field."""
+    found = check_rules(run(**parts))
+    return [f"{render_path(one.path).removeprefix('spec.')}: {one.sentence}" for one in found]
+
+
 @pytest.mark.parametrize(
     ("placement", "samplers", "learners", "shared"),
     [
@@ -33,7 +39,7 @@ def broken(**parts: Any) -> list[str]:
         ({"mode": "disaggregated"}, 3, 2, 0),
         ({"mode": "collocated"}, 2, 2, 2),
         ({"mode": "collocated", "sharedSamplers": 2}, 2, 4, 2),
-        ({"mode": "hybrid"}, 1, 4, 1),
+        ({"mode": "hybrid"}, 2, 4, 1),
         ({"mode": "hybrid"}, 3, 4, 2),
         ({"mode": "hybrid"}, 6, 2, 2),
         ({"mode": "hybrid", "sharedSamplers": 1}, 6, 2, 1),
@@ -65,7 +71,7 @@ def test_what_is_let_through_can_be_placed(mode: str, samplers: int, learners: i
     }
     shared = run(**parts).shared_samplers
     good = shared <= min(samplers, learners)
-    good = good and (mode != "disaggregated" or not said) and (mode != "hybrid" or said != 0)
+    good = good and (mode != "disaggregated" or not said) and (mode != "hybrid" or 0 < shared < samplers)
     good = good and (mode != "collocated" or said in (None, samplers))
     assert (broken(**parts) == []) is good
 
@@ -86,6 +92,72 @@ def test_a_sampler_of_several_devices_shares_none(field: str) -> None:
     assert broken(sampler=sampler, placement={"mode": "auto"}) == []
 
 
+@pytest.mark.parametrize(
+    ("samplers", "said", "sentences"),
+    [
+        (2, None, []),
+        (3, 2, []),
+        (
+            1,
+            None,
+            [
+                "sampler.replicas: found 1, allowed with placement.mode hybrid: a whole number >= 2, as some samplers share "
+                "learners' devices and others have their own"
+            ],
+        ),
+        (
+            2,
+            2,
+            [
+                "placement.sharedSamplers: found 2, allowed with mode hybrid: a whole number < sampler.replicas = 2, as "
+                "others have devices of their own; all share with mode collocated"
+            ],
+        ),
+    ],
+)
+def test_hybrid_is_not_collocated_in_fact(samplers: int, said: int | None, sentences: list[str]) -> None:
+    parts = {
+        "sampler": {"replicas": samplers},
+        "learner": {"replicas": 4},
+        "placement": {"mode": "hybrid", "sharedSamplers": said},
+    }
+    assert told(**parts) == sentences
+    assert told(**parts | {"placement": {"mode": "auto", "sharedSamplers": said}}) == []
+
+
+THEIRS = "as they are in learners' pods and have what these have"
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ({"pools": ["nope", "h100"]}, "sampler.pools: found [nope, h100], allowed WHERE: [], "),
+        ({"topology": {"required": "rack"}}, "sampler.topology: found an object, allowed WHERE: null, "),
+        (
+            {"resources": {"accelerators": 4}},
+            "sampler.resources.accelerators: found 4, allowed WHERE: null or 1, ",
+        ),
+        (
+            {"resources": {"accelerators": 0}},
+            "sampler.resources.accelerators: found 0, allowed WHERE: null or 1, ",
+        ),
+        ({"resources": {"accelerators": 1, "memory": "4Gi"}}, ""),
+        ({"pools": [], "topology": None, "resources": None}, ""),
+    ],
+)
+def test_samplers_without_pods_of_their_own_have_no_fields_of_these(
+    field: dict[str, Any], sentence: str
+) -> None:
+    wanted = [sentence.replace("WHERE", "where all samplers share learners' devices") + THEIRS] * bool(
+        sentence
+    )
+    learner = {"replicas": 2}
+    for placement in ({"mode": "collocated"}, {"sharedSamplers": 2}):
+        assert told(sampler={"replicas": 2, **field}, learner=learner, placement=placement) == wanted
+    for placement in ({"mode": "hybrid"}, {"sharedSamplers": 1}, {}):
+        assert told(sampler={"replicas": 2, **field}, learner=learner, placement=placement) == []
+
+
 def test_a_server_shares_nothing() -> None:
     sampler = {"engine": "endpoint", "endpoint": {"url": "http://a:8000", "folder": "/a"}}
     assert broken(sampler=sampler, placement={"mode": "hybrid"}) == ["placement.mode"]
@@ -101,10 +173,11 @@ def test_a_broadcast_reaches_no_device_twice() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "collocated", "disaggregated", "hybrid"])
 def test_a_part_is_no_more_than_a_step_and_others_take_what_is_handed_over(mode: str) -> None:
-    assert broken(placement={"mode": mode, "partGroups": 60}) == []
-    assert broken(placement={"mode": mode, "partGroups": 61}) == ["placement.partGroups"]
+    two = {"sampler": {"replicas": 2}, "learner": {"replicas": 2}}
+    assert broken(**two, placement={"mode": mode, "partGroups": 60}) == []
+    assert broken(**two, placement={"mode": mode, "partGroups": 61}) == ["placement.partGroups"]
     nobody = mode in ("collocated", "disaggregated")
-    assert broken(placement={"mode": mode, "handOverAt": 0.7}) == ["placement.handOverAt"] * nobody
+    assert broken(**two, placement={"mode": mode, "handOverAt": 0.7}) == ["placement.handOverAt"] * nobody
 
 
 def test_verl_shares_in_its_own_way() -> None:

@@ -81,6 +81,12 @@ def test_memory_of_a_pod_that_both_live_in(residency: str, memory: str) -> None:
     assert asked(parts | {"model": {"dtype": "bfloat16"}}, GPU)["memory"] == "10240Mi"
 
 
+def test_memory_that_nobody_says_is_the_profiles_for_each_of_the_two() -> None:
+    parts: dict[str, Any] = {"placement": {"mode": "collocated"}, "sampler": {"replicas": 1}}
+    assert asked(parts, GPU)["memory"] == f"{2 * 16 * 1024}Mi"
+    assert asked({**parts, "placement": {}}, GPU)["memory"] == "16Gi"
+
+
 def test_cores_and_accelerators_are_used_in_turn() -> None:
     parts: dict[str, Any] = {
         "placement": {"mode": "collocated"},
@@ -117,6 +123,60 @@ def test_code_of_the_users_and_its_secrets_go_where_samplers_are() -> None:
     assert "judge" not in str(alone["volumes"])
     strict = groups(make_plan({**COLLOCATED, "task": task | {"isolation": "strict"}}))["learner"]
     assert len(strict["template"]["spec"]["containers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "samplers", "code"),
+    [
+        (1, 1, ("1500m", "1Gi", "2Gi")),
+        (4, 4, ("6000m", "4096Mi", "8192Mi")),
+        (4, 2, ("3000m", "2048Mi", "4096Mi")),
+    ],
+)
+def test_one_container_for_the_users_code_serves_all_samplers_of_a_pod(
+    accelerators: int, samplers: int, code: tuple[str, str, str]
+) -> None:
+    parts: dict[str, Any] = {
+        "task": {
+            "environment": "reasoning-gym",
+            "isolation": "strict",
+            "resources": {"cpu": 1.5, "memory": "1Gi", "ephemeralStorage": "2Gi"},
+        },
+        "placement": {"mode": "collocated"},
+        "sampler": {"replicas": samplers, "engine": "vllm"},
+        "learner": {"replicas": 1, "resources": {"accelerators": accelerators}},
+    }
+    found = groups(make_plan(parts, GPU))["learner"]["template"]["spec"]["containers"][1]["resources"][
+        "requests"
+    ]
+    assert (found["cpu"], found["memory"], found["ephemeral-storage"]) == code
+    # What one process for all may have stands in the limits of a run.
+    assert make_plan(parts, GPU).role("learner").pod.storage > samplers * 2 * 2**30
+
+
+def test_learners_pods_are_alike_so_that_each_has_what_samplers_need() -> None:
+    """One worker group has one template: docs/security.md says so."""
+    parts: dict[str, Any] = {
+        **{"placement": {"mode": "hybrid", "sharedSamplers": 1}, "learner": {"replicas": 4}},
+        **{"sampler": {"replicas": 2}, "secrets": ["bucket"]},
+        "checkpoint": {"storage": {"persistentVolumeClaim": None, "s3": "s3://bucket/runs"}},
+    }
+    for isolation, holders in (("shared", ["ray"]), ("strict", ["user-code"])):
+        task = {"environment": "reasoning-gym", "secrets": ["judge"], "isolation": isolation}
+        learner = groups(make_plan({**parts, "task": task}))["learner"]
+        assert learner["replicas"] == 4
+        spec = learner["template"]["spec"]
+        volumes = {one["name"]: one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one}
+        found = {
+            name: sorted(one["name"] for one in spec["containers"] if mounts(one, volumes, name))
+            for name in ("judge", "bucket")
+        }
+        assert found == {"judge": holders, "bucket": ["ray"]}
+
+
+def mounts(one: dict[str, Any], volumes: dict[str, str], secret: str) -> bool:
+    """Whether a container has a Secret among its volumes."""
+    return any(volumes.get(mount["name"]) == secret for mount in one["volumeMounts"])
 
 
 def test_a_queue_is_asked_for_the_pods_that_there_are() -> None:
@@ -181,6 +241,44 @@ def test_a_collocated_run_begins_trains_and_keeps_its_samplers() -> None:
         "spec.sampler.replicas is 1 now; this attempt began with 2, and keeps them, as where samplers share learners' "
         "devices all stay as many as they are"
     )
+
+
+@pytest.mark.parametrize(
+    ("placement", "begins", "wanted"),
+    [
+        ({"sharedSamplers": 1}, 3, (1, 2, 5, 3)),
+        ({"mode": "hybrid"}, 4, (2, 3, 6, 4)),
+        ({"mode": "hybrid", "sharedSamplers": 1}, 3, (2, 5, 3)),
+        ({"sharedSamplers": 1}, 1, (3, 1)),
+    ],
+)
+def test_an_attempt_with_shared_samplers_keeps_those_it_began_with(
+    placement: dict[str, Any], begins: int, wanted: tuple[int, ...]
+) -> None:
+    spec = {"placement": placement, "sampler": {"replicas": begins}, "learner": {"replicas": 2}}
+    story = Story(spec)
+    began = story.begin().status.placement
+    assert began is not None
+    own = begins - began.shared
+    pods = tuple(make_pod("learner", index=index) for index in range(2))
+    pods = (make_pod("head"), *pods, *(make_pod("sampler", index=index) for index in range(own)))
+    rays = (running_ray(samplers=group(own, own)),) if own else (running_ray(),)
+    story.look(rays=rays, pods=pods, reading=make_reading())
+    for replicas in wanted:
+        story.set({"sampler": {"replicas": replicas}})
+        reason = (
+            f"spec.sampler.replicas is {replicas} now; this attempt began with {begins}, and keeps them, as where samplers "
+            "share learners' devices all stay as many as they are"
+        )
+        # The status of one look is what the next one knows.
+        for _ in range(3):
+            decision = story.look()
+            assert decision.scale is None
+            role, shown_placement = decision.status.roles["sampler"], decision.status.placement
+            assert (role.ready, role.desired) == (begins, begins)
+            assert role.reason == (None if replicas == begins else reason)
+            assert shown_placement is not None
+            assert (shown_placement.samplers, shown_placement.shared) == (begins, began.shared)
 
 
 def test_what_the_driver_says_of_a_step_is_shown_beside_its_progress() -> None:
