@@ -22,6 +22,7 @@ from operator_worlds import (
     running_ray,
 )
 
+from rl_api.base import amount
 from rl_api.placement_status import PlacementStatus
 from rl_operator.model.needs import Needs
 from rl_operator.model.seen import Pod, QueuePriority
@@ -150,8 +151,9 @@ def test_one_container_for_the_users_code_serves_all_samplers_of_a_pod(
         "requests"
     ]
     assert (found["cpu"], found["memory"], found["ephemeral-storage"]) == code
-    # What one process for all may have stands in the limits of a run.
-    assert make_plan(parts, GPU).role("learner").pod.storage > samplers * 2 * 2**30
+    # Its disk counts for the limits of a run and a namespace.
+    role = make_plan(parts, GPU).role("learner")
+    assert role.pod.storage - amount(role.ephemeral_storage) == samplers * 2 * 2**30
 
 
 def test_learners_pods_are_alike_so_that_each_has_what_samplers_need() -> None:
