@@ -11,7 +11,7 @@ from typing import Any, Final
 from rl_api.paths import Path
 from rl_api.placement_status import KeptPlacement, PlannedPlacement
 from rl_api.problems import Problem
-from rl_api.profile import ProfileLimitsSpec, ProfileSpec, merge
+from rl_api.profile import ProfileLimitsSpec, ProfileSpec
 from rl_api.run import CheckpointSpec, RLTrainingRun, RunSpec
 from rl_api.service import ServiceSpec
 from rl_api.validation import check_document
@@ -35,7 +35,7 @@ from rl_operator.plan.gangs import claims_in_gang, queue_beside_gang
 from rl_operator.plan.limits import misplaced, over_limits
 from rl_operator.plan.planned import placement_digest, planned_of, with_placement
 from rl_operator.plan.pools import pools_of_roles
-from rl_operator.plan.profile import as_written, choose_profile, title
+from rl_operator.plan.profile import as_written, choose_profile, title, with_defaults
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.roles import Role, make_roles
 
@@ -269,7 +269,7 @@ def _plan(
     """The same under this profile."""
     metadata, own = run.get("metadata") or {}, run.get("spec")
     namespace, called = str(metadata.get("namespace") or "default"), title(profile_name)
-    merged = {"spec": merge(profile.defaults, own)} if isinstance(own, dict) else {}
+    merged = {"spec": with_defaults(profile, own)} if isinstance(own, dict) else {}
     resource, problems = check_document(as_written(run, KIND) | merged, "cluster")
     if not isinstance(resource, RLTrainingRun):
         return Refused.because("InvalidSpec", problems)

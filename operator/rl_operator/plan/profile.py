@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rl_api.base import API_VERSION
-from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile
+from rl_api.profile import PoolSpec, ProfileSpec, RLTrainingProfile, merge
 from rl_api.validation import check_document
 from rl_operator.plan.refused import Refused
 
@@ -73,3 +73,29 @@ def as_written(document: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "metadata": {key: metadata[key] for key in ("name", "namespace") if key in metadata},
         "spec": document.get("spec"),
     }
+
+
+def with_defaults(profile: ProfileSpec, own: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's spec over the profile's defaults. Where all samplers share learners' devices they have no pods of their own:
+    what the profile says of the place of those, and the run does not, is not meant for them."""
+    merged = merge(profile.defaults, own)
+    trainer, placement, sampler = (_object(merged, name) for name in ("trainer", "placement", "sampler"))
+    shared = placement.get("sharedSamplers")
+    all_share = placement.get("mode") == "collocated" or (
+        shared is not None and shared == sampler.get("replicas", 1)
+    )
+    if not sampler or not all_share or trainer.get("kind", "rltrain") != "rltrain":
+        return merged
+    said = _object(own, "sampler")
+    kept = {
+        name: value for name, value in sampler.items() if name in said or name not in ("pools", "topology")
+    }
+    if _object(kept, "resources") and "accelerators" not in _object(said, "resources"):
+        kept["resources"] = {k: v for k, v in kept["resources"].items() if k != "accelerators"}
+    return merged | {"sampler": kept}
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of any JSON; an empty one where it is not there, or no object."""
+    found = document.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -181,6 +181,31 @@ def mounts(one: dict[str, Any], volumes: dict[str, str], secret: str) -> bool:
     return any(volumes.get(mount["name"]) == secret for mount in one["volumeMounts"])
 
 
+@pytest.mark.parametrize(
+    ("placement", "place"),
+    [
+        ({"mode": "collocated"}, ([], None)),
+        ({"sharedSamplers": 2}, ([], None)),
+        ({"sharedSamplers": 1}, (["cpu"], 0)),
+        ({}, (["cpu"], 0)),
+    ],
+)
+def test_a_profiles_place_of_samplers_pods_is_not_meant_for_those_without(
+    placement: dict[str, Any], place: tuple[list[str], int | None]
+) -> None:
+    sampler = {"pools": ["cpu"], "resources": {"accelerators": 0, "cpu": 2}}
+    profile = make_profile(default=True, pools=GPU_POOLS, defaults={"sampler": sampler})
+    spec: dict[str, Any] = {"placement": placement, "learner": {"replicas": 2, "pools": ["h100"]}}
+    found = make_plan(spec, profile).spec.sampler
+    assert found.resources is not None
+    assert (list(found.pools), found.resources.accelerators, found.resources.cpu) == (*place, 2)
+    collocated = {**spec, "placement": {"mode": "collocated"}, "sampler": {"pools": ["cpu"]}}
+    assert (
+        "spec.sampler.pools: found [cpu], allowed where all samplers share"
+        in refused(collocated, profile).message
+    )
+
+
 def test_a_queue_is_asked_for_the_pods_that_there_are() -> None:
     profile = make_profile(default=True, queue="team-a")
     effective, priority = make_plan(COLLOCATED, profile), QueuePriority()
