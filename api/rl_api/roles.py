@@ -264,8 +264,7 @@ class PlacementSpec(Model):
     auto: swap where both do not fit."""
     replan: ReplanSpec | None = None
     """When the run changes its placement by itself, with mode auto, from what it measures: at a checkpoint, from which it
-    goes on; on a cluster as the next attempt, with as many samplers and learners as before. null: it says which placement
-    would be better, and keeps its own."""
+    goes on; on a cluster as the next attempt, with as many samplers and learners as before. null: it keeps its own."""
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
     timeout: PositiveDuration = Duration(60)

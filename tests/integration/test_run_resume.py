@@ -15,6 +15,7 @@ from rl_api.planner.plan import Alternative
 from rl_trainer.checkpoint.inspection import inspect_folder
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.run import planning
+from rl_trainer.run.forecasting import Forecasting
 from rl_trainer.run.replan import Forecast
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -70,8 +71,9 @@ def test_a_placement_that_changes_under_way_changes_nothing_else(
         generating=0.25,
         learning=0.25,
     )
-    forecasts = itertools.repeat(Forecast(1.0, hybrid))
-    monkeypatch.setattr(planning, "forecast", lambda *_, **__: next(forecasts))
+    monkeypatch.setattr(Forecasting, "result", lambda self: (Forecast(1.0, hybrid), 0.1))
+    monkeypatch.setattr(Forecasting, "done", lambda self: True)
+    monkeypatch.setattr(planning, "NEAR", math.inf)
     monkeypatch.setattr(planning, "EVERY_STEPS", 1)
     monkeypatch.setattr(planning, "SHARE", math.inf)
     moved = two_samplers(tmp_path, placement={"replan": {"steps": 2}})

@@ -217,12 +217,14 @@ def train_run(
 
         if profile is not None:
             run = planned(run, profile, console.message)
+            folder.placements_left = []
         try:
             while True:
                 try:
                     train(run, folder, console, stop, **options)
                     break
                 except PlacementChanged as change:
+                    folder.placements_left = change.left
                     run, folder.resume = change.run, True
         except Interrupted:
             raise

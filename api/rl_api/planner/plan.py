@@ -109,12 +109,12 @@ def predict(profile: RunProfile, placement: Placement, in_order: bool | None = N
     return simulate(small, placed, steps=steps, queue=queue, fewer=fewer)
 
 
-def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True) -> Plan:
-    """The placement with the shortest predicted step among those that fit.
+def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True, most: int = MOST_SIMULATED) -> Plan:
+    """The placement with the shortest predicted step among those that fit, of the `most` best ones by an estimate.
 
     Raises InvalidConfig, one sentence: none fits.
     """
-    tried = _tried(profile, room, MOST_SIMULATED)
+    tried = _tried(profile, room, most)
     if not tried:
         memory = profile.devices.memory
         raise InvalidConfig(

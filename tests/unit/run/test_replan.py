@@ -1,16 +1,21 @@
 """Which placement a run with mode auto has, and when it changes."""
 
+import json
 import math
 
 import pytest
 
-from rl_api.errors import InvalidConfig
+from rl_api.errors import InvalidConfig, RLTrainError
 from rl_api.planner.profile import RunProfile
+from rl_api.planner.room import placement_of
 from rl_api.progress import read_progress
 from rl_api.roles import ReplanSpec
 from rl_api.run import RLTrainingRun
+from rl_trainer.run import forecasting as forecasting_module
 from rl_trainer.run import planning as planning_module
+from rl_trainer.run.forecasting import Forecasting
 from rl_trainer.run.planning import EVERY_STEPS, Planning, planned
+from rl_trainer.run.profiler import Profiler
 from rl_trainer.run.replan import (
     Forecast,
     Replanning,
@@ -204,54 +209,167 @@ def test_on_a_cluster_there_are_as_many_samplers_and_learners_as_before():
         assert read_progress({"placement": said.to_document()}).placement == said
 
 
-@pytest.mark.parametrize("change", [True, False])
-@pytest.mark.parametrize("on_cluster", [True, False])
-def test_a_run_that_is_measured_changes_its_placement_where_it_may(monkeypatch, change, on_cluster):
-    monkeypatch.setattr(planning_module, "check_supported", no_sharing)
+class AtOnce:
+    """A forecast in this process, by what can be run without sharing."""
+
+    def __init__(self, profile, run, as_many):
+        self.found = forecast(profile, run, no_sharing, as_many=as_many)
+
+    def done(self):
+        return True
+
+    def result(self, timeout=None):
+        return self.found, 0.01
+
+    def kill(self):
+        pass
+
+
+class Failing(AtOnce):
+    """One that comes to no end that anybody has thought of."""
+
+    def result(self, timeout=None):
+        raise AssertionError("nothing happens any more")
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(planning_module, "Forecasting", AtOnce)
     monkeypatch.setattr(planning_module, "SHARE", math.inf)
-    told, measured = [], Clock()
-    # Without a wish the run says it all the same.
+
+
+@pytest.mark.parametrize(("change", "on_cluster"), [(True, True), (True, False), (False, False)])
+def test_a_run_that_is_measured_changes_its_placement_where_it_may(monkeypatch, at_once, change, on_cluster):
+    told, warned, measured = [], [], Clock()
     replan = {"threshold": 0.1, "steps": 3} if change else None
     monkeypatch.setattr(planning_module, "ReplanSpec", lambda: ReplanSpec(threshold=0.1, steps=3))
     # Parts are what another placement of as many gains.
     spec = {"placement": {"replan": replan}, "buffer": {"maxStaleness": 0 if on_cluster else 1}}
     if on_cluster:
         measured = Clock(beta=0.002, maxStaleness=0, lengths=[4, 8, 8, 8, 8, 8, 16, 64])
-    with Planning(run(**spec), told.append, on_cluster=on_cluster) as planning:
+    left = None if change else []
+    with Planning(run(**spec), told.append, warned.append, on_cluster=on_cluster, left=left) as planning:
         assert planning.wanted is None
+        assert math.isnan(planning.predicted)
         said = steps_of(planning, EVERY_STEPS + 4, measured)
-        assert math.isnan(Planning(run(**spec), told.append, on_cluster=on_cluster).predicted)
         # The forecast is there a step after it was begun, and has to hold for three steps.
         assert [one is not None for one in said] == [False] * (EVERY_STEPS + 2) + [True, False]
-        assert measured.asked == 1
+        assert (measured.asked, warned) == (1, [])
         assert planning.due is (change and not on_cluster)
         [sentence] = told
         if on_cluster:
             assert planning.wanted.part_groups < 8
             assert "learners 2, samplers 1" in sentence
-            asked = (
-                "the operator is asked for it"
-                if change
-                else "with placement.replan the operator would give it"
-            )
-            assert asked in sentence
+            assert "the operator is asked for it" in sentence
             return
         assert planning.wanted is None
         assert planning.predicted == pytest.approx(1.5, rel=0.5)
         assert "learners 1, samplers 2" in sentence
         if change:
-            moved = planning.change().run.spec
-            assert (moved.sampler.replicas, moved.learner.replicas) == (2, 1)
+            moved = planning.change()
+            assert (moved.run.spec.sampler.replicas, moved.run.spec.learner.replicas) == (2, 1)
+            assert moved.left == [placement_of(run(**spec).spec)]
         else:
             assert "with placement.replan the run would change to it" in sentence
             assert "--profile" in sentence
 
 
-def test_other_modes_than_auto_have_no_forecasts():
+REPLAN = {"placement": {"replan": {"threshold": 0.15, "steps": 12}}}
+
+
+@pytest.mark.parametrize("spec", [{"placement": {"mode": "disaggregated"}}, {}])
+def test_runs_that_ask_for_none_have_no_forecasts(at_once, spec):
     measured = Clock()
-    with Planning(run(placement={"mode": "disaggregated"}), print) as planning:
+    with Planning(run(**spec), print, print) as planning:
         assert steps_of(planning, 2 * EVERY_STEPS, measured) == [None] * (2 * EVERY_STEPS)
     assert measured.asked == 0
+
+
+def test_one_forecast_speaks_for_no_more_than_the_steps_until_the_next(at_once, monkeypatch):
+    told, measured = [], Clock()
+    with Planning(run(**REPLAN), told.append, print) as planning:
+        steps_of(planning, EVERY_STEPS + 1 + EVERY_STEPS, measured)
+        monkeypatch.setattr(planning, "_not_before", math.inf)
+        planning._making = None
+        assert [planning.step(step, measured) for step in range(22, 60)] == [None] * 38
+        monkeypatch.setattr(planning, "_not_before", 0.0)
+        assert [planning.step(step, measured) is not None for step in (60, 61, 62)] == [False, False, True]
+    assert measured.asked == 3
+
+
+@pytest.mark.parametrize(("factor", "changes"), [(1.0, True), (1.2, True), (1.5, False), (0.5, False)])
+def test_a_forecast_that_does_not_know_the_run_as_it_is_changes_nothing(at_once, factor, changes):
+    now = forecast(profile(), run(), no_sharing).now
+    told = []
+    with Planning(run(**REPLAN), told.append, print) as planning:
+        for step in range(1, 40):
+            planning.step(step, profile, now * factor)
+    assert bool(told) is changes
+
+
+def test_a_run_does_not_go_back_to_a_placement_that_it_has_left(at_once):
+    told = []
+    left = [forecast(profile(), run(), no_sharing).best.placement]
+    with Planning(run(**REPLAN), told.append, print, left=left) as planning:
+        steps_of(planning, 40, Clock())
+    assert told == []
+
+
+def nonsense():
+    return RunProfile.model_validate({})
+
+
+@pytest.mark.parametrize(("forecasting", "measured"), [(Failing, profile), (AtOnce, nonsense)])
+def test_a_forecast_that_fails_is_none_and_one_warning(monkeypatch, at_once, forecasting, measured):
+    monkeypatch.setattr(planning_module, "Forecasting", forecasting)
+    told, warned = [], []
+    with Planning(run(**REPLAN), told.append, warned.append) as planning:
+        assert [planning.step(step, measured) for step in range(1, 50)] == [None] * 49
+        assert math.isnan(planning.predicted)
+    assert told == []
+    [warning] = warned
+    assert warning.startswith("no placement is foretold, and the run keeps its own: ")
+
+
+def test_a_forecast_is_made_in_a_process_of_its_own_which_ends_with_the_run():
+    making = Forecasting(profile(), run(), as_many=True)
+    found, took = making.result(60)
+    assert (found.best.samplers, found.best.learners) == (1, 2)
+    assert found.now == pytest.approx(forecast(profile(), run(), no_sharing).now)
+    assert took > 0
+    making.kill()
+    ended = Forecasting(profile(), run(), as_many=False)
+    assert not ended.done()
+    ended.kill()
+    assert ended.done()
+
+
+def test_a_process_that_fails_says_why(monkeypatch):
+    monkeypatch.setattr(forecasting_module, "json", Sent({"profile": {}}))
+    making = Forecasting(profile(), run(), as_many=True)
+    with pytest.raises(RLTrainError, match="validation error"):
+        making.result(60)
+    making.kill()
+
+
+class Sent:
+    """Says this instead of what is asked."""
+
+    def __init__(self, document):
+        self.document = document
+
+    def dumps(self, _):
+        return json.dumps(self.document)
+
+
+def test_what_was_measured_and_makes_no_profile_ends_no_run(tmp_path):
+    warned = []
+    profiler = Profiler(run().spec, tmp_path, warned.append)
+    profiler.measurements.profile = nonsense
+    assert profiler.profile() is None
+    assert profiler.write() is None
+    [warning] = warned
+    assert warning.startswith("what was measured makes no profile: ")
 
 
 def test_a_run_begins_with_the_placement_that_its_profile_speaks_for(monkeypatch):

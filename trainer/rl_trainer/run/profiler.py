@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rl_api import RunSpec
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
+from rl_trainer.error_text import first_line
 from rl_trainer.observe.timeline import Span
 from rl_trainer.profile.run_profile import Measurements
 from rl_trainer.storage.files import writing
@@ -20,8 +21,10 @@ EVERY_STEPS = 10
 class Profiler:
     """Measures one attempt. The file of an earlier one stays until this one has measured a step."""
 
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, warn: Callable[[str], None]) -> None:
+        """`warn`: is told once that what was measured makes no profile."""
         self.measurements = Measurements(spec)
+        self._warn, self._warned = warn, False
         self._path = folder / PROFILE_FILE
         self._written = 0
 
@@ -41,13 +44,23 @@ class Profiler:
         self.measurements.switched(spans)
         self._written = 0
 
+    def profile(self) -> RunProfile | None:
+        """What is known; None: not enough is, or what was measured makes no sense, of which is warned: no run ends of it."""
+        try:
+            return self.measurements.profile()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"what was measured makes no profile: {first_line(error)}")
+            return None
+
     def write(self) -> RunProfile | None:
         """Writes what is known, whole or not at all; returns it. None: not enough is, and no file is written.
 
         Raises:
             RLTrainError: the disk is full or the folder is gone.
         """
-        found = self.measurements.profile()
+        found = self.profile()
         if found is not None and self.measurements.steps > self._written:
             with writing(self._path):
                 save_profile(found, self._path)

@@ -18,6 +18,9 @@ from rl_api.roles import ReplanSpec
 from rl_api.run import RunSpec
 from rl_api.validation import check_document
 
+MOST = 8
+"""Placements that a forecast simulates, besides the best of each mode: it is made again and again, beside the loop."""
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -113,7 +116,12 @@ def placed_fields(spec: RunSpec, plan: Alternative) -> dict[str, Any]:
 
 def same(plan: Alternative, spec: RunSpec) -> bool:
     """Whether a run has this placement."""
-    return _compared(plan.placement) == _compared(placement_of(spec))
+    return alike(plan.placement, placement_of(spec))
+
+
+def alike(one: Placement, other: Placement) -> bool:
+    """Whether two placements are the same but for what becomes of tensors, and for what has no meaning in their mode."""
+    return _compared(one) == _compared(other)
 
 
 def wanted_of(found: Forecast, spec: RunSpec) -> WantedPlacement:
@@ -163,7 +171,7 @@ class Replanning:
     def __init__(self, spec: ReplanSpec) -> None:
         self._spec = spec
         self.steps = 0
-        """Steps in a row with a forecast that gains enough."""
+        """Steps with a forecast that gains enough, and none since that does not."""
 
     def step(self, found: Forecast | None) -> bool:
         """One more step, with the newest forecast; whether the placement is to change now."""
@@ -188,7 +196,7 @@ def _best(
 ) -> Alternative | None:
     """The fastest in `room`; None: there is none, or it cannot be run."""
     try:
-        plan = make_plan(profile, room, sensitivity=False)
+        plan = make_plan(profile, room, sensitivity=False, most=MOST)
         check(placed(run, plan).spec)
     except InvalidConfig:
         return None

@@ -14,6 +14,7 @@ import yaml
 
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
+from rl_api.planner.placement import Placement
 from rl_api.planner.profile import PROFILE_FILE
 from rl_trainer.storage.files import Closes
 
@@ -77,6 +78,7 @@ class RunFolder(Closes):
         self.resume = resume
         self.overwrite = overwrite
         self.search = search
+        self.placements_left: list[Placement] | None = None
         self.token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         ours = (path / _LOCK).exists()
         try:

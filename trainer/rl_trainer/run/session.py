@@ -112,9 +112,15 @@ class Session(Attempt):
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         checkpoint = self.checkpoints.resumed  # an earlier one, where learners have found that damaged
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
-        self.profiler = Profiler(spec, self.folder.path)
+        self.profiler = Profiler(spec, self.folder.path, self.console.warning)
         self.planning = self._stack.enter_context(
-            Planning(self.run, self.console.message, on_cluster=self.folder.attempt is not None)
+            Planning(
+                self.run,
+                self.console.message,
+                self.console.warning,
+                on_cluster=self.folder.attempt is not None,
+                left=self.folder.placements_left,
+            )
         )
         metrics = self.recorder.metrics
         if checkpoint is not None:
@@ -264,8 +270,8 @@ class Session(Attempt):
         self._progress = self.counters.progress(self.spec, record, self.planning.wanted)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
         self.profiler.step(batch.groups, spans, (ended - seconds, ended))
-        measured = self.profiler.measurements
-        if said := self.planning.step(measured.steps, measured.profile):
+        measured = self.profiler.measurements.steps
+        if said := self.planning.step(measured, self.profiler.profile, self.counters.pace):
             self.recorder.metrics.event("note", step=record.step, text=said)
         if self.held is not None:
             self.held.look()

@@ -1,0 +1,106 @@
+"""A forecast in a process of its own, which takes the driver's loop nothing: `python -m rl_trainer.run.forecasting`.
+
+It gets a run and a profile as JSON, and says `{"now": seconds, "best": a placement}` or null. It yields to everybody else,
+and is killed with what began it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rl_api import RLTrainingRun
+from rl_api.errors import RLTrainError
+from rl_api.planner.plan import Alternative
+from rl_api.planner.profile import RunProfile
+from rl_trainer.error_text import first_line
+from rl_trainer.run.replan import Forecast, forecast
+from rl_trainer.run.supported import check_supported
+
+NICE = 19
+
+
+class Forecasting:
+    """One that is under way."""
+
+    def __init__(self, profile: RunProfile, run: RLTrainingRun, as_many: bool) -> None:
+        """Begins it. Raises OSError where no process can be started."""
+        document = run.model_dump(by_alias=True, mode="json", exclude_none=True)
+        self._asked, self._said, self._errors = (
+            tempfile.TemporaryFile()  # noqa: SIM115 - until `kill`
+            for _ in range(3)
+        )
+        asked = {"profile": profile.to_document(), "run": document, "asMany": as_many}
+        self._asked.write(json.dumps(asked).encode())
+        self._asked.seek(0)
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rl_trainer.run.forecasting"],
+            stdin=self._asked,
+            stdout=self._said,
+            stderr=self._errors,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # a Ctrl-C is for the run, which ends this one
+        )
+
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._process.poll() is not None
+
+    def result(self, timeout: float | None = None) -> tuple[Forecast | None, float]:
+        """What it says, and seconds that it took.
+
+        Raises:
+            RLTrainError: it failed.
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
+        status = self._process.wait(timeout)
+        took = time.monotonic() - self._began
+        if status:
+            last = _text(self._errors).strip().splitlines()[-1:]
+            raise RLTrainError(last[0] if last else f"its process ended with status {status}")
+        said = json.loads(_text(self._said))
+        if said is None:
+            return None, took
+        return Forecast(said["now"], Alternative.model_validate(said["best"])), took
+
+    def kill(self) -> None:
+        """Ends it, whether it is done or not."""
+        self._process.kill()
+        self._process.wait()
+        for one in (self._asked, self._said, self._errors):
+            one.close()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def main() -> None:
+    """The process."""
+    os.nice(NICE)
+    try:
+        _answer(json.load(sys.stdin))
+    except Exception as error:
+        sys.exit(first_line(error))
+
+
+def _answer(asked: Mapping[str, Any]) -> None:
+    profile, run = RunProfile.model_validate(asked["profile"]), RLTrainingRun.model_validate(asked["run"])
+    found = forecast(profile, run, check_supported, as_many=asked["asMany"])
+    said = None
+    if found is not None:
+        fields = set(Alternative.model_fields)
+        said = {"now": found.now, "best": found.best.model_dump(mode="json", by_alias=True, include=fields)}
+    json.dump(said, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
