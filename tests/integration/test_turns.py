@@ -106,7 +106,8 @@ def test_what_a_shared_sampler_has_begun_goes_on_with_the_other_one(tmp_path: Pa
 
 
 def test_a_hybrid_run_that_runs_ahead_loses_nothing(tmp_path: Path):
-    """The shared sampler helps with half of each batch."""
+    """The shared sampler helps with half of each batch. Whether it has a group under way just then is up to the clock: what
+    becomes of one is the test above."""
     files = RunFiles(
         tmp_path,
         placement={"mode": "hybrid", "sharedSamplers": 1, "partGroups": 2, "handOverAt": 0.5},
@@ -116,7 +117,6 @@ def test_a_hybrid_run_that_runs_ahead_loses_nothing(tmp_path: Path):
     )
     files.run().assert_well()
     files.assert_nothing_lost_or_twice()
-    assert handed_over(files) > 0
     assert max(step.staleness_max for step in files.steps) <= 1
 
 
