@@ -82,10 +82,10 @@ class RunPlan:
 
     @property
     def misfits(self) -> list[str]:
-        """A sentence for each role that does not fit, or where each does for two that do not together."""
+        """A sentence for each role that does not fit, and for two that do not together."""
         alone = [role.misfit for role in self.roles if role.misfit is not None]
         together = self.shared.misfit if self.shared is not None else None
-        return alone if alone or together is None else [together]
+        return alone if together is None else [*alone, together]
 
 
 def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -> RunPlan:

@@ -138,6 +138,16 @@ def test_random_play_shows_what_a_turn_looks_like():
         ),
         (
             "FrozenLake-v1",
+            {"make": {"render_mode": "human"}},
+            r"task.args.make: found {'render_mode': 'human'}, allowed: an object without render_mode: human",
+        ),
+        (
+            "FrozenLake-v1",
+            {"actions": "LDRL"},
+            r"task.args.actions: found 'LDRL', allowed: names of the actions, each of which there is once",
+        ),
+        (
+            "FrozenLake-v1",
             {"actions": "LR"},
             r"task.args.actions: found 2 names, allowed: one for each of the 4",
         ),

@@ -67,6 +67,15 @@ def test_what_would_fit_is_said_and_is_true() -> None:
     assert planned(80 * GB, placement=keep, sampler={"gpuMemoryUtilization": share + 0.01}).misfits != []
 
 
+def test_what_does_not_fit_together_is_said_beside_what_does_not_fit_alone() -> None:
+    plan = planned(4 * GB, placement={"residency": "keep"})
+    assert plan.shared is not None
+    assert plan.shared.misfit is not None
+    alone = [role.misfit for role in plan.roles if role.misfit is not None]
+    assert alone
+    assert plan.misfits == [*alone, plan.shared.misfit]
+
+
 def test_of_a_pod_without_accelerators_the_memory_is_shared() -> None:
     small = {"engine": "torch", "maxSequences": 4}
     plan = planned(None, accelerator=False, sampler=small)

@@ -263,10 +263,14 @@ def _wrong(name: str, value: Any) -> str | None:
     """What is allowed for an argument, where this is not."""
     if name == "make" and not isinstance(value, Mapping):
         return "an object, the arguments of gymnasium.make"
+    if name == "make" and value.get("render_mode") == "human":
+        return "an object without render_mode: human, as nobody looks on"
     if name == "actions" and not (
         isinstance(value, str | list | tuple) and value and all(isinstance(one, str) and one for one in value)
     ):
         return "names of the actions, in order: a list of texts, or a text with a character for each"
+    if name == "actions" and len(set(value)) < len(value):
+        return "names of the actions, each of which there is once"
     if name == "precision" and (type(value) is not int or not 0 <= value <= 9):
         return "a whole number from 0 to 9"
     if name == "invalid" and (
