@@ -141,6 +141,12 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         f"found {{self.placement.handOverAt}}, {words.NOBODY_TO_HAND_TO} {{{_MODE}}}, {words.OTHERS_SAMPLE_ON}",
     ),
     _rule(
+        f"!self.?placement.?handOverAt.hasValue() || !({_MODE} in ['hybrid', 'auto', '']) || "
+        f"{or_value('placement.handOver', repr(''))} != 'drain'",
+        ".placement.handOverAt",
+        f"found {{self.placement.handOverAt}}, {words.NOTHING_TO_HAND_OVER}",
+    ),
+    _rule(
         f"!self.?placement.?replan.hasValue() || {_MODE} in ['auto', '']",
         ".placement.replan",
         f"{words.NOTHING_CHANGES} {{{_MODE}}}, {words.AUTO_CHANGES}",

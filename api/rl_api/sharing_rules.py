@@ -31,6 +31,9 @@ NOBODY_SHARES: Final = "allowed with engine endpoint: 0 or null, as the server h
 NOBODY_TO_HAND_TO: Final = "allowed: null with placement.mode"
 NOTHING_CHANGES: Final = "found an object, allowed: null with placement.mode"
 AUTO_CHANGES: Final = "as only auto lets a run change its placement"
+NOTHING_TO_HAND_OVER: Final = (
+    "allowed: null with placement.handOver drain, as samplers finish what they have begun"
+)
 OTHERS_SAMPLE_ON: Final = "as only with hybrid and auto others sample on"
 NOT_TWICE: Final = (
     "allowed where samplers share learners' devices: auto, objectStore, delta or adapter, as a broadcast reaches each "
@@ -147,13 +150,20 @@ def parts_of_a_step(spec: RunSpec) -> Iterator[Problem]:
 
 
 def others_to_hand_to(spec: RunSpec) -> Iterator[Problem]:
-    """`placement.handOverAt` is set with mode hybrid or auto only: with others nobody samples on."""
+    """`placement.handOverAt` is set with mode hybrid or auto only, as with others nobody samples on, and not with
+    `placement.handOver` drain, with which samplers keep what they have begun."""
     placement = spec.placement
     if _ours(spec) and placement.hand_over_at is not None and placement.mode not in ("hybrid", "auto"):
         yield spec_problem(
             "placement.handOverAt",
             f"found {placement.hand_over_at:g}, {NOBODY_TO_HAND_TO} {placement.mode}, {OTHERS_SAMPLE_ON}",
             "placement.mode",
+        )
+    elif _ours(spec) and placement.hand_over_at is not None and placement.hand_over == "drain":
+        yield spec_problem(
+            "placement.handOverAt",
+            f"found {placement.hand_over_at:g}, {NOTHING_TO_HAND_OVER}",
+            "placement.handOver",
         )
 
 

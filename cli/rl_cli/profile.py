@@ -63,7 +63,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     search = Path.cwd() if args.file == "-" else Path(args.file).resolve().parent
     with tempfile.TemporaryDirectory(prefix="rltrain-profile-") as folder:
-        train_run(run, Path(folder) / "run", search=search, debug=args.debug, try_switches=True)
+        train_run(run, Path(folder) / "run", search=search, kept=False, debug=args.debug, try_switches=True)
         found = Path(folder) / "run" / PROFILE_FILE
         if not found.exists():
             raise InvalidConfig(

@@ -184,11 +184,12 @@ def train_run(
     resume: bool = False,
     overwrite: bool = False,
     profile: RunProfile | None = None,
+    kept: bool = True,
     **options: bool,
 ) -> None:
     """Trains in the run folder `out`, with progress on the terminal; signals are heard. `search`: where the run's own
     modules and files are; `profile`: what its placement is planned by, with mode auto; None: it stays as the file has it;
-    `options`: see `Session`.
+    `kept`: whether the run folder stays; `options`: see `Session`.
 
     Raises as `RunFolder` and `rl_trainer.driver.train` do.
     """
@@ -205,6 +206,7 @@ def train_run(
             max_steps=spec.stop.max_steps,
             target=spec.stop.target_reward,
             buffer_capacity=spec.buffer.capacity,
+            kept=kept,
         ) as console,
     ):
         if spec.trainer.kind != "rltrain":

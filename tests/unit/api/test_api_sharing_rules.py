@@ -193,3 +193,11 @@ def test_verl_shares_in_its_own_way() -> None:
         problem.sentence for problem in check_rules(more) if problem.path[1:] == ("placement", "residency")
     ]
     assert found == ["found keep, allowed with trainer.kind verl: auto"]
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "auto"])
+def test_who_drains_hands_nothing_over(mode: str) -> None:
+    two = {"sampler": {"replicas": 2}, "learner": {"replicas": 2}}
+    placement = {"mode": mode, "handOverAt": 0.7, "sharedSamplers": 1}
+    assert broken(**two, placement=placement) == []
+    assert broken(**two, placement=placement | {"handOver": "drain"}) == ["placement.handOverAt"]

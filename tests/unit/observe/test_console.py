@@ -242,3 +242,9 @@ def test_what_a_program_or_a_reward_says_does_not_steer_the_terminal(text):
     view.phase(text)
     RichConsole(file=drawn, width=80).print(view._view)
     assert steering(drawn.getvalue()) == []
+
+
+def test_a_report_that_is_not_kept_is_not_named(out, clock):
+    console = Console("run", max_steps=2, kept=False, stream=out, clock=clock)
+    console.finish({"stop_reason": "maxSteps", "steps": 2, "wall_seconds": 1.0}, "/tmp/gone/report.html")
+    assert "report" not in out.getvalue()

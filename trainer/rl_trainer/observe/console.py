@@ -47,10 +47,13 @@ class Console(Closes):
         max_steps: int,
         target: float | None = None,
         buffer_capacity: int | None = None,
+        kept: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`target` is `stop.targetReward`; `buffer_capacity` in groups; `stream` is stdout unless given."""
+        """`target` is `stop.targetReward`; `buffer_capacity` in groups; `kept`: whether the run folder stays, else its
+        report is not named; `stream` is stdout unless given."""
+        self._kept = kept
         self._stream: TextIO | None = stream or sys.stdout
         self._clock = clock
         self._last_line = -math.inf
@@ -110,7 +113,7 @@ class Console(Closes):
         """End the view with the result: what `write_summary` returned, and the page to open."""
         self._flush_held_back()
         self.close()
-        rows = closing_rows(summary, report)
+        rows = closing_rows(summary, report if self._kept else None)
         if self._encodable("\u2192") == "\u2192":
             rows = [(label, text.replace("->", "\u2192")) for label, text in rows]
         self._print(headline(summary), style="bold")
