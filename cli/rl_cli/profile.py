@@ -11,7 +11,13 @@ from typing import Final
 from rl_api import RLTrainingRun, load_run
 from rl_api.base import MOST
 from rl_api.errors import InvalidConfig
-from rl_api.planner.profile import PROFILE_FILE, RunProfile, load_profile, save_profile
+from rl_api.planner.profile import (
+    PROFILE_FILE,
+    RunProfile,
+    SwitchProfile,
+    load_profile,
+    save_profile,
+)
 from rl_cli.options import Subparsers, add_file_options, new_parser, whole
 
 STEPS: Final = 12
@@ -107,8 +113,8 @@ def lines(profile: RunProfile) -> list[str]:
     decode, learner, limit = profile.decode, profile.learner, profile.limit
     cut = sum(length >= limit for length in profile.lengths) if limit is not None else 0
     rows = [
-        ("decode step", f"{_ms(decode.base)}, {_ms(decode.per_active)} per sequence, "
-         f"{_ms(1000 * decode.per_cached_token)} per 1,000 cached tokens"),
+        ("decode step", f"{_told(decode.base)}, {_told(decode.per_active)} per sequence, "
+         f"{_told(1000 * decode.per_cached_token)} per 1,000 cached tokens"),
         ("prompts", "not measured" if profile.prefill_tokens_per_second is None
          else f"{profile.prompt_tokens:,.0f} tokens each, {profile.prefill_tokens_per_second:,.0f} tokens/s"),
         ("answers", f"{profile.mean_length:,.0f} tokens, longest {max(profile.lengths):,}, "
@@ -121,9 +127,19 @@ def lines(profile: RunProfile) -> list[str]:
         ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
         ("publishing", f"{_ms(profile.publish_seconds)} per version"),
         ("overhead", f"{_ms(profile.overhead_seconds)} for a step"),
-        ("switches", f"learner {_ms(profile.switch.learner.turn)}, sampler {_ms(profile.switch.sampler.turn)}"),
+        ("switches", f"learner {_turn(profile.switch.learner)}, sampler {_turn(profile.switch.sampler)}"),
     ]  # fmt: skip
     return [f"{label:<12}{text}" for label, text in rows]
+
+
+def _told(seconds: float) -> str:
+    """A coefficient of a fit: what is 0 may be in another one."""
+    return _ms(seconds) if seconds else "not told apart"
+
+
+def _turn(switch: SwitchProfile) -> str:
+    """Of a switch; it counts as 0 in a plan where nobody changed hands."""
+    return _ms(switch.turn) if switch.turn else "not measured"
 
 
 def _ms(seconds: float) -> str:

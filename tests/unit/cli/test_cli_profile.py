@@ -45,7 +45,13 @@ def test_what_was_measured_is_said_in_units_that_people_read():
     assert found["prompts"] == "21 tokens each, 15,000 tokens/s"
     assert found["answers"] == "24 tokens, longest 32, 50% cut at the limit"
     assert found["training"] == "50 ms per 1,000 tokens of a rank, 11 ms for a part, 1 ms for a step"
-    assert found["switches"] == "learner 750 ms, sampler 0 ms"
+    assert found["switches"] == "learner 750 ms, sampler not measured"
+
+
+def test_what_a_fit_does_not_tell_apart_is_no_fact():
+    decode = PROFILE.decode.model_copy(update={"base": 0.0, "per_cached_token": 0.0})
+    said = lines(PROFILE.model_copy(update={"decode": decode}))[0]
+    assert said == "decode step not told apart, 0.05 ms per sequence, not told apart per 1,000 cached tokens"
 
 
 def test_another_trainer_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):

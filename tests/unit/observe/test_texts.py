@@ -90,3 +90,17 @@ def test_the_warm_start_is_a_line():
     ]
     assert texts.warm_start_line(events) == "60 supervised steps to a sampled score of 0.44 in 12\u2009s"
     assert texts.warm_start_line([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0312, "0.0312\u2009s"),
+        (1.2345, "1.23\u2009s"),
+        (9.999, "10\u2009s"),
+        (65, "1\u2009min 05\u2009s"),
+        (None, "\u2013"),
+    ],
+)
+def test_parts_of_short_steps_have_three_digits(seconds, text):
+    assert texts.short_duration(seconds) == text

@@ -139,7 +139,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    for way in (texts.number, texts.duration, texts.words, texts.ended):
+    for way in (texts.number, texts.duration, texts.short_duration, texts.words, texts.ended):
         environment.filters[way.__name__] = way
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals["asset"] = _asset

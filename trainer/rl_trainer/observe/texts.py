@@ -51,6 +51,13 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}\u2009h {whole % 3600 // 60:02d}\u2009min"
 
 
+def short_duration(seconds: float | None) -> str:
+    """As `duration`, but with three digits of less than ten seconds: parts of short steps are told apart."""
+    if seconds is None or not math.isfinite(seconds) or seconds >= 9.995:
+        return duration(seconds)
+    return f"{seconds:.3g}\u2009s"
+
+
 def words(name: str) -> str:
     """Return `rewardError` or `reward_error` as `reward error`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").lower()
