@@ -55,6 +55,21 @@ def test_the_line_below_the_name_says_what_was_trained():
     assert texts.what_was_trained({}, None) == ""
 
 
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        ({"mode": "auto"}, "synchronous"),
+        ({"mode": "disaggregated", "partGroups": 4}, "parts of 4 groups \u00b7 synchronous"),
+        ({"mode": "collocated"}, "collocated \u00b7 synchronous"),
+        ({"mode": "hybrid"}, "hybrid \u00b7 synchronous"),
+        ({"mode": "auto", "sharedSamplers": 2}, "2 on learners' devices \u00b7 synchronous"),
+    ],
+)
+def test_the_line_says_who_shares_devices(placement, said):
+    run = {"spec": {"placement": placement, "buffer": {"maxStaleness": 0}}}
+    assert texts.what_was_trained(run, None) == said
+
+
 def outcome(heldout, rewards=()):
     from rl_trainer.observe.metrics import StepRecord
 

@@ -88,8 +88,24 @@ def what_was_trained(run: Any, seed: int | None) -> str:
     ]
     staleness = _mapping(spec.get("buffer")).get("maxStaleness")
     mode = [] if staleness is None else ["synchronous" if staleness == 0 else f"staleness up to {staleness}"]
-    parts += [", ".join(actors), *mode, f"seed {seed}" if seed is not None else ""]
+    parts += [", ".join(actors), *_placement(spec), *mode, f"seed {seed}" if seed is not None else ""]
     return " \u00b7 ".join(part for part in parts if part)
+
+
+def _placement(spec: Mapping[str, Any]) -> list[str]:
+    """Who shares devices, and in what pieces a step passes, where it is not that each has its own and the step is one."""
+    placement = _mapping(spec.get("placement"))
+    mode, shared, part = (placement.get(name) for name in ("mode", "sharedSamplers", "partGroups"))
+    found = []
+    if mode == "collocated":
+        found.append("collocated")
+    elif mode != "disaggregated" and isinstance(shared, int) and shared > 0:
+        found.append(f"{shared} on learners' devices")
+    elif mode == "hybrid":
+        found.append("hybrid")
+    if isinstance(part, int):
+        found.append(f"parts of {part} group{'s' if part != 1 else ''}")
+    return found
 
 
 def tiles(summary: Mapping[str, Any], max_steps: int | None) -> list[Tile]:
