@@ -108,7 +108,7 @@ def bring_run(uri: str, target: Path) -> Path:
 
 def _without_rewards(task: TaskSpec) -> TaskSpec:
     """The task with its own scorer alone: what training rewarded has no say in the gate, and code for it is not run here."""
-    rules = [rule for rule in task.rewards if rule.rule == "task"]
+    rules = tuple(rule for rule in task.rewards if rule.rule == "task")
     changes: dict[str, Any] = {"rewards": rules}
     if task.isolation == "strict" and ":" not in (task.name or ""):
         changes["isolation"] = "shared"  # nothing of the user's is left to run
@@ -124,7 +124,7 @@ def _check_split(
 ) -> None:
     """Raises InvalidConfig unless each policy was trained with this very split."""
     now = fixed_of(spec)
-    read = lineage_of(spec.model_copy(update={"task": task}), code, data)["data"]
+    read = lineage_of(spec.model_copy(update={"given_task": task}), code, data)["data"]
     for who, metadata in made_from.items():
         fixed, lineage = metadata.get("fixed"), metadata.get("lineage")
         if not isinstance(fixed, Mapping) or not isinstance(lineage, Mapping):
