@@ -127,7 +127,7 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
 
     def moved() -> Learner:
         if case.away:
-            assert learner.offload() == learner.onload() > 0
+            assert learner.offload() == learner.onload()  # whole pages, of which a small shard may have none
         return learner
 
     losses, norms, estimates = [], [], []
