@@ -76,7 +76,8 @@ def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_p
             operator.until(lambda: len(status()["attempts"]) == 2, "the status says so")
         finally:
             operator.kill()
-            kube.kubectl("delete", "rltrainingprofile", namespace)  # where there is one, others' runs must name theirs
+            # Where there is a profile, runs of other tests must name theirs.
+            kube.kubectl("delete", "rltrainingprofile", namespace)
     assert workers(made) == {"learner": 1, "sampler": 1}
     (config,) = [one for one in there("configmaps") if one["metadata"]["name"] == "moved-2"]
     placement = yaml.safe_load(config["data"]["run.yaml"])["spec"]["placement"]
