@@ -89,7 +89,7 @@ def test_what_a_shared_sampler_has_begun_goes_on_with_the_other_one(tmp_path: Pa
             # Of three prompts every other step begins with one of either sampler.
             algorithm={"optimizer": {"epsilon": 1e-4}, "promptsPerStep": 3},
             sampler=ONE_GROUP_AT_A_TIME,
-            stop={"maxSteps": 4},
+            stop={"maxSteps": 12},
         )
         files.run().assert_well()
         files.assert_nothing_lost_or_twice()
