@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rl_trainer.flow.parcels import SEND_SECONDS, Desk, Parcel, Way
@@ -24,6 +25,12 @@ class Worker:
     def onload(self) -> int:
         """Takes all of it up again, with the same bits; how many bytes. A second call does nothing."""
         return 0
+
+    def _moved(self, name: str, move: Callable[[], int]) -> int:
+        """`move`, which says how many bytes it has moved, as a span of this name."""
+        with self.spans.span(name) as said:
+            said["bytes"] = size = move()
+        return size
 
     def send(self, value: Any, to: int | None = None, way: Way | None = None) -> Parcel:
         """A parcel with `value`, for `recv` of another worker; see `Desk.send`."""

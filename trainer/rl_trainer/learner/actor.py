@@ -226,15 +226,11 @@ class LearnerActor(Worker):
             raise RLTrainError(
                 f"learner {self.rank}: a checkpoint is read from its tensors; offload them when its rounds are over"
             )
-        with self.spans.span("offload") as said:
-            said["bytes"] = self.learner.offload()
-        return int(said["bytes"])
+        return self._moved("offload", self.learner.offload)
 
     def onload(self) -> int:
         """See `Learner.onload`."""
-        with self.spans.span("onload") as said:
-            said["bytes"] = self.learner.onload()
-        return int(said["bytes"])
+        return self._moved("onload", self.learner.onload)
 
     # -- checkpoints, asked of all ranks at once -------------------------------------------------------------------
 

@@ -275,15 +275,11 @@ class SamplerActor(Worker):
 
     def offload(self) -> int:
         """See `Engine.offload`; for the thread of `run` alone, which does it as leases say."""
-        with self.spans.span("offload") as said:
-            said["bytes"] = self.engine.offload()
-        return int(said["bytes"])
+        return self._moved("offload", self.engine.offload)
 
     def onload(self) -> int:
         """See `Engine.onload`; for the thread of `run` alone."""
-        with self.spans.span("onload") as said:
-            said["bytes"] = self.engine.onload()
-        return int(said["bytes"])
+        return self._moved("onload", self.engine.onload)
 
     def _hand_over(self) -> None:
         started = time.time()

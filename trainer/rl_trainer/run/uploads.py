@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -36,13 +36,8 @@ class Uploads:
             RunFolderBusy: a later attempt has it.
         """
         remote = self.remote.remote
-
-        def work() -> None:
-            self.remote.check_owner()
-            clear(remote, step)
-
-        remote.within(f"{remote.uri} cannot be used for the checkpoint of step {step}", work)
-        return Upload(remote.uri, step_name(step), self.remote.folder.token)
+        problem = f"{remote.uri} cannot be used for the checkpoint of step {step}"
+        return self._begin(step_name(step), problem, lambda: clear(remote, step))
 
     def saying(self, step: int) -> AbstractContextManager[None]:
         """As `CheckpointStore.saying`, of what learners write."""
@@ -68,13 +63,22 @@ class Uploads:
         """
         remote = self.remote.remote
 
-        def work() -> None:
-            self.remote.check_owner()
+        def empty() -> None:
             remote.delete(f"{name}/{_LAST}")
             remote.delete(name)
             remote.abort_parts(name)
 
-        remote.within(f"{remote.uri}/{name} cannot be used", work)
+        return self._begin(name, f"{remote.uri}/{name} cannot be used", empty)
+
+    def _begin(self, name: str, problem: str, empty: Callable[[], None]) -> Upload:
+        """Where learners upload their files, once `empty` has made it empty; `problem`: what is said where that fails."""
+        remote = self.remote.remote
+
+        def work() -> None:
+            self.remote.check_owner()
+            empty()
+
+        remote.within(problem, work)
         return Upload(remote.uri, name, self.remote.folder.token)
 
     def complete_export(self, name: str, folder: Path) -> None:
